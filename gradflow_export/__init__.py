@@ -1,0 +1,1 @@
+"""See whether a PyTorch model is learning, and if not, which layer, since when, and what to do."""

@@ -1,0 +1,1 @@
+"""The ``gradflow`` command (floor 4)."""

@@ -1,0 +1,44 @@
+"""The few kinds of error this package raises, all at construction time.
+
+After ``watch()`` nothing raises into the user's loop; see the failure rules in ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GradflowError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class ArgumentError(GradflowError, ValueError):
+    """An argument cannot be used. The message says what was expected, what came and what to do."""
+
+
+class ArgumentTypeError(GradflowError, TypeError):
+    """An argument has the wrong type. The message says what was expected, what came and what to do."""
+
+
+class MissingPackageError(GradflowError, ImportError):
+    """A writer or loader was asked for whose package is not installed. The message holds the pip command."""
+
+
+class StorageError(GradflowError, OSError):
+    """A log directory or file cannot be written or read."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint naming the known word closest to ``name``, for the end of an error message.
+
+    Args:
+        name: The word that is not known.
+        known: All words that would have been accepted.
+
+    Returns:
+        ``"; did you mean 'x'?"`` when one is close, else ``"; known are: a, b, c"``.
+    """
+    words = sorted(known)
+    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are: {', '.join(words)}"

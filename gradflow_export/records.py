@@ -1,0 +1,396 @@
+"""The frozen data that travels from taps to rules, writers and the panel (floor 0: numpy only).
+
+Four states of a value are kept apart everywhere: *missing* (nothing arrived), ``0.0``, NaN and Inf.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.errors import ArgumentError
+
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+RUN_SITE = ""
+"""The one site of a run-level metric; also the ``layer`` of an issue that concerns the whole model."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+class Severity(enum.IntEnum):
+    """How much an issue matters; ordered, so that ``max`` finds the worst."""
+
+    INFO = 0
+    LOW = 1
+    MEDIUM = 2
+    HIGH = 3
+    CRITICAL = 4
+
+
+class IssueType(str, enum.Enum):
+    """What is wrong. The value is the name that appears in reports, tags and alerts."""
+
+    VANISHING = "VANISHING"
+    EXPLODING = "EXPLODING"
+    DEAD = "DEAD"
+    SATURATION = "SATURATION"
+    NUMERICAL = "NUMERICAL"
+    UNSTABLE = "UNSTABLE"
+    BOTTLENECK = "BOTTLENECK"
+    STAGNATION = "STAGNATION"
+    LOSS_SPIKE = "LOSS_SPIKE"
+    MEMORY_USAGE = "MEMORY_USAGE"
+    MEMORY_LEAK = "MEMORY_LEAK"
+
+    def __str__(self) -> str:
+        """Return the bare name, as it is printed."""
+        return self.value
+
+
+def to_float32(values: npt.ArrayLike) -> FloatArray:
+    """Round to float32 so that finite stays finite and non-zero stays non-zero.
+
+    Args:
+        values: Numbers of any float width. Shape: any.
+
+    Returns:
+        The same shape in float32; finite values beyond the float32 range become its largest magnitude, non-zero
+        values below it become its smallest, and every NaN becomes the one canonical NaN.
+    """
+    wide = np.asarray(values, dtype=np.float64)
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = wide.astype(np.float32)
+    overflowed = np.isinf(narrow) & np.isfinite(wide)
+    vanished = (narrow == 0) & (wide != 0)
+    narrow = np.where(overflowed, np.copysign(_LARGEST, wide).astype(np.float32), narrow)
+    narrow = np.where(vanished, np.copysign(_SMALLEST, wide).astype(np.float32), narrow)
+    return np.where(np.isnan(wide), np.float32(np.nan), narrow).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One metric read at every site in one step.
+
+    Attributes:
+        metric: A name of the metric catalogue.
+        sites: Names of the layers or parameters, ``("",)`` for a run-level metric.
+        values: float32. Shape: ``[len(sites)]``. What stands where ``present`` is False has no meaning and is 0.
+        present: False where nothing arrived (*missing*). Shape: ``[len(sites)]``.
+    """
+
+    metric: str
+    sites: tuple[str, ...]
+    values: FloatArray
+    present: BoolArray
+
+    def __post_init__(self) -> None:
+        values, present = to_float32(self.values), np.array(self.present, dtype=np.bool_)
+        if values.shape != (len(self.sites),) or present.shape != values.shape:
+            raise ArgumentError(
+                f"Reading {self.metric!r} needs one value per site; got {len(self.sites)} sites, values of shape "
+                f"{values.shape} and a presence mask of shape {present.shape}. Pass 1-D arrays of equal length."
+            )
+        values[~present] = 0.0
+        values.setflags(write=False)
+        present.setflags(write=False)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "present", present)
+
+    @classmethod
+    def of(cls, metric: str, sites: Sequence[str], values: Sequence[float | None] | npt.NDArray[Any]) -> Reading:
+        """Build a reading from numbers, with ``None`` for *missing*.
+
+        Args:
+            metric: A name of the metric catalogue.
+            sites: One name per value.
+            values: Floats, or ``None`` where nothing arrived. Shape: ``[len(sites)]``.
+
+        Returns:
+            The frozen reading.
+        """
+        if isinstance(values, np.ndarray):
+            return cls(metric, tuple(sites), values, np.ones(values.shape, dtype=np.bool_))
+        present = np.array([value is not None for value in values], dtype=np.bool_)
+        numbers = np.array([0.0 if value is None else value for value in values], dtype=np.float64)
+        return cls(metric, tuple(sites), to_float32(numbers), present)
+
+    @classmethod
+    def run(cls, metric: str, value: float) -> Reading:
+        """Build a run-level reading with one value."""
+        return cls.of(metric, (RUN_SITE,), (value,))
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return ``{site: value}`` with ``None`` for *missing*."""
+        return {
+            site: float(value) if here else None
+            for site, value, here in zip(self.sites, self.values, self.present, strict=True)
+        }
+
+    def __eq__(self, other: object) -> bool:
+        """Compare bit for bit: NaN equals NaN, 0.0 differs from missing."""
+        if not isinstance(other, Reading):
+            return NotImplemented
+        return (
+            self.metric == other.metric
+            and self.sites == other.sites
+            and self.values.tobytes() == other.values.tobytes()
+            and self.present.tobytes() == other.present.tobytes()
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.metric, self.sites, self.values.tobytes(), self.present.tobytes()))
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """How the entries of one tensor are spread in one step.
+
+    Attributes:
+        metric: ``"parameter.gradient"`` or ``"parameter.weight"``.
+        site: The parameter's name.
+        edges: Bin edges, rising, float64. Shape: ``[bins + 1]``.
+        counts: Finite entries per bin, int64. Shape: ``[bins]``.
+        nonfinite: How many NaN or Inf entries were left out of the bins.
+    """
+
+    metric: str
+    site: str
+    edges: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+    nonfinite: int = 0
+
+    def __post_init__(self) -> None:
+        edges = np.array(self.edges, dtype=np.float64)
+        counts = np.array(self.counts, dtype=np.int64)
+        if edges.ndim != 1 or counts.shape != (max(len(edges) - 1, 0),):
+            raise ArgumentError(
+                f"Histogram of {self.site!r} needs one more edge than counts; got edges of shape {edges.shape} and "
+                f"counts of shape {counts.shape}."
+            )
+        edges.setflags(write=False)
+        counts.setflags(write=False)
+        object.__setattr__(self, "edges", edges)
+        object.__setattr__(self, "counts", counts)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare bit for bit."""
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[str, str, bytes, bytes, int]:
+        return self.metric, self.site, self.edges.tobytes(), self.counts.tobytes(), self.nonfinite
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One thing that is wrong, where, since when, how badly, and what to do about it.
+
+    Attributes:
+        issue_type: What is wrong.
+        severity: How much it matters.
+        layer: The first site concerned, ``""`` for the whole model.
+        step: The first step at which the condition held.
+        value: The number that was judged, in the unit of the metric named in ``message``.
+        threshold: What it was judged against.
+        message: One sentence saying what was seen.
+        advice: What to do, concretely.
+        layers: Every site concerned, ``layer`` first.
+        healed_step: The step at which the condition was seen to have gone, ``None`` while it is open.
+    """
+
+    issue_type: IssueType
+    severity: Severity
+    layer: str
+    step: int
+    value: float
+    threshold: float
+    message: str
+    advice: str
+    layers: tuple[str, ...] = ()
+    healed_step: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            object.__setattr__(self, "layers", (self.layer,))
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells one issue of a run from another: type, layer, first step."""
+        return self.issue_type.value, self.layer, self.step
+
+    @property
+    def open(self) -> bool:
+        """Whether the condition still held when it was last looked at."""
+        return self.healed_step is None
+
+    def __str__(self) -> str:
+        """Return the one-line form used by reports and the console."""
+        where = self.layer or "whole model"
+        more = f" (+{len(self.layers) - 1} more)" if len(self.layers) > 1 else ""
+        until = "" if self.healed_step is None else f" until step {self.healed_step}"
+        return (
+            f"[{self.severity.name}] {self.issue_type} in {where}{more} since step {self.step}{until}: "
+            f"{self.message} Do: {self.advice}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Compare field by field, NaN equal to NaN."""
+        if not isinstance(other, Issue):
+            return NotImplemented
+        return issue_to_json(self) == issue_to_json(other)
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.healed_step))
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """All that was learned in one optimizer step.
+
+    Attributes:
+        step: Counts optimizer steps from 1; strictly increasing within a session.
+        wall_time: Seconds since the epoch when the step ended.
+        readings: At most one per metric; kept sorted by metric name.
+        histograms: Kept sorted by metric and site.
+        issues: Issues that opened or healed at this step, in the order they were found.
+        phase: ``"train"`` or the user's own word.
+        rank: Rank of the process in a distributed run.
+    """
+
+    step: int
+    wall_time: float
+    readings: tuple[Reading, ...] = ()
+    histograms: tuple[Histogram, ...] = ()
+    issues: tuple[Issue, ...] = ()
+    phase: str = "train"
+    rank: int = 0
+    _by_metric: Mapping[str, Reading] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        readings = tuple(sorted(self.readings, key=lambda reading: reading.metric))
+        by_metric = {reading.metric: reading for reading in readings}
+        if len(by_metric) != len(readings):
+            names = [reading.metric for reading in readings]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ArgumentError(f"StepRecord {self.step} holds {twice} twice; merge them into one Reading per metric.")
+        object.__setattr__(self, "readings", readings)
+        object.__setattr__(self, "histograms", tuple(sorted(self.histograms, key=lambda h: (h.metric, h.site))))
+        object.__setattr__(self, "_by_metric", by_metric)
+
+    def get(self, metric: str) -> Reading | None:
+        """Return the reading of ``metric``, or ``None`` when this step has none."""
+        return self._by_metric.get(metric)
+
+    def value(self, metric: str, site: str = RUN_SITE) -> float | None:
+        """Return one value, or ``None`` when nothing arrived."""
+        reading = self._by_metric.get(metric)
+        if reading is None or site not in reading.sites:
+            return None
+        index = reading.sites.index(site)
+        return float(reading.values[index]) if reading.present[index] else None
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything bit for bit."""
+        if not isinstance(other, StepRecord):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((self.step, self.wall_time))
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.step, self.wall_time, self.readings, self.histograms, self.issues, self.phase, self.rank
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run before its first step.
+
+    Attributes:
+        session: Start time in milliseconds and rank, ``"1732143600123-0"``; unique per process start.
+        started: Seconds since the epoch.
+        model: Class name of the watched model.
+        parameters: Number of trainable entries.
+        blocks: Names of the blocks whose gains are measured, in depth order; empty until known.
+        rank: Rank of the process.
+        world_size: Number of processes.
+        settings: Profile, thresholds and intervals as JSON-ready values.
+        versions: Package versions.
+    """
+
+    session: str
+    started: float
+    model: str = ""
+    parameters: int = 0
+    blocks: tuple[str, ...] = ()
+    rank: int = 0
+    world_size: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def number_to_json(value: float | None) -> float | str | None:
+    """Return a JSON-safe form: ``null`` is missing; NaN and the infinities are strings."""
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def number_from_json(value: float | str | None) -> float | None:
+    """Undo :func:`number_to_json`."""
+    return None if value is None else float(value)
+
+
+def issue_to_json(issue: Issue) -> dict[str, Any]:
+    """Return the issue with every field, ready for ``json.dumps``."""
+    return {
+        "issue_type": issue.issue_type.value,
+        "severity": issue.severity.name,
+        "layer": issue.layer,
+        "step": issue.step,
+        "value": number_to_json(issue.value),
+        "threshold": number_to_json(issue.threshold),
+        "message": issue.message,
+        "advice": issue.advice,
+        "layers": list(issue.layers),
+        "healed_step": issue.healed_step,
+    }
+
+
+def issue_from_json(data: Mapping[str, Any]) -> Issue:
+    """Undo :func:`issue_to_json`."""
+    return Issue(
+        issue_type=IssueType(data["issue_type"]),
+        severity=Severity[data["severity"]],
+        layer=data["layer"],
+        step=int(data["step"]),
+        value=float(data["value"]),
+        threshold=float(data["threshold"]),
+        message=data["message"],
+        advice=data["advice"],
+        layers=tuple(data["layers"]),
+        healed_step=data["healed_step"],
+    )
+
+
+def info_to_json(info: RunInfo) -> dict[str, Any]:
+    """Return the run's description, ready for ``json.dumps``."""
+    return {**vars(info), "blocks": list(info.blocks), "settings": dict(info.settings), "versions": dict(info.versions)}
+
+
+def info_from_json(data: Mapping[str, Any]) -> RunInfo:
+    """Undo :func:`info_to_json`."""
+    return RunInfo(**{**data, "blocks": tuple(data["blocks"])})

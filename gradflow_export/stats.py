@@ -1,0 +1,122 @@
+"""Streaming and robust statistics over floats (floor 0: numpy only)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass
+class Welford:
+    """Running count, mean, variance, least and greatest of the finite numbers seen.
+
+    Source: Welford 1962, Technometrics 4(3). Non-finite numbers are counted in ``nonfinite`` and left out.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    nonfinite: int = 0
+    last: float = math.nan
+    _sum_of_squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take in one number."""
+        self.last = value
+        if not math.isfinite(value):
+            self.nonfinite += 1
+            return
+        self.count += 1
+        delta = value - self.mean
+        self.mean += delta / self.count
+        self._sum_of_squares += delta * (value - self.mean)
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation with ddof=1; 0 for fewer than two numbers."""
+        return math.sqrt(self._sum_of_squares / (self.count - 1)) if self.count > 1 else 0.0
+
+
+class Window:
+    """The last ``size`` (step, value) pairs of one series."""
+
+    def __init__(self, size: int) -> None:
+        self._pairs: deque[tuple[int, float]] = deque(maxlen=size)
+
+    def add(self, step: int, value: float) -> None:
+        """Append one pair; the oldest goes when the window is full."""
+        self._pairs.append((step, value))
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Steps, oldest first. Shape: ``[len(self)]``."""
+        return np.array([step for step, _ in self._pairs], dtype=np.int64)
+
+    @property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Values, oldest first. Shape: ``[len(self)]``."""
+        return np.array([value for _, value in self._pairs], dtype=np.float64)
+
+
+def mad(values: npt.NDArray[np.float64]) -> float:
+    """Median absolute deviation from the median, unscaled (x 1.4826 estimates a normal's sigma); NaN when empty."""
+    if values.size == 0:
+        return math.nan
+    return float(np.median(np.abs(values - np.median(values))))
+
+
+def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
+    """Median of the slopes between all pairs of points; unmoved by up to 29 % outliers.
+
+    Args:
+        x: Positions. Shape: ``[n]``.
+        y: Values, finite. Shape: ``[n]``.
+
+    Returns:
+        The slope in units of y per x; NaN with fewer than two different positions.
+
+    Source: Theil 1950; Sen 1968, JASA 63.
+    """
+    slopes = pair_slopes(x, y)
+    return float(np.median(slopes)) if slopes.size else math.nan
+
+
+def theil_sen_bounds(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], z: float = 1.959964
+) -> tuple[float, float, float]:
+    """Theil-Sen slope with its confidence bounds.
+
+    Args:
+        x: Positions. Shape: ``[n]``.
+        y: Values, finite. Shape: ``[n]``.
+        z: Normal quantile of the wanted confidence; 1.96 gives 95 %.
+
+    Returns:
+        ``(slope, low, high)``; NaN with fewer than two different positions.
+
+    Source: Sen 1968, JASA 63, without the correction for ties.
+    """
+    slopes = np.sort(pair_slopes(x, y))
+    n, pairs = len(x), len(slopes)
+    if pairs == 0:
+        return math.nan, math.nan, math.nan
+    sigma = math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
+    low = min(max(round((pairs - z * sigma) / 2.0) - 1, 0), pairs - 1)
+    high = min(round((pairs + z * sigma) / 2.0), pairs - 1)
+    return float(np.median(slopes)), float(slopes[low]), float(slopes[high])
+
+
+def pair_slopes(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the slope between every pair of points with different x. Shape: ``[<= n (n - 1) / 2]``."""
+    first, second = np.triu_indices(len(x), k=1)
+    run, rise = x[second] - x[first], y[second] - y[first]
+    return np.asarray(rise[run != 0] / run[run != 0], dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Places that records go to; they know records only (floor 1)."""

@@ -1,0 +1,70 @@
+"""The storage form: what is packed comes back bit for bit."""
+
+import numpy as np
+from gradflow_export.chunks import Packer, Unpacker, pack_info, parse_tag
+from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+VALUES = st.one_of(
+    st.none(), st.floats(width=32), st.sampled_from([0.0, -0.0, float("nan"), float("inf"), -float("inf")])
+)
+
+
+def unpack(blobs):
+    """Feed blobs to an unpacker, last first, so that order cannot matter."""
+    unpacker = Unpacker()
+    for blob in reversed(blobs):
+        unpacker.add(parse_tag(blob.tag), blob.data, blob.content)
+    return unpacker
+
+
+@st.composite
+def records(draw):
+    """Draw records whose metrics come and go from step to step."""
+    out, step = [], 0
+    for _ in range(draw(st.integers(1, 6))):
+        step += draw(st.integers(1, 5))
+        readings = []
+        for metric in draw(st.sets(st.sampled_from(["block.gain", "parameter.zero_share"]))):
+            sites = draw(st.sampled_from([("a", "b"), ("a", "b", "c/d")]))
+            readings.append(Reading.of(metric, sites, [draw(VALUES) for _ in sites]))
+        for metric in draw(st.sets(st.sampled_from(["loss", "overhead"]))):
+            readings.append(Reading.of(metric, ("",), [draw(VALUES)]))
+        out.append(StepRecord(step, draw(st.floats(0, 2e9)), tuple(readings)))
+    return out
+
+
+@given(records())
+def test_records_survive_packing_bit_for_bit(rows):
+    """Missing, absent, zero, minus zero, NaN and the infinities are all told apart after a round trip."""
+    assert unpack(Packer("1-0").pack(rows)).records() == rows
+
+
+def test_issues_histograms_and_info_survive():
+    """Everything else that a record and a run hold comes back too."""
+    issue = Issue(IssueType.DEAD, Severity.HIGH, "a", 1, float("nan"), 0.9, "m", "do", ("a", "b"))
+    histogram = Histogram("parameter.weight", "a", np.array([0.0, 0.5, 1.0]), np.array([1, 2]), 3)
+    info = RunInfo("1-0", 1.5, "Net", 10, ("a",), 0, 1, {"every": 1}, {"torch": "2"})
+    rows = [StepRecord(2, 3.0, (), (histogram,), (issue,))]
+    back = unpack([pack_info(info), *Packer("1-0").pack(rows)])
+    assert back.records() == rows
+    assert back.info == info
+
+
+def test_every_tag_is_used_once():
+    """A reused tag would be thinned out by TensorBoard's sampling."""
+    packer = Packer("1-0")
+    rows = [
+        StepRecord(i, 0.0, (Reading.of("block.gain", ("a",), [1.0]), Reading.run("loss", 1.0))) for i in range(1, 9)
+    ]
+    tags = [blob.tag for part in (rows[:4], rows[4:]) for blob in packer.pack(part)]
+    assert len(tags) == len(set(tags))
+
+
+def test_tags_of_others_are_left_alone():
+    """Only tags with our prefix and a numbered part are ours."""
+    assert parse_tag("gradflow/loss") is None
+    assert parse_tag("gradflow/1-0/loss/x") is None
+    assert parse_tag("other/1-0/steps/0-0") is None
+    assert parse_tag("gradflow/1-0/steps/12-3").chunk == 12
