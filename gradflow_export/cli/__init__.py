@@ -1,1 +1,40 @@
-"""The ``gradflow`` command (floor 4)."""
+"""The ``gradflow`` command (floor 4): train a demo, report on a run, check an installation, list the metrics."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from gradflow_export.cli import demo, doctor, report, schema
+from gradflow_export.errors import GradflowError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one ``gradflow`` command.
+
+    Args:
+        argv: The words after ``gradflow``; those of this process when ``None``.
+
+    Returns:
+        0 when it worked, 1 when it found a fault, 2 when it was called wrongly.
+    """
+    parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (demo, report, doctor, schema):
+        module.add_parser(commands)
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except GradflowError as error:
+        sys.stderr.write(f"gradflow: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("gradflow: stopped\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe went away (`gradflow report runs | head`); what is left in the buffer has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code

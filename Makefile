@@ -1,0 +1,58 @@
+# Two commands do everything on a fresh machine with Python 3.10 to 3.13: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+FRONTEND := tb_plugin/frontend
+
+.PHONY: help demo test lint types format frontend schema clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      train a healthy and a sick run on real data, report on both, say how to open TensorBoard"
+	@echo "make test      run the tests"
+	@echo "make lint      ruff: rules and format"
+	@echo "make types     mypy --strict"
+	@echo "make format    let ruff rewrite what it can"
+	@echo "make frontend  build and test the panel (needs Node 20 and npm)"
+	@echo "make schema    write docs/metrics.md anew from the catalogue"
+	@echo "make clean     remove the virtual environment, caches and runs/demo"
+	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); \
+	sys.exit(None if ok else f"Python 3.10 to 3.13 is needed, {sys.executable} is {sys.version.split()[0]}; run: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras: nothing is installed twice until pyproject.toml or constraints.txt changes.
+$(VENV)/.stamp-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.stamp-demo
+	$(BIN)/gradflow demo --logdir runs/demo --fault none
+	$(BIN)/gradflow demo --logdir runs/demo --fault vanishing --program mlp
+
+test: $(VENV)/.stamp-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.stamp-dev
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+frontend:
+	cd $(FRONTEND) && npm ci --no-audit --no-fund && npm run check
+
+schema: $(VENV)/.stamp-demo
+	$(BIN)/gradflow schema --markdown > docs/metrics.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs/demo $(FRONTEND)/node_modules
+	find gradflow_export tb_plugin tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,214 @@
+"""``gradflow doctor``: what is installed, what would fail, and the way out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PLUGIN_GROUP, PLUGIN_NAME = "tensorboard_plugins", "gradflow"
+LEAST_FREE_MB = 100
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw.
+
+    Attributes:
+        name: What was looked at.
+        verdict: ``"ok"``, ``"note"`` (works, but less well or not everything) or ``"fail"``.
+        detail: What was seen.
+        way_out: What to do about it; empty when all is well.
+    """
+
+    name: str
+    verdict: str
+    detail: str
+    way_out: str = ""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A package that something of ours needs.
+
+    Attributes:
+        package: Its name on the package index.
+        least: The least version, as numbers.
+        required: Whether installing gradflow-export brings it.
+        gives: What it is needed for.
+        install: What to write after ``pip install``.
+    """
+
+    package: str
+    least: tuple[int, ...]
+    required: bool
+    gives: str
+    install: str
+
+
+NEEDS = (
+    Need("torch", (2, 6), True, "watching a model", "'torch>=2.6'"),
+    Need("tensorboard", (2, 21), True, "the tensorboard backend and the panel", "'tensorboard>=2.21'"),
+    Need("wandb", (0, 19), True, "the wandb backend", "'wandb>=0.19'"),
+    Need("numpy", (1, 26), True, "reading and writing anything", "'numpy>=1.26'"),
+    Need("protobuf", (4, 25), True, "reading and writing event files", "'protobuf>=4.25'"),
+    Need("psutil", (5, 9), True, "memory metrics", "'psutil>=5.9'"),
+    Need("google-crc32c", (1, 5), True, "fast checksums", "'google-crc32c>=1.5'"),
+    Need("PyYAML", (6, 0), True, "configuration from YAML files", "'PyYAML>=6.0'"),
+    Need("tqdm", (4, 66), True, "progress bars", "'tqdm>=4.66'"),
+    Need("scikit-learn", (1, 3), False, "the digits of `gradflow demo`", "'gradflow-export[demo]'"),
+    Need("pyarrow", (15,), False, "the parquet backend", "'gradflow-export[parquet]'"),
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("doctor", help="what is installed, what would fail, and the way out")
+    parser.add_argument("--logdir", type=Path, default=Path("runs"), help="where runs would go (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every finding; 1 when something would fail."""
+    findings = examine(args.logdir)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print(f"{finding.verdict:<5} {finding.name:<{width}}  {finding.detail}")
+        if finding.way_out:
+            print(f"{'':<5} {'':<{width}}  -> {finding.way_out}")
+    failed = sum(finding.verdict == "fail" for finding in findings)
+    print(f"\n{f'{failed} of {len(findings)} checks failed' if failed else 'Nothing would fail.'}")
+    return 1 if failed else 0
+
+
+def examine(logdir: Path) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        logdir: Where runs would go; it need not exist.
+    """
+    checks: Sequence[Callable[[], Finding]] = (check_devices, check_checksums, check_plugin, check_panel, check_reader)
+    return [
+        check_python(sys.version_info[:2]),
+        *(check_package(need) for need in NEEDS),
+        *(_guarded(check) for check in checks),
+        check_logdir(logdir),
+    ]
+
+
+def check_python(version: tuple[int, int]) -> Finding:
+    """Check the interpreter."""
+    text = f"{version[0]}.{version[1]} ({sys.executable})"
+    if version < (3, 10):
+        return Finding("python", "fail", text, "install Python 3.10 or newer")
+    if version > (3, 13):
+        return Finding("python", "note", text, "tested with 3.10 to 3.13; report what you find")
+    return Finding("python", "ok", text)
+
+
+def check_package(need: Need) -> Finding:
+    """Check that a package is installed and new enough; reads its metadata, does not import it."""
+    bad = "fail" if need.required else "note"
+    try:
+        found = metadata.version(need.package)
+    except metadata.PackageNotFoundError:
+        return Finding(
+            need.package, bad, f"not installed; it is needed for {need.gives}", f"pip install {need.install}"
+        )
+    if _numbers(found) < need.least:
+        least = ".".join(map(str, need.least))
+        return Finding(need.package, bad, f"{found}, but {least} is needed", f"pip install --upgrade {need.install}")
+    return Finding(need.package, "ok", found)
+
+
+def check_devices() -> Finding:
+    """Import torch, and say what it computes on."""
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("devices", "ok", f"CPU and {torch.cuda.get_device_name()}")
+    return Finding("devices", "ok", "CPU; no CUDA device, so no CUDA memory metrics")
+
+
+def check_checksums() -> Finding:
+    """Say which checksum code google-crc32c uses; event files need one checksum per record."""
+    import google_crc32c
+
+    kind = google_crc32c.implementation
+    if kind == "c":
+        return Finding("checksums", "ok", "compiled")
+    return Finding("checksums", "note", f"{kind}: slow", "pip install --force-reinstall google-crc32c")
+
+
+def check_plugin() -> Finding:
+    """Check that TensorBoard will see the panel: its entry point is there, once, and loads."""
+    points = [point for point in metadata.entry_points(group=PLUGIN_GROUP) if point.name == PLUGIN_NAME]
+    if not points:
+        return Finding(
+            "tensorboard plugin",
+            "fail",
+            "TensorBoard does not see it: the entry point is missing",
+            "pip install --force-reinstall --no-deps gradflow-export, or `pip install -e .` in a checkout",
+        )
+    loader = points[0].load()
+    return Finding("tensorboard plugin", "ok", f"{loader.__module__}:{loader.__qualname__}")
+
+
+def check_panel() -> Finding:
+    """Check that the panel's script is part of the installation."""
+    import tensorboard_plugin_gradflow
+
+    script = Path(next(iter(tensorboard_plugin_gradflow.__path__))) / "static" / "index.js"
+    if not script.is_file():
+        return Finding(
+            "panel", "fail", "its script static/index.js is missing", "make frontend, or install a released package"
+        )
+    return Finding("panel", "ok", f"{len(script.read_bytes()) / 1024:.0f} kB of script")
+
+
+def check_reader() -> Finding:
+    """Say whether TensorBoard has its fast reader."""
+    import tensorboard_data_server  # type: ignore[import-untyped]
+
+    if tensorboard_data_server.server_binary():
+        return Finding("tensorboard reader", "ok", "fast (data server)")
+    return Finding(
+        "tensorboard reader", "note", "slow (Python): this platform has no data server; long runs load slowly"
+    )
+
+
+def check_logdir(logdir: Path) -> Finding:
+    """Check that runs can be written, without leaving anything behind."""
+    name, place = "logdir", logdir.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        what = "is not writable" if place.is_dir() else "is not a folder"
+        return Finding(name, "fail", f"{logdir}: {place} {what}", "pass another logdir to Exporter")
+    free = shutil.disk_usage(place).free / 2**20
+    if free < LEAST_FREE_MB:
+        return Finding(name, "fail", f"{logdir}: only {free:.0f} MB free", "make room, or pass another logdir")
+    return Finding(name, "ok", f"{logdir} is writable, {free / 1024:.1f} GB free")
+
+
+def _guarded(check: Callable[[], Finding]) -> Finding:
+    name = check.__name__.removeprefix("check_")
+    try:
+        return check()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Finding(
+            name, "fail", reason, "mend the import above; `pip check` names packages that do not fit together"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: ``"2.13.0+cpu"`` gives ``(2, 13, 0)``."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()

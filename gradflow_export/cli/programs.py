@@ -1,0 +1,318 @@
+"""Small training programs on real data, each healthy or with one fault in one named layer.
+
+The data need no download: scikit-learn's handwritten digits, and the sources of Python's own standard library.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradflow_export.errors import MissingPackageError, StorageError
+
+SICK_BLOCK = 3
+"""Index of the block that every fault is put into."""
+
+NAN_STEP = 20
+"""The step, counted from 1, at which the fault ``nan`` strikes."""
+
+Batch = tuple[Tensor, Tensor]
+
+_SOURCES = ("argparse.py", "ast.py", "configparser.py", "dataclasses.py", "inspect.py", "tarfile.py", "typing.py")
+_CHARACTERS = 96
+_GRADIENT_FACTORS: Mapping[str, float] = MappingProxyType({"vanishing": 1e-6, "exploding": 1e4})
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything a training loop needs.
+
+    Attributes:
+        model: Freshly initialised; its blocks are ``model.blocks``.
+        optimizer: Owns every parameter, except where the fault is ``stagnation``.
+        criterion: Takes logits ``[batch, classes]`` and targets ``[batch]``.
+        batches: Endless, seeded stream of inputs and targets.
+        accuracy: Computes the share of right answers on data kept aside, from 0 to 1.
+        before_step: Called with the step number, from 1, before each forward pass.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    criterion: nn.Module
+    batches: Iterator[Batch]
+    accuracy: Callable[[], float]
+    before_step: Callable[[int], None]
+
+
+class ScaleGradient(torch.autograd.Function):
+    """Identity forward; multiplies the gradient by a number on its way back, as a half-forgotten ``detach()`` does."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, factor: float) -> Tensor:
+        """Return the input and keep the factor."""
+        ctx.factor = factor
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient times the factor."""
+        return gradient * ctx.factor, None
+
+
+class Block(nn.Module, ABC):
+    """A block that can be given a fault.
+
+    Attributes:
+        gradient_factor: What the gradient is multiplied by on its way back through this block; 1 when healthy.
+        poisoned: Whether the block divides zero by zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_factor = 1.0
+        self.poisoned = False
+
+    @abstractmethod
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Compute the output of the healthy block."""
+
+    @abstractmethod
+    def rectified(self) -> nn.Linear | nn.Conv2d:
+        """Return the layer whose output goes through the ReLU."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Compute the output, with the fault where there is one."""
+        if self.gradient_factor != 1.0:
+            hidden = ScaleGradient.apply(hidden, self.gradient_factor)  # type: ignore[no-untyped-call]
+        hidden = self.transform(hidden)
+        return hidden * (hidden.new_zeros(()) / 0.0) if self.poisoned else hidden
+
+
+class LinearBlock(Block):
+    """Linear layer and ReLU. Shapes: ``[batch, width]`` to the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        _he(self.linear)
+        self.relu = nn.ReLU()
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Apply the layer."""
+        output: Tensor = self.relu(self.linear(hidden))
+        return output
+
+    def rectified(self) -> nn.Linear:
+        """Return the layer."""
+        return self.linear
+
+
+class ConvBlock(Block):
+    """3 x 3 convolution and ReLU. Shapes: ``[batch, channels, height, width]`` to the same."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        _he(self.conv)
+        self.relu = nn.ReLU()
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Apply the layer."""
+        output: Tensor = self.relu(self.conv(hidden))
+        return output
+
+    def rectified(self) -> nn.Conv2d:
+        """Return the layer."""
+        return self.conv
+
+
+class TransformerBlock(Block):
+    """Pre-LN causal self-attention and a ReLU feed-forward layer. Shapes: ``[batch, length, width]`` to the same.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.relu, self.down = nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Add attention, then the feed-forward layer."""
+        batch, length, width = hidden.shape
+        qkv = self.qkv(self.norm1(hidden)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = hidden + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        output: Tensor = hidden + self.down(self.relu(self.up(self.norm2(hidden))))
+        return output
+
+    def rectified(self) -> nn.Linear:
+        """Return the wide layer."""
+        return self.up
+
+
+class DigitsMLP(nn.Module):
+    """Eight linear blocks on 64 pixels. Shapes: ``[batch, 64]`` to ``[batch, 10]``."""
+
+    def __init__(self, width: int = 64, depth: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(LinearBlock(width) for _ in range(depth))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return logits."""
+        for block in self.blocks:
+            pixels = block(pixels)
+        logits: Tensor = self.head(pixels)
+        return logits
+
+
+class DigitsCNN(nn.Module):
+    """Five convolution blocks on 8 x 8 images. Shapes: ``[batch, 64]`` to ``[batch, 10]``."""
+
+    def __init__(self, channels: int = 16, depth: int = 5) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, channels, 3, padding=1)
+        self.blocks = nn.ModuleList(ConvBlock(channels) for _ in range(depth))
+        self.head = nn.Linear(channels * 16, 10)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return logits."""
+        hidden = self.stem(pixels.view(-1, 1, 8, 8))
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(functional.avg_pool2d(hidden, 2).flatten(1))
+        return logits
+
+
+class CharacterTransformer(nn.Module):
+    """Five Pre-LN blocks that guess the next character. Shapes: ``[batch, length]`` to ``[batch * length, 96]``."""
+
+    def __init__(self, width: int = 48, depth: int = 5, length: int = 48) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(_CHARACTERS, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads=4) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _CHARACTERS)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return logits, one row per character."""
+        hidden = self.embed(characters) + self.place(torch.arange(characters.shape[1], device=characters.device))
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(self.norm(hidden)).flatten(0, 1)
+        return logits
+
+
+def build(program: str, fault: str, seed: int = 0) -> Program:
+    """Make a program, seeded, on the CPU.
+
+    Args:
+        program: ``"mlp"``, ``"cnn"`` or ``"transformer"``.
+        fault: ``"none"``, ``"vanishing"``, ``"exploding"``, ``"dead"``, ``"nan"`` or ``"stagnation"``.
+        seed: Seeds initialisation and the order of the data.
+
+    Raises:
+        MissingPackageError: The digits are wanted and scikit-learn is not installed.
+        StorageError: The characters are wanted and this Python has no readable standard library sources.
+    """
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    if program == "transformer":
+        model: nn.Module = CharacterTransformer()
+        train, test = _text()
+        batches, held_out = _windows(train, generator, batch=16), next(_windows(test, generator, batch=128))
+    else:
+        model = DigitsMLP() if program == "mlp" else DigitsCNN()
+        pixels, digits = _digits()
+        batches, held_out = _shuffled(pixels[360:], digits[360:], generator, batch=64), (pixels[:360], digits[:360])
+
+    block = model.get_submodule(f"blocks.{SICK_BLOCK}")
+    assert isinstance(block, Block)
+    learning = list(model.parameters())
+    if fault in _GRADIENT_FACTORS:
+        block.gradient_factor = _GRADIENT_FACTORS[fault]
+    elif fault == "dead":
+        nn.init.constant_(cast("Tensor", block.rectified().bias), -30.0)
+    elif fault == "stagnation":
+        left_out = set(block.parameters())
+        learning = [parameter for parameter in learning if parameter not in left_out]
+
+    def before_step(step: int) -> None:
+        if fault == "nan" and step == NAN_STEP:
+            block.poisoned = True
+
+    def accuracy() -> float:
+        model.eval()
+        with torch.no_grad():
+            right = model(held_out[0]).argmax(-1) == held_out[1]
+        return float(right.float().mean())
+
+    if program == "transformer":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(learning, lr=2e-3)
+    else:
+        optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9)
+    return Program(model, optimizer, nn.CrossEntropyLoss(), batches, accuracy, before_step)
+
+
+def _he(layer: nn.Linear | nn.Conv2d) -> None:
+    """Initialise for ReLU. Source: He et al. 2015, arXiv:1502.01852, eq. 10."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _digits() -> Batch:
+    """Return all 1797 digits, shuffled once and standardised. Shapes: ``[1797, 64]``, ``[1797]``."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingPackageError(
+            "the digits come with scikit-learn, which is not installed; run: pip install 'gradflow-export[demo]'"
+        ) from error
+    data = load_digits()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    pixels = torch.as_tensor(data.data, dtype=torch.float32)[order]
+    return (pixels - pixels.mean()) / pixels.std(), torch.as_tensor(data.target, dtype=torch.long)[order]
+
+
+def _shuffled(pixels: Tensor, digits: Tensor, generator: torch.Generator, batch: int) -> Iterator[Batch]:
+    while True:
+        for rows in torch.split(torch.randperm(len(digits), generator=generator), batch)[:-1]:
+            yield pixels[rows], digits[rows]
+
+
+def _text() -> tuple[Tensor, Tensor]:
+    """Return characters to learn from and characters kept aside, as codes from 0. Shapes: ``[n]``, ``[m]``."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = [folder / name for name in _SOURCES if (folder / name).is_file()]
+    if len(files) < 2:
+        raise StorageError(
+            f"the characters come from Python's standard library sources, and {folder} has none; run --program mlp"
+        )
+    *train, test = (_encode(path.read_text(encoding="utf-8", errors="replace")) for path in files)
+    return torch.cat(train), test
+
+
+def _encode(text: str) -> Tensor:
+    """Number the characters: 0 is a line break, 1 to 95 are printable ASCII, all else becomes a question mark."""
+    known = {"\n": 0, **{chr(code): code - 31 for code in range(32, 127)}}
+    return torch.tensor([known.get(character, known["?"]) for character in text], dtype=torch.long)
+
+
+def _windows(text: Tensor, generator: torch.Generator, batch: int, length: int = 48) -> Iterator[Batch]:
+    steps = torch.arange(length)
+    while True:
+        rows = torch.randint(len(text) - length - 1, (batch, 1), generator=generator) + steps
+        yield text[rows], text[rows + 1].flatten()
