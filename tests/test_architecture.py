@@ -1,0 +1,247 @@
+"""The rules of docs/architecture.md, checked on the syntax trees of every module that is shipped."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE, PLUGIN = "gradflow_export", "tensorboard_plugin_gradflow"
+FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
+
+FLOOR_0 = {"errors", "records", "catalog", "stats", "chunks", "framing", "lines"}
+FLOOR_1 = {"metrics": "metrics", "rules": "rules", "writers": "writers", "store": "store", "pages": "store"}
+PLUGIN_MAY_IMPORT = {"records", "catalog", "chunks", "store", "errors"}
+WITHOUT_TORCH = FLOOR_0 | {"rules", "writers", "store", "pages"}
+MUTABLE_CALLS = {
+    "list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict",
+    "WeakKeyDictionary", "WeakValueDictionary", "WeakSet",
+}  # fmt: skip
+
+
+def floor(part: str) -> int:
+    """Floor of a top-level part of gradflow_export; the facade and its parts, which are open-ended, are on 3."""
+    if part in FLOOR_0:
+        return 0
+    if part in FLOOR_1:
+        return 1
+    return {"taps": 2, "cli": 4, "integrations": 4}.get(part, 3)
+
+
+def sources() -> dict[str, ast.Module]:
+    """Syntax trees by dotted module name."""
+    out = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            out[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text(), str(path))
+    return out
+
+
+SOURCES = sources()
+
+
+def imports(name: str, tree: ast.AST, for_checkers: bool = True) -> Iterator[str]:
+    """Yield the dotted name of everything that is imported, at any depth.
+
+    ``for_checkers`` says whether ``if TYPE_CHECKING:`` counts.
+    """
+    hidden = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_checkers
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno} imports relatively; write the full name"
+            assert node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def part_of(dotted: str) -> str | None:
+    """The top-level part of gradflow_export that a dotted name lies in; ``None`` when it is another package's."""
+    pieces = dotted.split(".")
+    if pieces[0] != CORE or len(pieces) < 2:
+        return None
+    exists = (FOLDERS[CORE] / pieces[1]).is_dir() or (FOLDERS[CORE] / f"{pieces[1]}.py").is_file()
+    return pieces[1] if exists else "__init__"
+
+
+def core_edges() -> Iterator[tuple[str, str, str]]:
+    """Yield (module, its part, imported part) inside gradflow_export; the package's own __init__ is left out."""
+    for name, tree in SOURCES.items():
+        own = part_of(name)
+        if own is not None:
+            for target in imports(name, tree):
+                part = part_of(target)
+                if part is not None and part != own:
+                    yield name, own, part
+
+
+def test_imports_go_down_only():
+    """No module imports from a floor above its own."""
+    assert [f"{name} imports {part}" for name, own, part in core_edges() if floor(part) > floor(own)] == []
+
+
+def test_siblings_of_floor_1_do_not_know_each_other():
+    """Metrics, rules, writers and the store are independent of one another."""
+    wrong = [
+        f"{name} imports {part}"
+        for name, own, part in core_edges()
+        if floor(own) == floor(part) == 1 and FLOOR_1[own] != FLOOR_1[part]
+    ]
+    assert wrong == []
+
+
+def test_the_plugin_sees_only_data():
+    """The TensorBoard plugin uses records, catalogue, storage form, store and errors of ours, and nothing else."""
+    wrong = [
+        f"{name} imports {target}"
+        for name, tree in SOURCES.items()
+        if name.startswith(PLUGIN)
+        for target in imports(name, tree)
+        if target.split(".")[0] == CORE and part_of(target) not in PLUGIN_MAY_IMPORT
+    ]
+    assert wrong == []
+
+
+def test_the_core_does_not_know_the_plugin_package():
+    """Only ``gradflow doctor`` looks at the plugin; everything else works without it."""
+    wrong = [
+        f"{name} imports {target}"
+        for name, tree in SOURCES.items()
+        if name.startswith(CORE) and name != f"{CORE}.cli.doctor"
+        for target in imports(name, tree)
+        if target.split(".")[0] == PLUGIN
+    ]
+    assert wrong == []
+
+
+def test_data_rules_and_writers_do_not_import_torch():
+    """What reads, judges and writes records works where torch is not installed."""
+    wrong = [
+        f"{name} imports {target}"
+        for name, tree in SOURCES.items()
+        if name.startswith(PLUGIN) or part_of(name) in WITHOUT_TORCH or name in {CORE, f"{CORE}.cli.report"}
+        for target in imports(name, tree, for_checkers=False)
+        if target.split(".")[0] == "torch"
+    ]
+    assert wrong == []
+
+
+def is_mutable(value: ast.expr | None) -> bool:
+    """Whether an expression makes a fresh mutable container."""
+    if isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)):
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    function = value.func
+    called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    return called in MUTABLE_CALLS
+
+
+def mutable_globals(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines that put a mutable object at module level or rebind a module-level name from inside."""
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and is_mutable(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if not all(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                yield node.lineno
+    yield from (node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global))
+
+
+def test_no_module_holds_mutable_state():
+    """State lives in objects that somebody made and can close, never in a module."""
+    assert [f"{name}:{line}" for name, tree in SOURCES.items() for line in mutable_globals(tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("a = []", [1]),
+        ("a: dict = {}", [1]),
+        ("import weakref\na = weakref.WeakSet()", [2]),
+        ("def f():\n    global a", [2]),
+        ("a = ()\n__all__ = ['a']\nb = frozenset({1})", []),
+    ],
+)
+def test_the_search_for_mutable_state_finds_it(source, lines):
+    """The check above fails where it should and only there."""
+    assert list(mutable_globals(ast.parse(source))) == lines
+
+
+def test_classes_and_modules_stay_small():
+    """No class is longer than 250 lines and no module longer than 400."""
+    long_modules = [
+        f"{path.relative_to(ROOT)}: {count} lines"
+        for folder in FOLDERS.values()
+        for path in folder.rglob("*.py")
+        if (count := len(path.read_text().splitlines())) > 400
+    ]
+    long_classes = [
+        f"{name}.{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for name, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > 250
+    ]
+    assert long_modules + long_classes == []
+
+
+def undocumented(name: str, node: ast.AST) -> Iterator[str]:
+    """Yield the public classes, functions and methods below a node that have no docstring."""
+    for child in getattr(node, "body", []):
+        if not isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or child.name.startswith("_"):
+            continue
+        decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in child.decorator_list}
+        if not decorators & {"overload", "setter", "override"} and not ast.get_docstring(child):
+            yield f"{name}.{child.name}"
+        if isinstance(child, ast.ClassDef):
+            yield from undocumented(f"{name}.{child.name}", child)
+
+
+def test_everything_public_is_documented():
+    """Every module, public class, function and method says what it is."""
+    missing = [name for name, tree in SOURCES.items() if not ast.get_docstring(tree)]
+    assert missing + [entry for name, tree in SOURCES.items() for entry in undocumented(name, tree)] == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import gradflow_export",
+        "import gradflow_export.cli",
+        "from gradflow_export.cli import main; assert main(['report', LOGDIR]) == 0",
+        "from gradflow_export.cli import main; assert main(['report', LOGDIR, '--json']) == 0",
+        "from gradflow_export.cli import main; assert main(['schema']) == 0",
+        "import tensorboard_plugin_gradflow.loader",
+        "from tensorboard_plugin_gradflow.loader import GradflowLoader; GradflowLoader().define_flags",
+        "import gradflow_export.rules, gradflow_export.writers, gradflow_export.store",
+    ],
+)
+def test_torch_is_not_pulled_in(statement, tmp_path):
+    """What only reads or judges records starts without torch, in a fresh process."""
+    write_run(tmp_path)
+    code = f"import sys; LOGDIR = {str(tmp_path)!r}; {statement}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr or "torch was imported"
+
+
+def write_run(folder: Path) -> None:
+    """Write a run of one step."""
+    from gradflow_export.records import Reading, RunInfo, StepRecord
+    from gradflow_export.writers import make_writer
+
+    writer = make_writer("tensorboard", folder)
+    writer.open(RunInfo(session="1732143600123-0", started=1732143600.123, model="MLP", parameters=7))
+    writer.write(StepRecord(1, 1732143601.0, (Reading.run("loss", 2.5),)))
+    writer.close()
