@@ -1,0 +1,162 @@
+"""What each route answers, as plain functions of a source; nothing here knows HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gradflow_export.catalog import CATALOG, MetricSpec, spec
+from gradflow_export.errors import ArgumentError, nearest
+from gradflow_export.records import Severity
+
+from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, started
+from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.source import Source
+
+Tables = Mapping[tuple[str, int], tuple[str, ...]]
+
+_META_FIELDS = ("model", "parameters", "blocks", "rank", "world_size", "settings", "versions")
+
+
+def describe(name: str) -> MetricSpec:
+    """Return the catalogue's description of a metric, or a plain one for a metric of another version."""
+    try:
+        return spec(name)
+    except ArgumentError:
+        kind = {"block": "block", "parameter": "parameter", "activation": "module"}.get(name.partition(".")[0], "run")
+        return MetricSpec(name, name, "1", kind, "not in the catalogue of this version", "unknown", "unknown")
+
+
+def catalog() -> dict[str, Any]:
+    """Return every metric of the catalogue with all that is known of it."""
+    return {"v": FORMAT, "metrics": [asdict(item) for item in CATALOG.values()]}
+
+
+def list_runs(source: Source) -> dict[str, Any]:
+    """Return every run with GradFlow data, the most recently written first."""
+    return {"v": FORMAT, "runs": [_summary(index) for index in source.indexes()]}
+
+
+def run_meta(source: Source, run: str) -> dict[str, Any]:
+    """Return what is known of one run: its sessions and the metrics it holds.
+
+    Args:
+        source: Where to read.
+        run: TensorBoard's name of the run.
+    """
+    index = source.index(run)
+    tables = site_tables(source, index)
+    sessions = []
+    for session in index.sessions:
+        info = next((data for _, data in source.read_json(run, session.of_kind("meta")) if isinstance(data, dict)), {})
+        known = {name: info[name] for name in _META_FIELDS if name in info}
+        sessions.append({"session": session.name, "started": info.get("started", started(session.name)), **known})
+    metrics = []
+    for name, (first, last, sites) in sorted(_metrics(index, tables).items()):
+        item = asdict(describe(name)) | {"first": first, "last": last, "sites": sites}
+        metrics.append(item)
+    return _summary(index) | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
+
+
+def run_issues(source: Source, run: str) -> dict[str, Any]:
+    """Return the issues of one run, open ones first, the worst first.
+
+    An issue is one thing however often it was written; its last word counts. An issue that was open when its session
+    ended and another session followed is ``"ended"``: nothing looked at it any more.
+
+    Args:
+        source: Where to read.
+        run: TensorBoard's name of the run.
+    """
+    index = source.index(run)
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for number, session in enumerate(index.sessions):
+        for _, items in source.read_json(run, session.of_kind("issues")):
+            for step, issue in items:
+                if int(step) < session.cut:
+                    key = (str(issue["issue_type"]), str(issue["layer"]), int(issue["step"]))
+                    found[key] = issue | {"seen": int(step), "state": _state(issue, number, index)}
+    issues = sorted(found.values(), key=_worst_first)
+    return {"v": FORMAT, "run": run, "issues": issues, "open": sum(item["state"] == "open" for item in issues)}
+
+
+def site_tables(source: Source, index: RunIndex) -> Tables:
+    """Return every table of site names of a run by session and number."""
+    tables = {}
+    for session in index.sessions:
+        for chunk, names in source.read_json(index.run, session.of_kind("sites")):
+            tables[session.name, int(chunk.parts.part)] = tuple(str(name) for name in names)
+    return tables
+
+
+def value_chunks(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Session, Chunk]]:
+    """Return the chunks that hold a metric, oldest first.
+
+    Args:
+        index: The run.
+        tables: Its site tables.
+        metric: A run-level or per-site metric.
+
+    Raises:
+        RequestError: The run has no such metric.
+    """
+    chosen = [
+        (session, chunk)
+        for session in index.sessions
+        for chunk in session.of_kind("values")
+        if metric in _names(session, chunk, tables)
+    ]
+    if not chosen:
+        known = _metrics(index, tables)
+        raise RequestError(404, f"Run {index.run!r} has no metric {metric!r}{nearest(metric, known)}")
+    return chosen
+
+
+def _summary(index: RunIndex) -> dict[str, Any]:
+    first, last = index.steps or (None, None)
+    return {
+        "run": index.run,
+        "version": index.version,
+        "first": first,
+        "last": last,
+        "started": started(index.sessions[0].name) if index.sessions else None,
+        "updated": index.updated,
+        "too_new": index.too_new,
+    }
+
+
+def _names(session: Session, chunk: Chunk, tables: Tables) -> tuple[str, ...]:
+    """Return the metrics in one chunk: many for the table of run-level metrics, else one."""
+    if chunk.content["metric"] != "run":
+        return (str(chunk.content["metric"]),)
+    return tables.get((session.name, int(chunk.content["sites"])), ())
+
+
+def _metrics(index: RunIndex, tables: Tables) -> dict[str, tuple[int, int, int]]:
+    """Return first step, last step and number of sites by metric."""
+    out: dict[str, tuple[int, int, int]] = {}
+    for session in index.sessions:
+        for chunk in session.of_kind("values"):
+            first, last = int(chunk.content["first"]), int(chunk.content["last"])
+            wide = chunk.content["metric"] != "run"
+            sites = len(tables.get((session.name, int(chunk.content["sites"])), ())) if wide else 1
+            if first >= session.cut:
+                continue
+            for name in _names(session, chunk, tables):
+                before = out.get(name, (first, last, sites))
+                out[name] = (min(before[0], first), max(before[1], min(last, session.cut - 1)), max(before[2], sites))
+    return out
+
+
+def _state(issue: Mapping[str, Any], number: int, index: RunIndex) -> str:
+    if issue.get("healed_step") is not None:
+        return "healed"
+    return "open" if number == len(index.sessions) - 1 else "ended"
+
+
+def _worst_first(issue: Mapping[str, Any]) -> tuple[bool, int, int, str]:
+    known = issue["severity"] in Severity.__members__
+    severity = int(Severity[issue["severity"]]) if known else 0
+    return issue["state"] != "open", -severity, int(issue["step"]), str(issue["layer"])

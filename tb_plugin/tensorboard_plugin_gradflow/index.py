@@ -1,0 +1,155 @@
+"""What a run holds, known from the descriptions of its tensors alone: no tensor is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradflow_export.chunks import Tag, parse_tag
+
+from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
+
+_NO_CUT = 2**62
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One tensor of a run.
+
+    Attributes:
+        tag: Its full tag.
+        parts: The tag taken apart.
+        content: The description stored beside it.
+    """
+
+    tag: str
+    parts: Tag
+    content: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The name by which other chunks of the same session refer to this one."""
+        return f"{self.parts.name}/{self.parts.part}"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process start of a run.
+
+    Attributes:
+        name: Start time in milliseconds and rank.
+        chunks: By the name that other chunks use.
+        cut: First step that a later session wrote again; steps from here on do not count any more.
+    """
+
+    name: str
+    chunks: Mapping[str, Chunk]
+    cut: int
+
+    def of_kind(self, kind: str) -> Iterator[Chunk]:
+        """Yield the chunks of one kind in the order in which they were written."""
+        chosen = [chunk for chunk in self.chunks.values() if chunk.content.get("kind") == kind]
+        yield from sorted(chosen, key=lambda chunk: (chunk.parts.chunk, len(chunk.parts.part), chunk.parts.part))
+
+
+@dataclass(frozen=True)
+class RunIndex:
+    """All sessions of one run, oldest first.
+
+    Attributes:
+        run: TensorBoard's name of the run.
+        sessions: Sessions of the lowest rank present.
+        updated: Wall time of the newest tensor, in seconds since the epoch.
+        too_new: How many tensors a newer version of the writer wrote; they are left out.
+    """
+
+    run: str
+    sessions: tuple[Session, ...]
+    updated: float
+    too_new: int
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the run holds."""
+        return sum(len(session.chunks) for session in self.sessions)
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """First and last step, ``None`` before the first chunk."""
+        clocks = [chunk.content for session in self.sessions for chunk in session.of_kind("clock")]
+        if not clocks:
+            return None
+        return min(int(clock["first"]) for clock in clocks), self.last_step
+
+    @property
+    def last_step(self) -> int:
+        """The last step that counts, 0 before the first chunk."""
+        return max(
+            (
+                min(int(chunk.content["last"]), session.cut - 1)
+                for session in self.sessions
+                for chunk in session.of_kind("clock")
+            ),
+            default=0,
+        )
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Every phase word, "train" first."""
+        words = {str(chunk.content["phase"]) for session in self.sessions for chunk in session.of_kind("clock")}
+        return tuple(sorted(words, key=lambda word: (word != "train", word)))
+
+    @property
+    def version(self) -> str:
+        """Changes whenever the run has something new."""
+        return f"{self.tensors}.{self.last_step}.{self.sessions[-1].name if self.sessions else ''}"
+
+
+def build_index(run: str, listing: Mapping[str, Any]) -> RunIndex:
+    """Sort the tensors of one run into sessions.
+
+    Several sessions of one run are one history: where a later session begins at a step that an earlier one had passed
+    already (a resumed checkpoint), the later one counts.
+
+    Args:
+        run: TensorBoard's name of the run.
+        listing: Tag to time series, as ``list_tensors`` returns it.
+
+    Returns:
+        The index; empty when no tag is ours.
+    """
+    found: dict[str, dict[str, Chunk]] = {}
+    updated, too_new = 0.0, 0
+    for tag, series in listing.items():
+        parts, content = parse_tag(tag), decode_content(series.plugin_content)
+        if parts is None or content is None:
+            continue
+        if content["v"] > FORMAT:
+            too_new += 1
+            continue
+        chunk = Chunk(tag, parts, content)
+        found.setdefault(parts.session, {})[chunk.key] = chunk
+        updated = max(updated, float(series.max_wall_time))
+    lowest = min((_order(name)[1] for name in found), default=0)
+    names = sorted((name for name in found if _order(name)[1] == lowest), key=_order, reverse=True)
+    sessions, cut = [], _NO_CUT
+    for name in names:
+        session = Session(name, found[name], cut)
+        sessions.append(session)
+        cut = min([cut, *_first_steps(session.of_kind("clock"))])
+    return RunIndex(run, tuple(reversed(sessions)), updated, too_new)
+
+
+def started(session: str) -> float | None:
+    """Return when a session began, in seconds since the epoch, from its name."""
+    return _order(session)[0] / 1000 or None
+
+
+def _first_steps(clocks: Iterable[Chunk]) -> list[int]:
+    return [int(clock.content["first"]) for clock in clocks]
+
+
+def _order(session: str) -> tuple[int, int, str]:
+    head, _, tail = session.partition("-")
+    return (int(head) if head.isdecimal() else 0, int(tail) if tail.isdecimal() else 0, session)

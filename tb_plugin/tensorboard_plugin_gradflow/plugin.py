@@ -1,0 +1,135 @@
+"""The routes of the GradFlow tab; each checks its arguments and calls one plain function."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tensorboard import errors as tensorboard_errors
+from tensorboard import plugin_util
+from tensorboard.backend import http_util
+from tensorboard.plugins import base_plugin
+from werkzeug import wrappers
+
+from tensorboard_plugin_gradflow import data
+from tensorboard_plugin_gradflow.cache import TensorCache
+from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
+from tensorboard_plugin_gradflow.series import DEFAULT_COLUMNS, Query, read_series
+from tensorboard_plugin_gradflow.source import Source
+
+_CACHE_BYTES = 256 * 2**20
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
+_BINARY = "application/octet-stream"
+
+Handler = Callable[[wrappers.Request, Source], "dict[str, Any] | bytes"]
+WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
+    """Serves the panel and its data.
+
+    Args:
+        context: What TensorBoard gives to every plugin.
+    """
+
+    plugin_name = PLUGIN_NAME
+
+    def __init__(self, context: base_plugin.TBContext) -> None:
+        self._provider = context.data_provider
+        self._cache = TensorCache(_CACHE_BYTES)
+        self._log = logging.getLogger("tensorboard.gradflow")
+
+    def get_plugin_apps(self) -> dict[str, WsgiApp]:
+        """Return the routes, relative to the plugin's own path."""
+        return {
+            "/runs": self._app(lambda _, source: data.list_runs(source)),
+            "/meta": self._app(lambda request, source: data.run_meta(source, _text(request, "run"))),
+            "/issues": self._app(lambda request, source: data.run_issues(source, _text(request, "run"))),
+            "/series": self._app(_series),
+            "/catalog": self._app(lambda *_: data.catalog()),
+            "/static/index.js": _bundle,
+        }
+
+    def is_active(self) -> bool:
+        """Return False: TensorBoard itself activates the tab once a run holds data of this plugin."""
+        return False
+
+    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
+        """Return where the panel's code is and what the tab is called."""
+        return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name=TAB_NAME)
+
+    def _app(self, handler: Handler) -> WsgiApp:
+        def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            request = wrappers.Request(environ)
+            return self._respond(request, handler)(environ, start_response)  # type: ignore[no-any-return]
+
+        return app
+
+    def _respond(self, request: wrappers.Request, handler: Handler) -> wrappers.Response:
+        """Answer, or say in JSON why not; an exception never reaches the browser."""
+        if request.method not in {"GET", "HEAD"}:
+            return _json(request, {"error": f"Expected a GET request; got {request.method}."}, 405)
+        try:
+            context = plugin_util.context(request.environ)
+            experiment = plugin_util.experiment_id(request.environ)
+            answer = handler(request, Source(self._provider, self._cache, context, experiment))
+        except RequestError as error:
+            return _json(request, {"error": error.message}, error.status)
+        except tensorboard_errors.PublicError as error:
+            return _json(request, {"error": str(error)}, error.http_code)
+        except Exception:
+            self._log.exception("GradFlow could not answer %s", request.path)
+            return _json(request, {"error": "The GradFlow plugin failed; TensorBoard's log says why."}, 500)
+        return _json(request, answer, 200) if isinstance(answer, dict) else _bytes(request, answer)
+
+
+def _series(request: wrappers.Request, source: Source) -> bytes:
+    columns = _number(request, "columns")
+    query = Query(
+        metric=_text(request, "metric"),
+        first=_number(request, "first"),
+        last=_number(request, "last"),
+        columns=DEFAULT_COLUMNS if columns is None else columns,
+        reducers=tuple(request.args.get("reduce", "extreme").split(",")),
+        sites=tuple(request.args.getlist("site")),
+    )
+    return read_series(source, _text(request, "run"), query)
+
+
+def _text(request: wrappers.Request, name: str) -> str:
+    value = request.args.get(name)
+    if value is None:
+        raise RequestError(400, f"Expected the argument {name!r} in the query; it is absent.")
+    return str(value)
+
+
+def _number(request: wrappers.Request, name: str) -> int | None:
+    value = request.args.get(name)
+    if value is None:
+        return None
+    if not _WHOLE_NUMBER.fullmatch(value):
+        raise RequestError(400, f"Expected a whole number for {name!r}; got {value[:40]!r}.")
+    return int(value)
+
+
+def _json(request: wrappers.Request, content: dict[str, Any], status: int) -> wrappers.Response:
+    return http_util.Respond(request, content, "application/json", status)
+
+
+def _bytes(request: wrappers.Request, content: bytes) -> wrappers.Response:
+    # TensorBoard compresses text by itself, and binary data never.
+    if "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return http_util.Respond(request, content, _BINARY)
+    packed = gzip.compress(content, compresslevel=1, mtime=0)
+    return http_util.Respond(request, packed, _BINARY, content_encoding="gzip")
+
+
+def _bundle(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    path = Path(__file__).parent / "static" / "index.js"
+    response = http_util.Respond(wrappers.Request(environ), path.read_bytes(), "text/javascript")
+    return response(environ, start_response)  # type: ignore[no-any-return]
