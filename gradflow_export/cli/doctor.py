@@ -174,7 +174,7 @@ def check_panel() -> Finding:
 
 def check_reader() -> Finding:
     """Say whether TensorBoard has its fast reader."""
-    import tensorboard_data_server  # type: ignore[import-untyped]
+    import tensorboard_data_server
 
     if tensorboard_data_server.server_binary():
         return Finding("tensorboard reader", "ok", "fast (data server)")
