@@ -1,0 +1,114 @@
+"""The demo's programs: seeded, on real data, healthy unless told otherwise, and each fault where it is said to be."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from gradflow_export.cli.demo import PROGRAMS
+from gradflow_export.cli.programs import NAN_STEP, build
+from gradflow_export.errors import MissingPackageError, StorageError
+
+CHANCE = {"mlp": 0.1, "cnn": 0.1, "transformer": 0.16}  # the most frequent character, a blank, has a share below this
+
+
+def gradients(program, fault):
+    """Gradients of one step, by parameter name; the loss too."""
+    made = build(program, fault)
+    inputs, targets = next(made.batches)
+    loss = made.criterion(made.model(inputs), targets)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in made.model.named_parameters()}
+
+
+def train(made, steps):
+    """Train; return the losses."""
+    losses = []
+    for step, (inputs, targets) in enumerate(itertools.islice(made.batches, steps), start=1):
+        made.before_step(step)
+        made.optimizer.zero_grad()
+        loss = made.criterion(made.model(inputs), targets)
+        loss.backward()
+        made.optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_healthy_programs_learn(program):
+    """Without a fault the loss falls and held-out accuracy is far above chance."""
+    made = build(program, "none")
+    losses = train(made, 80)
+    assert losses[-1] < 0.75 * losses[0]
+    assert made.accuracy() > 1.5 * CHANCE[program]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_are_seeded(program):
+    """Two builds train alike, bit for bit."""
+    assert train(build(program, "none"), 3) == train(build(program, "none"), 3)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("fault", "factor"), [("vanishing", 1e-6), ("exploding", 1e4)])
+def test_gradient_faults_lie_between_block_3_and_block_2(program, fault, factor):
+    """Gradients behind block 3 are scaled, all others and the loss are as in the healthy program."""
+    healthy_loss, healthy = gradients(program, "none")
+    loss, sick = gradients(program, fault)
+    assert loss == healthy_loss
+    for name, gradient in healthy.items():
+        behind = not name.startswith(("blocks.3", "blocks.4", "blocks.5", "blocks.6", "blocks.7", "head", "norm"))
+        expected = gradient.double() * (factor if behind else 1.0)
+        assert (sick[name].double() - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_dead_units_lie_in_block_3(program):
+    """The ReLU of block 3 lets nothing through, and no other is dead."""
+    made = build(program, "dead")
+    dead = {}
+    for name, module in made.model.named_modules():
+        if isinstance(module, torch.nn.ReLU):
+            module.register_forward_hook(lambda _m, _i, output, name=name: dead.update({name: not output.any()}))
+    made.model(next(made.batches)[0])
+    assert [name for name, is_dead in dead.items() if is_dead][:1] == ["blocks.3.relu"]
+    assert not any(dead[f"blocks.{index}.relu"] for index in range(3))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nan_strikes_at_its_step_in_block_3(program):
+    """Losses are finite up to the step and NaN from it on, and the NaN comes out of block 3."""
+    made = build(program, "nan")
+    losses = torch.tensor(train(made, NAN_STEP + 1))
+    assert losses.isnan().nonzero().flatten().tolist() == [NAN_STEP - 1, NAN_STEP]
+    fresh, seen = build(program, "nan"), {}
+    fresh.before_step(NAN_STEP)
+    for index in (2, 3):
+        block = fresh.model.get_submodule(f"blocks.{index}")
+        block.register_forward_hook(
+            lambda _m, _i, output, index=index: seen.update({index: output.isnan().any().item()})
+        )
+    fresh.model(next(fresh.batches)[0])
+    assert seen == {2: False, 3: True}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_stagnation_leaves_block_3_as_it_was(program):
+    """Block 3 belongs to no optimizer; everything else moves."""
+    made = build(program, "stagnation")
+    before = {name: parameter.detach().clone() for name, parameter in made.model.named_parameters()}
+    train(made, 2)
+    still = {name for name, parameter in made.model.named_parameters() if torch.equal(parameter, before[name])}
+    assert still == {name for name in before if name.startswith("blocks.3.")}
+
+
+def test_missing_data_is_one_clear_error(monkeypatch, tmp_path):
+    """Without scikit-learn, and without standard library sources, the error says what to do."""
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(MissingPackageError, match="pip install"):
+        build("mlp", "none")
+    monkeypatch.setattr("gradflow_export.cli.programs.sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(StorageError, match="--program mlp"):
+        build("transformer", "none")

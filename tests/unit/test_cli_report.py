@@ -1,0 +1,120 @@
+"""``gradflow report`` on runs written by the real writers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from gradflow_export.cli import main
+from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.writers import make_writer
+
+SICK = Issue(
+    issue_type=IssueType.VANISHING,
+    severity=Severity.HIGH,
+    layer="blocks.3",
+    step=2,
+    value=1e-6,
+    threshold=1e-4,
+    message="The gradient shrinks.",
+    advice="Look at blocks.3.",
+    layers=("blocks.3", "blocks.2"),
+)
+HEALED = Issue(**{**vars(SICK), "healed_step": 4})
+BROKEN = Issue(IssueType.NUMERICAL, Severity.CRITICAL, "", 4, math.nan, 0.0, "NaN in the loss.", "Look at the batch.")
+
+
+def write(folder, losses, issues=None, backend="tensorboard"):
+    """Write one run: a record per loss, and issues by step."""
+    writer = make_writer(backend, folder)
+    writer.open(RunInfo(session="1732143600123-0", started=1732143600.123, model="MLP", parameters=1234))
+    for step, loss in enumerate(losses, start=1):
+        readings = (Reading.run("loss", loss), Reading.run("logits.max", 3.0), Reading.of("block.gain", ["a"], [1.0]))
+        writer.write(StepRecord(step, 1732143600.0 + step, readings, issues=tuple((issues or {}).get(step, ()))))
+    writer.close()
+
+
+def report(capsys, *argv):
+    """Run the command; return its exit code, output and errors."""
+    code = main(["report", *map(str, argv)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refuse(constant):
+    """Refuse what is not JSON."""
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.mark.parametrize("backend", ["tensorboard", "jsonl"])
+def test_json_holds_statistics_and_issues_with_all_fields(tmp_path, capsys, backend):
+    """Both file forms give the same report: steps, headline statistics, and each issue once in its last state."""
+    write(tmp_path / "a", [4.0, 2.0, math.nan, 3.0], {2: [SICK], 4: [HEALED, BROKEN]}, backend)
+    code, out, _ = report(capsys, tmp_path, "--json")
+    (run,) = json.loads(out, parse_constant=refuse)["runs"]
+    assert code == 0
+    assert run["path"] == str(tmp_path / "a")
+    assert run["info"]["model"] == "MLP"
+    assert run["steps"] == {"count": 4, "first": 1, "last": 4}
+    assert run["headline"] == {"loss": {"last": 3.0, "mean": 3.0, "min": 2.0, "max": 4.0, "nonfinite": 1}}
+    assert [issue["issue_type"] for issue in run["issues"]] == ["NUMERICAL", "VANISHING"]
+    assert run["issues"][0]["value"] == "NaN"
+    assert run["issues"][1] == {
+        "issue_type": "VANISHING",
+        "severity": "HIGH",
+        "layer": "blocks.3",
+        "step": 2,
+        "value": 1e-6,
+        "threshold": 1e-4,
+        "message": "The gradient shrinks.",
+        "advice": "Look at blocks.3.",
+        "layers": ["blocks.3", "blocks.2"],
+        "healed_step": 4,
+    }
+
+
+def test_text_names_layer_step_and_advice(tmp_path, capsys):
+    """The text for people holds what the JSON holds."""
+    write(tmp_path, [4.0, 2.0, 3.0], {2: [SICK], 3: [BROKEN]})
+    code, out, _ = report(capsys, tmp_path)
+    assert code == 0
+    assert "MLP, 1,234 parameters" in out
+    assert "steps 1 to 3, 3 recorded" in out
+    assert "[HIGH] VANISHING in blocks.3 since step 2\n" in out
+    assert "[CRITICAL] NUMERICAL in the whole model since step 4" in out
+    assert "value  1e-06, threshold 0.0001" in out
+    assert "layers blocks.3, blocks.2" in out
+    assert "do     Look at blocks.3." in out
+    assert out.index("NUMERICAL") < out.index("VANISHING")
+
+
+def test_every_run_below_a_folder_is_reported(tmp_path, capsys):
+    """A folder of runs gives one report per run; a healthy one says that it has no issue."""
+    write(tmp_path / "a", [1.0])
+    write(tmp_path / "deep" / "b", [math.inf])
+    code, out, _ = report(capsys, tmp_path)
+    assert code == 0
+    assert out.count("no issues") == 2
+    assert "(1 NaN or Inf)" in out
+
+
+@pytest.mark.parametrize("place", ["missing", "empty", "file"])
+def test_a_wrong_place_is_one_clear_line(tmp_path, capsys, place):
+    """A folder without a run, a file and a path that does not exist end with exit code 2 and one line."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("text")
+    code, out, err = report(capsys, tmp_path / place)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert str(tmp_path / place) in err
+
+
+def test_a_wrong_command_ends_with_2(capsys):
+    """An unknown command is refused by the parser with its usage."""
+    with pytest.raises(SystemExit) as stop:
+        main(["reprot"])
+    assert stop.value.code == 2
+    assert "reprot" in capsys.readouterr().err
