@@ -1,0 +1,95 @@
+"""What a rule is: thresholds, and a pure function from a record and its history to what is wrong now."""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong in one record, before hysteresis.
+
+    Attributes:
+        issue_type: What is wrong.
+        severity: How much it matters.
+        layers: Every site concerned; the first is where to look first. ``("",)`` for the whole model.
+        value: The number that was judged.
+        threshold: What it was judged against.
+        message: One sentence with the numbers in words.
+        advice: What to do, concretely.
+        since: The first step at which it held, where the rule knows better than the judge.
+        cause: Tells apart two reasons for the same type; findings of one cause share one issue.
+        urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
+    """
+
+    issue_type: IssueType
+    severity: Severity
+    layers: tuple[str, ...]
+    value: float
+    threshold: float
+    message: str
+    advice: str
+    since: int | None = None
+    cause: str = ""
+    urgent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(abc.ABC):
+    """A detector. Subclasses are frozen dataclasses whose fields are their thresholds.
+
+    A rule is evaluated on the records that carry at least one of ``needs``: metrics arrive at different intervals, and
+    ``patience`` counts evaluations, not steps.
+
+    Attributes:
+        patience: Consecutive evaluations with a finding before an issue opens.
+        heal: Consecutive evaluations without it before the issue closes.
+        cooldown: Steps after healing during which it does not open again.
+    """
+
+    patience: int = 3
+    heal: int = 3
+    cooldown: int = 20
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """Metrics whose past the rule reads in the history."""
+    by_layer: ClassVar[bool] = False
+    """Whether each layer has a hysteresis of its own, so that a layer that falls ill later opens a new issue."""
+    quiet: ClassVar[bool] = True
+    """Whether the rule holds its tongue while the run is non-finite, when all it sees would be a consequence."""
+    fixed: ClassVar[bool] = False
+    """Whether it is one of the fixed thresholds a user asked for by name, reported beside the scale-free rules."""
+
+    @abc.abstractmethod
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Return what is wrong in this record.
+
+        Args:
+            record: The newest record; it carries at least one of ``needs``.
+            history: What came before, this record included.
+
+        Returns:
+            Findings, most important first; empty when nothing is wrong or the evidence does not suffice.
+        """
+
+
+def number(value: float) -> str:
+    """Return a number as messages print it: three digits, or the word for a non-finite one."""
+    if math.isnan(value):
+        return "NaN"
+    return "infinite" if math.isinf(value) else f"{value:.3g}"
+
+
+def some(names: tuple[str, ...], limit: int = 3) -> str:
+    """Return ``"a, b, c and 4 more"``, ``"the whole model"`` for the run site."""
+    shown = [name or "the whole model" for name in names[:limit]]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")

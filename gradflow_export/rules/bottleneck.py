@@ -1,0 +1,139 @@
+"""Single blocks that let less through than their neighbours: BOTTLENECK."""
+
+# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import chain, inside, outlying, solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck(Rule):
+    """Find blocks that damp the gradient far more than their neighbours do.
+
+    A block in which a module is dead or saturated is left to those rules: there the cause has its own name.
+
+    Source: leave-one-out robust outlier on log gains.
+
+    Attributes:
+        factor: Least factor by which its gain lies below the median of the others.
+        deviations: Least distance in robust standard deviations of the others.
+    """
+
+    factor: float = 20.0
+    deviations: float = 6.0
+
+    name: ClassVar[str] = "bottleneck-gain"
+    needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the gains of this record."""
+        links = chain(record.get("block.gradient_norm"))
+        if links is None:
+            return ()
+        gains = links.log_gains
+        flags = outlying(gains, math.log(self.factor), self.deviations)
+        found = []
+        for index in np.flatnonzero(flags):
+            block, others = links.sites[index + 1], np.delete(gains, index)
+            if _ill_inside(record, block):
+                continue
+            usual = math.exp(float(np.median(others[np.isfinite(others)])))
+            gain = math.exp(float(gains[index]))
+            found.append(
+                Finding(
+                    IssueType.BOTTLENECK,
+                    Severity.HIGH,
+                    (block,),
+                    gain,
+                    usual / self.factor,
+                    f"{block} passes on {number(gain)} of the gradient, the other blocks about {number(usual)}.",
+                    f"look at {block} alone: rescale its weights"
+                    + (f" by about {number(usual / gain)}" if gain > 0 else "")
+                    + f", add a skip connection around it (x + {block.rpartition('.')[2] or 'block'}(x)) or a "
+                    "LayerNorm after it.",
+                    cause="gain",
+                )
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankBottleneck(Rule):
+    """Find the first block after which the activations span far fewer directions than before.
+
+    A code that fits its data does not trigger: the directions that are left out carried nothing. Once the loss is
+    solved a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is silent.
+
+    Source: effective rank, Roy and Vetterli 2007, EUSIPCO.
+
+    Attributes:
+        ratio: Greatest share of the preceding block's effective rank.
+        least: Least effective rank of the preceding block.
+        patience: One reading is already pooled over several batches, and the next is far away.
+    """
+
+    ratio: float = 0.25
+    least: float = 4.0
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "bottleneck-rank"
+    needs: ClassVar[tuple[str, ...]] = ("block.effective_rank",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the ranks of this record."""
+        links = chain(record.get("block.effective_rank"))
+        if links is None or solved(history):
+            return ()
+        ranks = np.exp(links.logs)
+        for index in range(1, len(ranks)):
+            before, after, block = float(ranks[index - 1]), float(ranks[index]), links.sites[index]
+            if before >= self.least and after <= self.ratio * before:
+                if _ill_inside(record, block):
+                    return ()
+                message = (
+                    f"the output of {block} spans about {number(after)} directions, its input {number(before)}: "
+                    "what is lost there no later layer can restore."
+                )
+                advice = (
+                    f"widen {block} to at least {math.ceil(before)} units, or add a skip connection around it; "
+                    "if it is narrow on purpose, compare the loss with a wider "
+                    "one."
+                )
+                return (
+                    Finding(
+                        IssueType.BOTTLENECK,
+                        Severity.HIGH,
+                        (block,),
+                        after,
+                        self.ratio * before,
+                        message,
+                        advice,
+                        cause="rank",
+                    ),
+                )
+        return ()
+
+
+def _ill_inside(record: StepRecord, block: str) -> bool:
+    """Whether a module of the block is dead or saturated in the same record."""
+    for metric, limit in (("activation.dead_share", 0.9), ("activation.saturated_share", 0.8)):
+        reading = record.get(metric)
+        if reading is None:
+            continue
+        for site in np.flatnonzero(reading.present & (reading.values >= limit)):
+            if inside(reading.sites[site], block):
+                return True
+    return False

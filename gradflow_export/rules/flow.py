@@ -1,0 +1,319 @@
+"""Gradients along depth: VANISHING, EXPLODING."""
+
+# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History, RunSeries
+from gradflow_export.rules.signals import Chain, Floats, chain, converged, outlying
+from gradflow_export.stats import theil_sen
+
+_STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
+
+
+def grade(log_factor: float) -> Severity:
+    """Return the severity of a gradient that changes by ``exp(log_factor)`` over the depth of the model."""
+    decades = abs(log_factor) / math.log(10.0)
+    if decades >= 6.0:
+        return Severity.CRITICAL
+    return Severity.HIGH if decades >= 4.0 else Severity.MEDIUM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanishing(Rule):
+    """Find a chain of blocks that loses the gradient, whatever the scale of the loss.
+
+    The sum of log gains over the chain lies below ``ln depth_gain``; or the forward signal shrinks by ``spread``
+    while the blocks damp (then dL/dW looks flat in depth, although dL/dh decays). One block that damps alone is a
+    bottleneck.
+
+    Source: Saxe et al. 2014, arXiv:1312.6120; Schoenholz et al. 2017, arXiv:1611.01232.
+
+    Attributes:
+        depth_gain: Least healthy factor over the whole chain.
+        spread: Least healthy ratio of the last block's output spread to the first's.
+        damping: Median log gain below which a shrinking forward signal counts.
+        alone: What must remain of the depth gain, at most, once single outlying blocks are set aside.
+    """
+
+    depth_gain: float = 1e-4
+    spread: float = 1e-4
+    damping: float = -0.3
+    alone: float = 1e-2
+
+    name: ClassVar[str] = "vanishing"
+    needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the chain of this record."""
+        links = chain(record.get("block.gradient_norm"))
+        if links is None or converged(record, history):
+            return ()
+        gains = links.log_gains
+        if np.isnan(gains).all():
+            return ()
+        return self._backward(links) or self._forward(links, chain(record.get("block.output_spread")))
+
+    def _backward(self, links: Chain) -> tuple[Finding, ...]:
+        depth, gains = float(links.logs[0] - links.logs[-1]), links.log_gains
+        if not depth < math.log(self.depth_gain):
+            return ()
+        flags = outlying(gains, math.log(20.0), 6.0)
+        if flags.any() and not float(np.nansum(gains[~flags])) < math.log(self.alone):
+            return ()
+        starved = links.logs - links.logs[-1] < math.log(self.depth_gain)
+        layers = tuple(site for site, here in zip(links.sites, starved, strict=True) if here)
+        typical = math.exp(float(np.median(gains[np.isfinite(gains)]))) if np.isfinite(gains).any() else 0.0
+        message = (
+            f"the gradient at {layers[0]} is {number(math.exp(depth))} of the one at {links.sites[-1]}: "
+            f"each block passes on about {number(typical)} of it (healthy: 0.5 to 2)."
+        )
+        return (self._finding(layers, math.exp(depth), self.depth_gain, grade(depth), message, typical),)
+
+    def _forward(self, links: Chain, spreads: Chain | None) -> tuple[Finding, ...]:
+        gains = links.log_gains[np.isfinite(links.log_gains)]
+        if spreads is None or gains.size == 0 or not float(np.median(gains)) < self.damping:
+            return ()
+        ratio = float(spreads.logs[-1] - spreads.logs[0])
+        if not ratio < math.log(self.spread):
+            return ()
+        typical = math.exp(float(np.median(gains)))
+        message = (
+            f"what tells samples apart shrinks to {number(math.exp(ratio))} between {spreads.sites[0]} and "
+            f"{spreads.sites[-1]}, and each block passes on about {number(typical)} of the gradient."
+        )
+        return (self._finding(links.sites, math.exp(ratio), self.spread, grade(ratio), message, typical),)
+
+    def _finding(
+        self, layers: tuple[str, ...], value: float, threshold: float, severity: Severity, message: str, typical: float
+    ) -> Finding:
+        advice = (
+            f"add a skip connection (x + block(x)) or a LayerNorm before the blocks from {layers[0]} on"
+            + (f", or scale their initial weights by about {number(1.0 / typical)}" if 0 < typical < 1 else "")
+            + "; replace Sigmoid or Tanh by ReLU or GELU with nn.init.kaiming_normal_(layer.weight)."
+        )
+        return Finding(IssueType.VANISHING, severity, layers, value, threshold, message, advice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VanishingParameters(Rule):
+    """Find vanishing gradients where there is no chain of blocks: stacked recurrent layers, or unknown architectures.
+
+    Judges the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. A stack ``weight_ih_l0 ...
+    weight_ih_lN`` is compared end to end. Otherwise the weights in order of registration must both fall by ``ratio``
+    from last to first and lie on a line that does (Theil-Sen), so that one small gradient among many is not taken for
+    a trend.
+
+    Attributes:
+        ratio: Least healthy ratio of the first to the last.
+        least: Fewest weights that make a trend.
+    """
+
+    ratio: float = 1e-4
+    least: int = 4
+
+    name: ClassVar[str] = "vanishing-parameters"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.numel",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "block.gradient_norm")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the weights of this record."""
+        sizes = _root_mean_squares(record)
+        if not sizes or converged(record, history):
+            return ()
+        stacks = _stacks(sizes)
+        found = [finding for links in stacks if (finding := self._judge(links)) is not None]
+        if not found and not stacks and len(history.at_sites("block.gradient_norm").sites) < 2:
+            links = _chained([site for site in sizes if "weight" in site.rpartition(".")[2]], sizes)
+            if len(links.sites) >= self.least and self._trend(links):
+                finding = self._judge(links)
+                found = [] if finding is None else [finding]
+        return tuple(found)
+
+    def _trend(self, links: Chain) -> bool:
+        slope = theil_sen(np.arange(len(links.logs), dtype=np.float64), links.logs)
+        return -slope * (len(links.logs) - 1) < math.log(self.ratio)
+
+    def _judge(self, links: Chain) -> Finding | None:
+        fall = float(links.logs[0] - links.logs[-1])
+        if not fall < math.log(self.ratio):
+            return None
+        starved = links.logs - links.logs[-1] < math.log(self.ratio)
+        layers = tuple(site for site, here in zip(links.sites, starved, strict=True) if here)
+        message = (
+            f"the root mean square gradient of {links.sites[0]} is {number(math.exp(fall))} of that of "
+            f"{links.sites[-1]}."
+        )
+        advice = (
+            f"use fewer stacked layers before {links.sites[-1]}, add skip connections or LayerNorm between them, or "
+            "initialise the weights larger: nn.init.orthogonal_(weight), and a forget-gate bias of 1 in an LSTM."
+        )
+        return Finding(IssueType.VANISHING, grade(fall), layers, math.exp(fall), self.ratio, message, advice)
+
+
+def _root_mean_squares(record: StepRecord) -> dict[str, float]:
+    """Return the root mean square gradient of each parameter whose gradient is finite and not 0."""
+    norms, numels = record.get("parameter.gradient_norm"), record.get("parameter.numel")
+    if norms is None or numels is None:
+        return {}
+    sizes = numels.as_dict()
+    return {
+        site: float(value) / math.sqrt(size)
+        for site, value, here in zip(norms.sites, norms.values, norms.present, strict=True)
+        if here and 0 < value < math.inf and (size := sizes.get(site))
+    }
+
+
+def _chained(sites: list[str], sizes: dict[str, float]) -> Chain:
+    return Chain(tuple(sites), np.log(np.array([sizes[site] for site in sites], dtype=np.float64)))
+
+
+def _stacks(sizes: dict[str, float]) -> list[Chain]:
+    """Return the input weights of each stacked recurrent module, first layer first."""
+    stacks: dict[str, list[tuple[int, str]]] = {}
+    for site in sizes:
+        match = _STACKED.match(site)
+        if match:
+            stacks.setdefault(match["stack"], []).append((int(match["layer"]), site))
+    return [_chained([site for _, site in sorted(members)], sizes) for members in stacks.values() if len(members) > 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplodingDepth(Rule):
+    """Find a chain of blocks that amplifies the gradient, or the forward signal, beyond use.
+
+    Source: Pascanu et al. 2013, arXiv:1211.5063; Schoenholz et al. 2017, arXiv:1611.01232.
+
+    Attributes:
+        depth_gain: Greatest healthy factor over the whole chain.
+        spread: Greatest healthy ratio of the last block's output spread to the first's.
+        amplifying: Median log gain above which a growing forward signal counts.
+        urgent: Factor over the whole chain that opens the issue at once: such a model rarely lives three steps.
+    """
+
+    depth_gain: float = 1e2
+    spread: float = 1e2
+    amplifying: float = 0.3
+    urgent: float = 1e3
+
+    name: ClassVar[str] = "exploding-depth"
+    needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the chain of this record."""
+        links, spreads = chain(record.get("block.gradient_norm")), chain(record.get("block.output_spread"))
+        if links is None:
+            return ()
+        gains = links.log_gains[np.isfinite(links.log_gains)]
+        if gains.size == 0:
+            return ()
+        depth, typical = float(links.logs[0] - links.logs[-1]), math.exp(float(np.median(gains)))
+        growth = float(spreads.logs[-1] - spreads.logs[0]) if spreads is not None else 0.0
+        if math.isfinite(depth) and depth > math.log(self.depth_gain):
+            large = links.logs - links.logs[-1] > math.log(self.depth_gain)
+            layers = tuple(site for site, here in zip(links.sites, large, strict=True) if here)
+            what = f"the gradient grows {number(math.exp(depth))}-fold from {links.sites[-1]} back to {layers[0]}"
+            value, threshold = depth, self.depth_gain
+        elif growth > math.log(self.spread) and math.log(typical) > self.amplifying and math.isfinite(growth):
+            layers, value, threshold = links.sites, growth, self.spread
+            what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
+        else:
+            return ()
+        finding = Finding(
+            IssueType.EXPLODING,
+            grade(value),
+            layers,
+            math.exp(min(value, 700.0)),
+            threshold,
+            f"{what}: each block multiplies it by about {number(typical)} (healthy: 0.5 to 2).",
+            f"scale the initial weights of {some(layers, 2)} by about {number(1.0 / max(typical, 1.0))} "
+            "(nn.init.kaiming_normal_ for ReLU, nn.init.orthogonal_ otherwise) or add normalisation; until then "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
+            urgent=value > math.log(self.urgent),
+        )
+        return (finding,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplodingLoss(Rule):
+    """Find a loss that jumps, stays up, and takes the gradient with it: the step was too large.
+
+    One bad batch does not count: the loss must still be high at the next step, or no longer finite.
+
+    Attributes:
+        jump: Factor between two consecutive losses, and above the first loss.
+        gradient: Factor by which the gradient norm grew over its median before.
+        overshoot: Update to weight ratio that explains a loss that is non-finite at the next step.
+        runaway: Factor above the first loss that a steadily rising loss needs.
+    """
+
+    jump: float = 10.0
+    gradient: float = 1e3
+    overshoot: float = 10.0
+    runaway: float = 1e3
+    patience: int = 2
+
+    name: ClassVar[str] = "exploding-loss"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm", "update.ratio", "learning_rate")
+    quiet: ClassVar[bool] = False
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the last losses."""
+        loss, ratio = history.run("loss"), history.run("update.ratio")
+        steps, values = loss.steps[-12:], loss.values[-12:]
+        if len(values) < 2 or not loss.first > 0 or np.isnan(values[:-1]).any():
+            return ()
+        now, before = float(values[-1]), float(values[-2])
+        if not math.isfinite(now):
+            big = ratio.count > 0 and ratio.last > self.overshoot and int(ratio.steps[-1]) >= int(steps[-2])
+            if math.isfinite(before) and (big or before > self.jump * loss.first):
+                return (self._finding(history, now, int(steps[-2]), urgent=True),)
+            return ()
+        if now <= self.jump * loss.first:
+            return ()
+        start = self._jumped(steps, values, loss.first, history.run("gradient.total_norm"))
+        if start is None and now > self.runaway * loss.first and len(values) >= 4 and (np.diff(values[-4:]) > 0).all():
+            start = int(steps[-4])
+        return () if start is None else (self._finding(history, now, start, urgent=False),)
+
+    def _jumped(self, steps: npt.NDArray[np.int64], values: Floats, first: float, norms: RunSeries) -> int | None:
+        """Return the step of the first recent jump of loss and gradient together."""
+        for index in range(1, len(values)):
+            if not values[index] > max(self.jump * abs(values[index - 1]), self.jump * first):
+                continue
+            past = norms.values[norms.steps < steps[index]]
+            past = past[np.isfinite(past)]
+            here = norms.values[norms.steps >= steps[index]]
+            if past.size and here.size:
+                usual = float(np.median(past))
+                if not np.isfinite(here).all() or float(here.max()) > self.gradient * usual:
+                    return int(steps[index])
+        return None
+
+    def _finding(self, history: History, value: float, since: int, urgent: bool) -> Finding:
+        loss, rate = history.run("loss"), history.run("learning_rate")
+        times = value / loss.first
+        tenfold = f" from {number(rate.last)} to about {number(rate.last / 100.0)}" if rate.count else " a hundredfold"
+        return Finding(
+            IssueType.EXPLODING,
+            Severity.CRITICAL,
+            ("",),
+            times,
+            self.jump,
+            f"the loss went from {number(loss.first)} to {number(value)} and the gradient with it.",
+            f"lower the learning rate{tenfold}, restart from a checkpoint before step {since}, and clip: "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
+            since=since,
+            urgent=urgent,
+        )

@@ -1,0 +1,171 @@
+"""What rules may look back at: bounded windows of chosen metrics, filled record by record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import RUN_SITE, BoolArray, FloatArray, Reading, StepRecord
+
+
+class RunSeries:
+    """The past of one run-level metric: every recent value, a thinned view of the whole run, and its extremes.
+
+    Non-finite values stay in the windows; ``first``, ``low`` and ``high`` concern finite ones. A missing value leaves
+    no trace.
+    """
+
+    def __init__(self, window: int, thinned: int = 256) -> None:
+        self._window, self._thinned = window, thinned
+        self._steps = np.zeros(2 * window, dtype=np.int64)
+        self._values = np.zeros(2 * window, dtype=np.float64)
+        self._end = 0
+        self._whole: list[tuple[int, float]] = []
+        self._stride = 1
+        self.count = 0
+        self.first = math.nan
+        self.low = math.inf
+        self.high = -math.inf
+
+    def add(self, step: int, value: float) -> None:
+        """Append one value; the oldest leaves the window when it is full."""
+        if self._end == 2 * self._window:
+            keep = slice(self._window + 1, None)
+            self._steps[: self._window - 1] = self._steps[keep]
+            self._values[: self._window - 1] = self._values[keep]
+            self._end = self._window - 1
+        self._steps[self._end], self._values[self._end] = step, value
+        self._end += 1
+        if self.count % self._stride == 0:
+            self._whole.append((step, value))
+            if len(self._whole) >= self._thinned:
+                self._whole = self._whole[::2]
+                self._stride *= 2
+        self.count += 1
+        if math.isfinite(value):
+            self.first = value if math.isnan(self.first) else self.first
+            self.low, self.high = min(self.low, value), max(self.high, value)
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Recent steps, oldest first. Shape: ``[<= window]``."""
+        return self._steps[max(0, self._end - self._window) : self._end]
+
+    @property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Recent values, oldest first. Shape: ``[<= window]``."""
+        return self._values[max(0, self._end - self._window) : self._end]
+
+    @property
+    def last(self) -> float:
+        """The newest value, NaN when there is none."""
+        return float(self._values[self._end - 1]) if self._end else math.nan
+
+    def whole(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return evenly thinned steps and values of the whole run. Shape of both: ``[< thinned]``."""
+        pairs = np.array(self._whole, dtype=np.float64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+
+class SiteSeries:
+    """The recent past of one metric at every site it was ever read at (at most ``limit`` of them).
+
+    Attributes:
+        sites: Names of the columns, in order of first appearance.
+    """
+
+    def __init__(self, window: int, limit: int = 100_000) -> None:
+        self._window, self._limit = window, limit
+        self.sites: tuple[str, ...] = ()
+        self._columns: dict[str, int] = {}
+        self._steps = np.zeros(2 * window, dtype=np.int64)
+        self._values: FloatArray = np.zeros((2 * window, 0), dtype=np.float32)
+        self._present: BoolArray = np.zeros((2 * window, 0), dtype=np.bool_)
+        self._end = 0
+
+    def add(self, step: int, reading: Reading) -> None:
+        """Append one reading; sites it lacks are missing in this row, sites it adds are missing in earlier rows."""
+        if reading.sites is not self.sites and reading.sites != self.sites:
+            self._widen(reading.sites)
+        if self._end == 2 * self._window:
+            keep = slice(self._window + 1, None)
+            for array in (self._steps, self._values, self._present):
+                array[: self._window - 1] = array[keep]
+            self._end = self._window - 1
+        row, self._steps[self._end] = self._end, step
+        if reading.sites == self.sites:
+            self._values[row], self._present[row] = reading.values, reading.present
+        else:
+            columns = [self._columns[site] for site in reading.sites]
+            self._values[row], self._present[row] = 0.0, False
+            self._values[row, columns], self._present[row, columns] = reading.values, reading.present
+        self._end += 1
+
+    def _widen(self, sites: tuple[str, ...]) -> None:
+        new = tuple(site for site in sites if site not in self._columns)
+        if not new:
+            return
+        if len(self.sites) + len(new) > self._limit:
+            self.sites, self._columns, self._end, new = (), {}, 0, sites
+            self._values, self._present = self._values[:, :0], self._present[:, :0]
+        self._columns.update({site: len(self.sites) + index for index, site in enumerate(new)})
+        self.sites += new
+        pad = ((0, 0), (0, len(new)))
+        self._values, self._present = np.pad(self._values, pad), np.pad(self._present, pad)
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Steps, oldest first. Shape: ``[<= window]``."""
+        return self._steps[max(0, self._end - self._window) : self._end]
+
+    @property
+    def values(self) -> FloatArray:
+        """Values, oldest first; 0 where missing. Shape: ``[<= window, len(sites)]``."""
+        return self._values[max(0, self._end - self._window) : self._end]
+
+    @property
+    def present(self) -> BoolArray:
+        """False where nothing arrived. Shape: ``[<= window, len(sites)]``."""
+        return self._present[max(0, self._end - self._window) : self._end]
+
+
+class History:
+    """Bounded windows of the metrics that rules asked to remember; nothing grows with the number of steps.
+
+    Args:
+        metrics: Names to keep; all others pass by.
+        window: Evaluations kept of a run-level metric.
+        site_window: Evaluations kept of a metric with many sites.
+    """
+
+    def __init__(self, metrics: Iterable[str], window: int = 128, site_window: int = 16) -> None:
+        self._metrics = frozenset(metrics)
+        self._window, self._site_window = window, site_window
+        self._runs: dict[str, RunSeries] = {}
+        self._sites: dict[str, SiteSeries] = {}
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        for reading in record.readings:
+            if reading.metric not in self._metrics:
+                continue
+            if reading.sites == (RUN_SITE,):
+                if reading.present[0]:
+                    self.run(reading.metric).add(record.step, float(reading.values[0]))
+            else:
+                self.at_sites(reading.metric).add(record.step, reading)
+
+    def run(self, metric: str) -> RunSeries:
+        """Return the past of a run-level metric; empty when it never arrived."""
+        if metric not in self._runs:
+            self._runs[metric] = RunSeries(self._window)
+        return self._runs[metric]
+
+    def at_sites(self, metric: str) -> SiteSeries:
+        """Return the past of a metric with many sites; empty when it never arrived."""
+        if metric not in self._sites:
+            self._sites[metric] = SiteSeries(self._site_window)
+        return self._sites[metric]

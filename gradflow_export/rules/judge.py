@@ -1,0 +1,207 @@
+"""Turns findings into issues: hysteresis, one open issue per cause and group of layers, nothing ever raised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from gradflow_export.records import Issue, IssueType, StepRecord
+from gradflow_export.rules.base import Finding, Rule
+from gradflow_export.rules.history import History
+
+_log = logging.getLogger("gradflow_export")
+
+NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
+
+_Key = tuple[IssueType, str, str]
+_WHOLE = "\0"
+
+
+@dataclass
+class _Watch:
+    """How often in a row one condition held, or did not, at one layer."""
+
+    since: int = 0
+    positives: int = 0
+    negatives: int = 0
+    barred_until: int = -1
+
+
+@dataclass
+class _Open:
+    """An issue that is open, and the conditions that keep it so."""
+
+    rule: int
+    number: int
+    keys: set[_Key]
+
+
+class Judge:
+    """Asks every rule about every record, in order, and keeps the issues of a run.
+
+    Args:
+        rules: What to look for, as :func:`gradflow_export.rules.profiles.profile` returns them.
+        strict: Let a failing rule raise; for tests. Otherwise it is logged once, counted and set aside.
+        keep: How many healed issues are remembered; the oldest go first.
+    """
+
+    def __init__(self, rules: Sequence[Rule], strict: bool = False, keep: int = 1000) -> None:
+        self._rules = tuple(sorted(rules, key=lambda rule: rule.quiet))
+        self._strict, self._keep = strict, keep
+        self._history = History({name for rule in self._rules for name in rule.remembers})
+        self._watches: list[dict[_Key, _Watch]] = [{} for _ in self._rules]
+        self._open: list[_Open] = []
+        self._issues: dict[int, Issue] = {}
+        self._count = 0
+        self._failures: dict[str, int] = {}
+        self._set_aside: set[int] = set()
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Every issue in its latest state, in order of opening."""
+        return tuple(self._issues.values())
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How often each rule failed inside, by name; a rule in here has been set aside."""
+        return MappingProxyType(dict(self._failures))
+
+    def check(self, record: StepRecord) -> tuple[Issue, ...]:
+        """Judge one record.
+
+        Args:
+            record: The next record; steps rise. Records of a validation phase are left alone.
+
+        Returns:
+            Issues that opened (``healed_step`` is None) and issues that healed at this step.
+        """
+        if record.phase.lower() in NOT_TRAINING:
+            return ()
+        self._history.add(record)
+        events: list[Issue] = []
+        for index, rule in enumerate(self._rules):
+            if index in self._set_aside or (rule.quiet and self._numerical()):
+                continue
+            if any(record.get(name) is not None for name in rule.needs):
+                findings = self._ask(index, rule, record)
+                if findings is not None:
+                    events += self._settle(index, rule, record.step, findings)
+        self._forget(record.step)
+        return tuple(events)
+
+    def _ask(self, index: int, rule: Rule, record: StepRecord) -> tuple[Finding, ...] | None:
+        try:
+            return rule.check(record, self._history)
+        except Exception:
+            if self._strict:
+                raise
+            self._failures[rule.name] = self._failures.get(rule.name, 0) + 1
+            self._set_aside.add(index)
+            _log.warning("rule %r failed at step %d and is set aside", rule.name, record.step, exc_info=True)
+            return None
+
+    def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[Issue]:
+        watches = self._watches[index]
+        if not findings and not watches:
+            return []
+        seen: dict[_Key, Finding] = {}
+        for finding in findings:
+            for key in _keys(rule, finding):
+                seen.setdefault(key, finding)
+        for key, finding in seen.items():
+            watch = watches.setdefault(key, _Watch())
+            if watch.positives == 0:
+                watch.since = step
+            if finding.since is not None:
+                watch.since = min(watch.since, finding.since)
+            watch.positives, watch.negatives = watch.positives + 1, 0
+        for key in watches.keys() - seen.keys():
+            watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1
+        events = self._heal(index, rule, step)
+        for finding in findings:
+            event = self._raise_issue(index, rule, step, finding)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _heal(self, index: int, rule: Rule, step: int) -> list[Issue]:
+        events: list[Issue] = []
+        watches = self._watches[index]
+        for item in [item for item in self._open if item.rule == index]:
+            if all(watches[key].negatives >= rule.heal for key in item.keys):
+                healed = replace(self._issues[item.number], healed_step=step)
+                self._issues[item.number] = healed
+                self._open.remove(item)
+                events.append(healed)
+                for key in item.keys:
+                    watches[key].barred_until = step + rule.cooldown
+        return events
+
+    def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> Issue | None:
+        watches = self._watches[index]
+        keys = _keys(rule, finding)
+        mine = next((item for item in self._open if item.rule == index and not item.keys.isdisjoint(keys)), None)
+        if mine is not None:
+            self._grow(mine, finding)
+        free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key)]
+        if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
+            return None
+        layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
+        issue = Issue(
+            issue_type=finding.issue_type,
+            severity=finding.severity,
+            layer=layers[0],
+            step=min(watches[key].since for key in free),
+            value=finding.value,
+            threshold=finding.threshold,
+            message=finding.message,
+            advice=finding.advice,
+            layers=layers,
+        )
+        self._count += 1
+        self._issues[self._count] = issue
+        self._open.append(_Open(index, self._count, set(free)))
+        return issue
+
+    def _grow(self, item: _Open, finding: Finding) -> None:
+        """Keep an open issue's worst state; its key (type, layer, step) never changes."""
+        issue = self._issues[item.number]
+        if finding.severity > issue.severity:
+            self._issues[item.number] = replace(
+                issue, severity=finding.severity, value=finding.value, message=finding.message, advice=finding.advice
+            )
+
+    def _covered(self, rule: Rule, key: _Key) -> bool:
+        """Whether an open issue already tells of this: the same type, and the same layer where layers count."""
+        kind, _, layer = key
+        for item in self._open:
+            other, issue = self._rules[item.rule], self._issues[item.number]
+            if issue.issue_type is kind and other.fixed == rule.fixed and (layer in issue.layers or layer == _WHOLE):
+                return True
+        return False
+
+    def _numerical(self) -> bool:
+        return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in self._open)
+
+    def _forget(self, step: int) -> None:
+        """Drop what can no longer matter, so that memory stays bounded."""
+        in_use = [(item.rule, key) for item in self._open for key in item.keys]
+        for index, (rule, watches) in enumerate(zip(self._rules, self._watches, strict=True)):
+            if watches:
+                kept = {key for number, key in in_use if number == index}
+                for key in [
+                    key
+                    for key, watch in watches.items()
+                    if key not in kept and watch.negatives >= rule.heal and watch.barred_until < step
+                ]:
+                    del watches[key]
+        while len(self._issues) - len(self._open) > self._keep:
+            numbers = {item.number for item in self._open}
+            del self._issues[next(number for number in self._issues if number not in numbers)]
+
+
+def _keys(rule: Rule, finding: Finding) -> list[_Key]:
+    units = finding.layers if rule.by_layer else (_WHOLE,)
+    return [(finding.issue_type, finding.cause, unit) for unit in units]

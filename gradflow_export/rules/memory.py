@@ -1,0 +1,140 @@
+"""Memory of the process and the device: MEMORY_USAGE, MEMORY_LEAK."""
+
+# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import Floats
+from gradflow_export.stats import theil_sen, theil_sen_bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUsage(Rule):
+    """Find a process or device that is about to run out of memory.
+
+    Attributes:
+        share: Share of the machine's, the container's or the device's memory in use.
+    """
+
+    share: float = 0.9
+
+    name: ClassVar[str] = "memory-usage"
+    needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_reserved")
+    remembers: ClassVar[tuple[str, ...]] = ("runtime.memory_limit", "runtime.cuda_limit")
+    quiet: ClassVar[bool] = False
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Compare what is used with what there is."""
+        pairs = (
+            ("runtime.rss", "runtime.memory_limit", "resident memory", "load less data at once, or use fewer workers"),
+            (
+                "runtime.cuda_reserved",
+                "runtime.cuda_limit",
+                "device memory",
+                "use a smaller batch or torch.utils.checkpoint",
+            ),
+        )
+        found = []
+        for used_name, limit_name, what, advice in pairs:
+            used, limit = record.value(used_name), history.run(limit_name).last
+            if used is not None and limit > 0 and used > self.share * limit:
+                found.append(
+                    Finding(
+                        IssueType.MEMORY_USAGE,
+                        Severity.HIGH,
+                        ("",),
+                        used,
+                        self.share * limit,
+                        f"{what} is {number(used)} MB of {number(limit)} MB.",
+                        f"{advice}; delete tensors that are no longer needed before the next step.",
+                        cause=used_name,
+                    )
+                )
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLeak(Rule):
+    """Find memory that rises by the step and does not level off.
+
+    The first fifth of the run is left out (allocators warm up). The Theil-Sen slope of the rest must be positive with
+    95 % confidence, the rise worth mentioning, and the last third at least half as steep as the whole: a buffer that
+    fills levels off.
+
+    Source: Theil 1950; Sen 1968, JASA 63.
+
+    Attributes:
+        rise: Least rise in MB.
+        share: Least rise as a share of the memory in use.
+        lasting: Least slope of the last third relative to the whole.
+        least: Fewest readings after the first fifth.
+    """
+
+    rise: float = 64.0
+    share: float = 0.05
+    lasting: float = 0.5
+    least: int = 12
+    patience: int = 5
+    heal: int = 20
+    cooldown: int = 200
+
+    name: ClassVar[str] = "memory-leak"
+    needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated")
+    remembers: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated")
+    quiet: ClassVar[bool] = False
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the memory of the run so far."""
+        found = (self._judge(metric, history) for metric in self.needs)
+        return tuple(finding for finding in found if finding is not None)
+
+    def _judge(self, metric: str, history: History) -> Finding | None:
+        series = history.run(metric)
+        if series.count < self.least or series.high - series.low < self.rise:
+            return None
+        steps, values = series.whole()
+        usable = np.isfinite(values)
+        steps, values = steps[usable], values[usable]
+        skip = len(steps) // 5
+        steps, values = _thin(steps[skip:]), _thin(values[skip:])
+        if len(steps) < self.least:
+            return None
+        third = len(steps) // 3
+        rise = float(np.median(values[-3:]) - np.median(values[:3]))
+        threshold = max(self.rise, self.share * float(values[0]))
+        if rise <= threshold:
+            return None
+        slope, low, _ = theil_sen_bounds(steps, values)
+        late = theil_sen(steps[-third:], values[-third:])
+        if not (low > 0 and late >= self.lasting * slope):
+            return None
+        what = "resident memory" if metric == "runtime.rss" else "CUDA memory"
+        return Finding(
+            IssueType.MEMORY_LEAK,
+            Severity.HIGH,
+            ("",),
+            slope,
+            threshold / max(float(steps[-1] - steps[0]), 1.0),
+            f"{what} rose by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(slope)} MB per "
+            "step, and goes on "
+            "rising.",
+            "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which "
+            "keeps the whole graph alive; drop retain_graph=True; bound caches and lists that grow by the "
+            "step.",
+            since=int(steps[0]),
+            cause=metric,
+        )
+
+
+def _thin(values: Floats, limit: int = 64) -> Floats:
+    """Return at most ``limit`` evenly spaced values: pairs of points grow with the square."""
+    if len(values) <= limit:
+        return values
+    return np.asarray(values[np.linspace(0, len(values) - 1, limit).round().astype(np.int64)], dtype=np.float64)

@@ -1,0 +1,148 @@
+"""NaN and Inf: NUMERICAL, one issue for the whole run that names where it began."""
+
+# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerical(Rule):
+    """Find the first step and place at which anything is NaN or Inf.
+
+    Forward order comes first: the first block with a non-finite output. With finite outputs, or none measured, the
+    first non-finite gradient in backward order, which is the last in order of registration. Every tensor is looked
+    at, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
+    """
+
+    patience: int = 1
+
+    name: ClassVar[str] = "numerical"
+    needs: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "gradient.total_norm",
+        "gradient.nonfinite",
+        "parameter.gradient_norm",
+        "parameter.nonfinite",
+        "parameter.weight_norm",
+        "parameter.update_norm",
+        "block.output_rms",
+        "block.gradient_norm",
+    )
+    quiet: ClassVar[bool] = False
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Look at everything this record holds."""
+        loss = record.value("loss")
+        bad_loss = loss is not None and not math.isfinite(loss)
+        outputs = _nonfinite(record.get("block.output_rms"))
+        weights = _nonfinite(record.get("parameter.weight_norm"))
+        gradients = _gradients(record)
+        if not (bad_loss or outputs or gradients or weights or _total(record)):
+            return ()
+        layers, place, advice = self._explain(bad_loss, outputs, weights, gradients, record)
+        what = []
+        if bad_loss and loss is not None:
+            what.append(f"the loss is {number(loss)}")
+        if outputs:
+            what.append(f"the output of {some(outputs, 1)} is not finite")
+        if gradients:
+            what.append(f"the gradient of {some(gradients)} is NaN or Inf")
+        if weights:
+            what.append(f"the weights of {some(weights)} are NaN or Inf")
+        value = loss if bad_loss and loss is not None else float(max(len(gradients), len(outputs), len(weights), 1))
+        message = " and ".join(what or ["the gradient norm is not finite"]) + f"; it begins {place}."
+        return (Finding(IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice),)
+
+    def _explain(
+        self,
+        bad_loss: bool,
+        outputs: tuple[str, ...],
+        weights: tuple[str, ...],
+        gradients: tuple[str, ...],
+        record: StepRecord,
+    ) -> tuple[tuple[str, ...], str, str]:
+        if outputs:
+            everything = tuple(dict.fromkeys(outputs + gradients))
+            return (
+                everything,
+                f"in the forward pass at {outputs[0]}",
+                (
+                    f"check the batch of step {record.step} with torch.isfinite(x).all() and what {outputs[0]} "
+                    "computes: in float16 anything above 65504 overflows, use torch.bfloat16 or float32 "
+                    "there."
+                ),
+            )
+        if bad_loss and record.get("block.output_rms") is not None:
+            return (
+                gradients or ("",),
+                "after the last block",
+                (
+                    "use a loss that works on logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
+                    "log(softmax(x)), and clamp what goes into log, sqrt and divisions: x.clamp_min(1e-8)."
+                ),
+            )
+        if bad_loss:
+            return (
+                gradients or ("",),
+                "in the forward pass or in the loss",
+                (
+                    f"check the batch of step {record.step} with torch.isfinite(x).all(); then use a loss that "
+                    "works on logits (F.cross_entropy) instead of log(softmax(x)), clamp what goes into log, sqrt "
+                    "and divisions, and lower the "
+                    ""
+                    "learning rate if the loss was rising."
+                ),
+            )
+        if gradients:
+            return (
+                gradients,
+                f"in the backward pass at {gradients[0]}",
+                (
+                    "run this step under torch.autograd.detect_anomaly() to see the operation: often sqrt, norm "
+                    "or pow at 0 (add 1e-8), or torch.where over a branch that is NaN. With a GradScaler call "
+                    ""
+                    "scaler.unscale_(optimizer) before "
+                    "clipping."
+                ),
+            )
+        return (
+            weights or ("",),
+            f"in the weights of {weights[0]}" if weights else "in the gradients",
+            (
+                "restart from the last checkpoint with finite weights, and skip updates whose gradient norm is "
+                "not finite: torch.nn.utils.clip_grad_norm_(..., "
+                "error_if_nonfinite=True)."
+            ),
+        )
+
+
+def _nonfinite(reading: Reading | None) -> tuple[str, ...]:
+    if reading is None:
+        return ()
+    where = np.flatnonzero(reading.present & ~np.isfinite(reading.values))
+    return tuple(reading.sites[index] for index in where)
+
+
+def _gradients(record: StepRecord) -> tuple[str, ...]:
+    """Return parameters, or else blocks, with a non-finite gradient, in backward order."""
+    names = _nonfinite(record.get("parameter.gradient_norm"))
+    if not names:
+        counts = record.get("parameter.nonfinite")
+        if counts is not None:
+            where = np.flatnonzero(counts.present & (counts.values > 0))
+            names = tuple(counts.sites[index] for index in where)
+    return (names or _nonfinite(record.get("block.gradient_norm")))[::-1]
+
+
+def _total(record: StepRecord) -> bool:
+    count, norm = record.value("gradient.nonfinite"), record.value("gradient.total_norm")
+    return bool(count) or (norm is not None and not math.isfinite(norm))

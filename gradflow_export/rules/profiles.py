@@ -1,0 +1,118 @@
+"""Named sets of rules, and the fixed thresholds a user may add by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from types import MappingProxyType
+
+from gradflow_export.errors import ArgumentError, nearest
+from gradflow_export.rules.base import Rule
+from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
+from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
+from gradflow_export.rules.numerical import Numerical
+from gradflow_export.rules.progress import Stagnation
+from gradflow_export.rules.seed import (
+    FixedDead,
+    FixedExploding,
+    FixedMemory,
+    FixedSpike,
+    FixedStagnation,
+    FixedUnstable,
+    FixedVanishing,
+)
+from gradflow_export.rules.stability import LossSpike, Unstable
+from gradflow_export.rules.units import Dead, Saturated
+
+PROFILES = ("robust", "seed")
+
+THRESHOLDS: Mapping[str, float] = MappingProxyType(
+    {
+        "gradient_explosion_threshold": 10.0,
+        "gradient_vanishing_threshold": 1e-6,
+        "parameter_stagnation_threshold": 1e-8,
+        "loss_spike_threshold": 2.0,
+        "memory_usage_threshold": 1000.0,
+        "exploding_threshold": 10.0,
+        "vanishing_threshold": 1e-6,
+        "dead_threshold": 0.9,
+        "unstable_cv_threshold": 3.0,
+    }
+)
+"""Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
+
+_SAME = MappingProxyType(
+    {"exploding_threshold": "gradient_explosion_threshold", "vanishing_threshold": "gradient_vanishing_threshold"}
+)
+
+_FIXED: Mapping[str, Callable[[float], Rule]] = MappingProxyType(
+    {
+        "gradient_explosion_threshold": lambda value: FixedExploding(threshold=value),
+        "gradient_vanishing_threshold": lambda value: FixedVanishing(threshold=value),
+        "parameter_stagnation_threshold": lambda value: FixedStagnation(threshold=value),
+        "loss_spike_threshold": lambda value: FixedSpike(threshold=value),
+        "memory_usage_threshold": lambda value: FixedMemory(threshold=value),
+        "dead_threshold": lambda value: FixedDead(threshold=value),
+        "unstable_cv_threshold": lambda value: FixedUnstable(threshold=value),
+    }
+)
+
+
+def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None) -> tuple[Rule, ...]:
+    """Return the rules of a profile.
+
+    Args:
+        name: ``"robust"`` judges by ratios that no scaling of the loss moves; ``"seed"`` by fixed numbers alone.
+        thresholds: Fixed thresholds by name, see :data:`THRESHOLDS`. In the robust profile each adds its fixed rule
+            beside the others; in the seed profile it replaces the default. ``exploding_threshold`` and
+            ``vanishing_threshold`` are other names of ``gradient_explosion_threshold`` and
+            ``gradient_vanishing_threshold``.
+
+    Returns:
+        Frozen rules, ready for :class:`gradflow_export.rules.judge.Judge`.
+
+    Raises:
+        ArgumentError: The profile or a threshold is unknown, given under both its names with two values, not a
+            number, NaN or negative.
+    """
+    if name not in PROFILES:
+        raise ArgumentError(f"unknown profile {name!r}{nearest(str(name), PROFILES)}")
+    chosen = _checked(thresholds or {})
+    if name == "seed":
+        values = {key: chosen.get(key, THRESHOLDS[key]) for key in _FIXED}
+        return (Numerical(), *(_FIXED[key](value) for key, value in values.items()))
+    return (
+        Numerical(),
+        Vanishing(),
+        VanishingParameters(),
+        ExplodingDepth(),
+        ExplodingLoss(),
+        Bottleneck(),
+        RankBottleneck(),
+        Dead(),
+        Saturated(),
+        Unstable(),
+        LossSpike(),
+        Stagnation(),
+        MemoryUsage(),
+        MemoryLeak(),
+        *(_FIXED[key](value) for key, value in chosen.items()),
+    )
+
+
+def _checked(thresholds: Mapping[str, float]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for key, value in thresholds.items():
+        if key not in THRESHOLDS:
+            raise ArgumentError(f"unknown threshold {key!r}{nearest(str(key), THRESHOLDS)}")
+        if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value) or value < 0:
+            raise ArgumentError(f"threshold {key!r} must be a number of at least 0; got {value!r}. Pass a float.")
+        same = _SAME.get(key, key)
+        if out.get(same, value) != value:
+            raise ArgumentError(
+                f"threshold {same!r} was given twice, as {out[same]!r} and {value!r}; pass one of the two."
+            )
+        out[same] = float(value)
+    return out

@@ -1,0 +1,204 @@
+"""Parameters that do not move: STAGNATION, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import FloatArray, IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.signals import converged, owner
+
+NOT_OWNED = "not in an optimizer"
+NO_GRADIENT = "no gradient"
+ZERO_RATE = "learning rate 0"
+ZERO_GRADIENT = "zero gradient"
+ROUNDING = "rounding"
+
+_MISSING = np.float32(np.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stagnation(Rule):
+    """Find trainable parameters that have not changed by a single bit over at least ``span`` executed steps.
+
+    Neither the update nor the weight norm may have changed between any two readings of the span, so that parameters
+    which another optimizer moves in between are not accused. A gradient that is zero by invariance is no fault: it is
+    0, or lies below ``invariant`` of its module's other gradients, while those parameters learn (the key bias of
+    attention, a convolution's bias before BatchNorm). Steps that a gradient scaler skipped are no steps.
+
+    Attributes:
+        span: Least number of steps without a change.
+        readings: Least number of readings within them.
+        invariant: Greatest share of the sibling's gradient norm that counts as zero by invariance.
+        patience: One; the span is the patience.
+    """
+
+    span: int = 10
+    readings: int = 3
+    invariant: float = 1e-4
+    patience: int = 1
+    heal: int = 1
+
+    name: ClassVar[str] = "stagnation"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.update_norm", "parameter.weight_norm")
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the updates of this record and the readings before it."""
+        trainable = record.get("parameter.trainable")
+        if trainable is None:
+            return ()
+        updates = history.at_sites("parameter.update_norm")
+        resting = _resting(record, updates)
+        if len(resting) < self.readings:
+            return ()
+        sites = tuple(trainable.sites)
+        still = trainable.present & (trainable.values > 0) & ~(self._at(record, "update_norm", sites) > 0)
+        if not still.any():
+            return ()
+        since, count = _unmoved(sites, updates, history.at_sites("parameter.weight_norm"))
+        still &= (record.step - since + 1 >= self.span) & (count >= self.readings)
+        if not still.any():
+            return ()
+        reasons = self._reasons(record, sites, still)
+        if converged(record, history):
+            reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
+        first = dict(zip(sites, since.tolist(), strict=True))
+        return tuple(
+            self._finding(why, layers, int(first[layers[0]]), record.step, trainable)
+            for why, layers in reasons.items()
+            if layers
+        )
+
+    def _at(self, record: StepRecord, name: str, sites: tuple[str, ...]) -> FloatArray:
+        """Return a parameter metric at ``sites``, NaN where missing. Shape: ``[len(sites)]``."""
+        reading = record.get(f"parameter.{name}")
+        if reading is None:
+            return np.full(len(sites), _MISSING)
+        if reading.sites == sites:
+            return np.where(reading.present, reading.values, _MISSING)
+        known = reading.as_dict()
+        return np.array([_MISSING if known.get(site) is None else known[site] for site in sites], dtype=np.float32)
+
+    def _reasons(
+        self, record: StepRecord, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
+    ) -> dict[str, tuple[str, ...]]:
+        norms, rates = self._at(record, "gradient_norm", sites), self._at(record, "learning_rate", sites)
+        loudest: dict[str, float] = {}
+        for index in np.flatnonzero(~still & (norms > 0)):
+            module = owner(sites[index])
+            loudest[module] = max(loudest.get(module, 0.0), float(norms[index]))
+        out: dict[str, list[str]] = {}
+        for index in np.flatnonzero(still):
+            norm, rate = float(norms[index]), float(rates[index])
+            if np.isnan(rate):
+                why = NOT_OWNED
+            elif np.isnan(norm):
+                why = NO_GRADIENT
+            elif rate == 0.0:
+                why = ZERO_RATE
+            elif norm <= self.invariant * loudest.get(owner(sites[index]), -1.0):
+                continue
+            else:
+                why = ZERO_GRADIENT if norm == 0.0 else ROUNDING
+            out.setdefault(why, []).append(sites[index])
+        return {why: tuple(names) for why, names in out.items()}
+
+    def _finding(self, why: str, layers: tuple[str, ...], since: int, step: int, trainable: Reading) -> Finding:
+        total = int((trainable.present & (trainable.values > 0)).sum())
+        severity = Severity.HIGH if 2 * len(layers) >= total or why == ROUNDING else Severity.MEDIUM
+        message = (
+            f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change by a bit in "
+            f"{number(step - since + 1)} steps: {why}."
+        )
+        return Finding(
+            IssueType.STAGNATION,
+            severity,
+            layers,
+            0.0,
+            0.0,
+            message,
+            _advice(why, layers[0]),
+            since=since,
+            cause=why,
+        )
+
+
+def _advice(why: str, layer: str) -> str:
+    if why == NOT_OWNED:
+        return (
+            "build the optimizer from model.parameters() after every module exists, or "
+            "optimizer.add_param_group({'params': "
+            f"[...]}}); if {layer} is frozen on purpose, call requires_grad_(False) on it."
+        )
+    if why == NO_GRADIENT:
+        return (
+            f"the loss does not depend on {layer} through the graph: look for .detach(), .item(), torch.no_grad() or "
+            "an argmax between it and the loss, and for modules that forward() never "
+            "calls."
+        )
+    if why == ZERO_RATE:
+        return (
+            "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
+            "per step and has not run "
+            "out."
+        )
+    if why == ZERO_GRADIENT:
+        return (
+            f"what follows {layer} lets no gradient through: look for dead ReLU units, weights initialised to 0 (use "
+            "nn.init.kaiming_normal_), or a mask that removes its output."
+        )
+    return (
+        "each update is smaller than half the spacing of the weights' number format: keep the weights in "
+        "float32 and use torch.autocast for bfloat16, or raise the learning "
+        "rate."
+    )
+
+
+def _resting(record: StepRecord, updates: SiteSeries) -> npt.NDArray[np.int64]:
+    steps = updates.steps
+    return steps[steps <= record.step]
+
+
+def _unmoved(
+    sites: tuple[str, ...], updates: SiteSeries, weights: SiteSeries
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return since which reading each parameter has rested, and over how many readings.
+
+    A parameter with no update and no weight norm at all (nobody owns it) has rested from the first reading on.
+
+    Returns:
+        Steps and counts. Shape of both: ``[len(sites)]``.
+    """
+    steps = updates.steps
+    moved = updates.present & (updates.values != 0)
+    moved = _columns(moved, updates.sites, sites)
+    same_clock = weights.steps.shape == steps.shape and bool((weights.steps == steps).all())
+    if same_clock and len(steps) > 1:
+        both = weights.present[1:] & weights.present[:-1]
+        shifted = np.zeros((len(steps), len(weights.sites)), dtype=np.bool_)
+        # A norm that differs from the next reading's was changed by this reading's step or by one in between.
+        shifted[:-1] = both & (weights.values[1:] != weights.values[:-1])
+        moved |= _columns(shifted, weights.sites, sites)
+    last = np.where(moved.any(axis=0), len(steps) - 1 - moved[::-1].argmax(axis=0), -1)
+    count = len(steps) - 1 - last
+    since = steps[np.minimum(last + 1, len(steps) - 1)]
+    return since, np.asarray(count, dtype=np.int64)
+
+
+def _columns(table: npt.NDArray[np.bool_], have: tuple[str, ...], want: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    """Reorder the columns of ``table`` to ``want``; False where a site is not known."""
+    if have == want:
+        return np.array(table, dtype=np.bool_)
+    place = {site: index for index, site in enumerate(have)}
+    out = np.zeros((len(table), len(want)), dtype=np.bool_)
+    for column, site in enumerate(want):
+        if site in place:
+            out[:, column] = table[:, place[site]]
+    return out

@@ -1,0 +1,122 @@
+"""What several rules ask of a record: the chain of blocks, whether training is solved, which names belong together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import Reading, StepRecord
+from gradflow_export.rules.history import History
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Logarithms of one metric along the blocks it arrived at, in depth order.
+
+    Attributes:
+        sites: Names of the blocks that have a finite value.
+        logs: Natural logarithms, -inf where the value is 0. Shape: ``[len(sites)]``.
+    """
+
+    sites: tuple[str, ...]
+    logs: Floats
+
+    @property
+    def log_gains(self) -> Floats:
+        """What each block but the first multiplies the gradient by on its way back. Shape: ``[len(sites) - 1]``."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.logs[:-1] - self.logs[1:], dtype=np.float64)
+
+
+def chain(reading: Reading | None) -> Chain | None:
+    """Return the logarithms along a chain, ``None`` for fewer than two blocks with a finite value."""
+    if reading is None:
+        return None
+    usable = reading.present & np.isfinite(reading.values)
+    if int(usable.sum()) < 2:
+        return None
+    with np.errstate(divide="ignore"):
+        logs = np.log(reading.values[usable].astype(np.float64))
+    return Chain(tuple(site for site, here in zip(reading.sites, usable, strict=True) if here), logs)
+
+
+def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[np.bool_]:
+    """Find the transitions that damp far more than the others do.
+
+    Args:
+        log_gains: Shape: ``[n]``. -inf marks a transition that lets nothing through.
+        floor: Least distance from the median of the others, in nats.
+        deviations: Least distance in robust standard deviations of the others.
+
+    Returns:
+        True where ``log_gain < median of the others - max(floor, deviations * 1.4826 * MAD of the others)``; all False
+        for fewer than two transitions. Shape: ``[n]``.
+
+    Source: leave-one-out median and MAD, Rousseeuw and Croux 1993, JASA 88.
+    """
+    flags = np.zeros(len(log_gains), dtype=np.bool_)
+    if len(log_gains) < 2:
+        return flags
+    for index, gain in enumerate(log_gains):
+        others = np.delete(log_gains, index)
+        others = others[np.isfinite(others)]
+        if math.isnan(gain) or others.size == 0:
+            continue
+        middle = float(np.median(others))
+        spread = 1.4826 * float(np.median(np.abs(others - middle)))
+        flags[index] = gain < middle - max(floor, deviations * spread)
+    return flags
+
+
+def solved(history: History, share: float = 0.1) -> bool:
+    """Whether the loss has fallen below ``share`` of where it started; always False for losses that go below 0."""
+    loss = history.run("loss")
+    recent = loss.values[-5:]
+    if loss.count < 5 or loss.low < 0 or not np.isfinite(recent).all():
+        return False
+    return float(np.median(recent)) < share * loss.first
+
+
+def converged(record: StepRecord, history: History) -> bool:
+    """Whether there is nothing left to learn, so that resting weights and gradients are no fault.
+
+    Either the Polyak step ``L / ||g||`` is below the resolution of the weights (1e-6 of their norm): so small a move
+    would already bring the loss to zero. Or the loss fell by a tenth or more of its first value, lies within 1 % of
+    that fall from its least value, and its level fell by less than 0.1 % of it between the halves of the last 20
+    steps.
+
+    Source: Polyak 1987, Introduction to Optimization, section 5.3; criterion (d) of the convergence indicators.
+    """
+    loss = history.run("loss")
+    if loss.count == 0 or not math.isfinite(loss.last):
+        return False
+    if loss.last == 0.0 or _within_resolution(record, loss.last):
+        return True
+    recent, drop = loss.values[-20:], loss.first - loss.low
+    if len(recent) < 20 or not np.isfinite(recent).all() or drop < 0.1 * abs(loss.first):
+        return False
+    before, after = float(np.median(recent[:10])), float(np.median(recent[10:]))
+    return after <= loss.low + 0.01 * drop and before - after < 1e-3 * drop
+
+
+def _within_resolution(record: StepRecord, loss: float) -> bool:
+    weights, gradient = record.get("parameter.weight_norm"), record.value("gradient.total_norm")
+    if weights is None or gradient is None or loss < 0 or not gradient > 0:
+        return False
+    size = float(np.sqrt(np.square(weights.values.astype(np.float64)).sum()))
+    return size > 0 and loss < 1e-6 * gradient * size
+
+
+def owner(parameter: str) -> str:
+    """Return the module a parameter belongs to."""
+    return parameter.rpartition(".")[0]
+
+
+def inside(module: str, block: str) -> bool:
+    """Whether ``module`` is ``block`` or lies within it."""
+    return module == block or module.startswith(block + ".")

@@ -1,0 +1,203 @@
+"""Gradients and losses over time: UNSTABLE, LOSS_SPIKE."""
+
+# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import Floats
+
+
+def residuals(logs: Floats, width: int = 9) -> Floats:
+    """Return each value minus the median of the ``width`` values centred on it.
+
+    A trend, however steep, leaves nothing; one value that stands out leaves its height.
+
+    Args:
+        logs: Finite values in order. Shape: ``[n]``.
+        width: Odd number of values.
+
+    Returns:
+        Shape: ``[max(n - width + 1, 0)]``; the first belongs to ``logs[width // 2]``.
+    """
+    if len(logs) < width:
+        return np.zeros(0, dtype=np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(logs, width)
+    half = width // 2
+    return np.asarray(logs[half : len(logs) - half] - np.median(windows, axis=1), dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unstable(Rule):
+    """Find gradients that leap again and again, or a step that overshoots the valley from side to side.
+
+    Judged on what a rolling median leaves over, not on the coefficient of variation: that is at most the square root of
+    the number of steps, and healthy fast convergence exceeds 3 by trend alone. Norms far below the greatest of the run
+    are the noise of a solved problem and do not count.
+
+    Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow).
+
+    Attributes:
+        leap: Factor over the rolling median that makes an outlier.
+        times: Fewest outliers in the window.
+        turn: Median cosine of consecutive gradients that means turning round.
+        relevant: Least share of the greatest norm of the run.
+    """
+
+    leap: float = 20.0
+    times: int = 2
+    turn: float = -0.5
+    relevant: float = 1e-3
+    patience: int = 2
+    heal: int = 10
+
+    name: ClassVar[str] = "unstable"
+    needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine")
+    remembers: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine", "learning_rate")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the norms and cosines of the last steps."""
+        norms = history.run("gradient.total_norm")
+        usable = np.isfinite(norms.values) & (norms.values > 0)
+        values, steps = norms.values[usable][-64:], norms.steps[usable][-64:]
+        if len(values) < 10:
+            return ()
+        return self._leaps(values, steps, norms.high) or self._turns(values, steps, norms.high, history)
+
+    def _leaps(self, values: Floats, steps: npt.NDArray[np.int64], greatest: float) -> tuple[Finding, ...]:
+        if float(values.max()) < self.leap * float(values.min()):
+            return ()
+        left = residuals(np.log(values))
+        middle = slice(4, len(values) - 4)
+        where = np.flatnonzero((left > math.log(self.leap)) & (values[middle] > self.relevant * greatest))
+        if len(where) < self.times:
+            return ()
+        times, first = math.exp(float(left[where].max())), int(steps[middle][where[0]])
+        return (
+            Finding(
+                IssueType.UNSTABLE,
+                Severity.HIGH,
+                ("",),
+                times,
+                self.leap,
+                f"the gradient norm leapt to up to {number(times)} times its neighbours, {len(where)} times within "
+                f"{len(values)} steps.",
+                "look for outlying samples or labels in the batches of steps "
+                f"{', '.join(map(str, steps[middle][where][:4]))}, use a loss that bounds them (F.huber_loss), and "
+                "clip: torch.nn.utils.clip_grad_norm_(model.parameters(), "
+                "1.0).",
+                since=first,
+                cause="leaps",
+            ),
+        )
+
+    def _turns(
+        self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
+    ) -> tuple[Finding, ...]:
+        cosines = history.run("gradient.cosine").values[-10:]
+        if len(cosines) < 10 or not np.isfinite(cosines).all() or values[-1] < self.relevant * greatest:
+            return ()
+        turn = float(np.median(cosines))
+        if not (turn < self.turn and values[-1] > values[-10]):
+            return ()
+        rate = history.run("learning_rate")
+        halve = f" from {number(rate.last)} to {number(rate.last / 2)}" if rate.count else ""
+        return (
+            Finding(
+                IssueType.UNSTABLE,
+                Severity.HIGH,
+                ("",),
+                turn,
+                self.turn,
+                f"consecutive gradients point in opposite directions (median cosine {number(turn)} over 10 "
+                "steps) while they grow from "
+                f"{number(values[-10])} to {number(values[-1])}: each step jumps across the valley.",
+                f"halve the learning rate{halve}: it is above the stability limit 2 / lambda_max.",
+                since=int(steps[-10]),
+                cause="turns",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpike(Rule):
+    """Find a loss far above what the last steps vary by.
+
+    Positive losses are judged by their logarithm, others by differences.
+
+    Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
+
+    Attributes:
+        deviations: Robust standard deviations above the median of the window.
+        factor: Factor above the greatest loss of the window.
+        relevant: Least share of the first loss.
+        least: Fewest earlier losses.
+        floor: Least robust deviation of the logarithm.
+    """
+
+    deviations: float = 6.0
+    factor: float = 3.0
+    relevant: float = 0.05
+    least: int = 6
+    floor: float = 0.1
+    patience: int = 1
+    heal: int = 2
+    cooldown: int = 5
+
+    name: ClassVar[str] = "loss-spike"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the newest loss against those before it."""
+        loss = history.run("loss")
+        past, now = loss.values[-11:-1], loss.last
+        past = past[np.isfinite(past)]
+        if len(past) < self.least or not math.isfinite(now):
+            return ()
+        usual = float(np.median(past))
+        limit = self._positive_limit(past, loss.first) if loss.low > 0 else self._signed_limit(past)
+        if not now > limit:
+            return ()
+        rate = history.run("learning_rate")
+        moved = rate.count > 1 and rate.values[-2] < rate.last
+        advice = (
+            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} just then: "
+            "use a warm-up."
+            if moved
+            else f"look at the batch of step {int(loss.steps[-1])} for outlying samples or labels and at the "
+            "learning rate of the step before; clip with torch.nn.utils.clip_grad_norm_(model.parameters(), "
+            "1.0)."
+        )
+        return (
+            Finding(
+                IssueType.LOSS_SPIKE,
+                Severity.HIGH if loss.low > 0 and now > 10 * usual else Severity.MEDIUM,
+                ("",),
+                now,
+                limit,
+                f"the loss jumped to {number(now)}; the last {len(past)} were about {number(usual)}, at most "
+                f"{number(float(past.max()))}.",
+                advice,
+            ),
+        )
+
+    def _positive_limit(self, past: Floats, first: float) -> float:
+        logs = np.log(past)
+        middle = float(np.median(logs))
+        spread = max(1.4826 * float(np.median(np.abs(logs - middle))), self.floor)
+        return max(math.exp(middle + self.deviations * spread), self.factor * float(past.max()), self.relevant * first)
+
+    def _signed_limit(self, past: Floats) -> float:
+        top, width = float(past.max()), float(past.max() - past.min())
+        middle = float(np.median(past))
+        spread = max(1.4826 * float(np.median(np.abs(past - middle))), self.floor * abs(middle))
+        return top + max(self.deviations * spread, self.factor * width)

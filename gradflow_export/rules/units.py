@@ -1,0 +1,105 @@
+"""Activations that have stopped responding: DEAD, SATURATION."""
+
+# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dead(Rule):
+    """Find modules nearly all of whose units never fire for any sample: no gradient passes through them.
+
+    Many zeros are not enough: a sparse layer whose every unit fires on some sample is alive.
+
+    Source: Lu et al. 2019, arXiv:1903.06733.
+
+    Attributes:
+        share: Least share of units of a module without any output above 0.
+    """
+
+    share: float = 0.9
+
+    name: ClassVar[str] = "dead"
+    needs: ClassVar[tuple[str, ...]] = ("activation.dead_share",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the dead shares of this record."""
+        reading = record.get("activation.dead_share")
+        if reading is None:
+            return ()
+        where = np.flatnonzero(reading.present & (reading.values >= self.share))
+        if where.size == 0:
+            return ()
+        layers = tuple(reading.sites[index] for index in where)
+        first = float(reading.values[where[0]])
+        message = f"{number(100 * first)} % of the units of {layers[0]} are 0 for every sample" + (
+            f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
+        )
+        advice = (
+            f"look at the bias that feeds {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialise "
+            "the weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, or "
+            "use "
+            "nn.LeakyReLU(0.01)."
+        )
+        severity = Severity.HIGH if float(reading.values[where].max()) >= 0.99 else Severity.MEDIUM
+        return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saturated(Rule):
+    """Find modules most of whose outputs lie where the activation is flat, while the loss is not solved.
+
+    The last activation of a model may saturate because the answers are right; there a loss below ``small`` counts as
+    solved from the start, the one absolute number among these rules.
+
+    Source: Glorot and Bengio 2010, AISTATS.
+
+    Attributes:
+        share: Share of outputs with a derivative below 1 % of its maximum.
+        small: Loss below which a saturated last activation is no fault.
+    """
+
+    share: float = 0.8
+    small: float = 1e-3
+
+    name: ClassVar[str] = "saturated"
+    needs: ClassVar[tuple[str, ...]] = ("activation.saturated_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the saturated shares of this record."""
+        reading = record.get("activation.saturated_share")
+        if reading is None or solved(history):
+            return ()
+        flat = reading.present & (reading.values > self.share)
+        loss = history.run("loss").last
+        measured = np.flatnonzero(reading.present)
+        if measured.size and math.isfinite(loss) and 0 <= loss < self.small:
+            flat[measured[-1]] = False
+        where = np.flatnonzero(flat)
+        if where.size == 0:
+            return ()
+        layers = tuple(reading.sites[index] for index in where)
+        first = float(reading.values[where[0]])
+        message = f"{number(100 * first)} % of the outputs of {layers[0]} lie where its derivative is below 1 %" + (
+            f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
+        )
+        advice = (
+            f"shrink what enters {layers[0]}: standardise the inputs ((x - mean) / std), divide the weights "
+            "before it, or put nn.LayerNorm before the "
+            "activation."
+        )
+        severity = Severity.HIGH if first >= 0.95 else Severity.MEDIUM
+        return (Finding(IssueType.SATURATION, severity, layers, first, self.share, message, advice),)
