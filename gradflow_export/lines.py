@@ -1,0 +1,180 @@
+"""How records lie in a JSON-lines file (floor 0: numpy only).
+
+Each line is one object with a ``kind``::
+
+    {"kind": "run", "v": 1, "session": ..., ...}            the RunInfo; begins a session
+    {"kind": "sites", "id": 0, "sites": ["fc1", "fc2"]}     a table of site names, written once per session
+    {"kind": "step", "step": 7, "wall_time": ..., "phase": "train", "rank": 0,
+     "run": {"loss": 0.25}, "sites": {"block.gain": [0, [1.5, null]]}, "issues": [...], "histograms": [...]}
+
+``null`` is *missing*; NaN and the infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that
+every line is strict JSON. Numbers are written with all the digits that float32 needs to come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.chunks import FORMAT
+from gradflow_export.errors import StorageError
+from gradflow_export.records import (
+    RUN_SITE,
+    Histogram,
+    Reading,
+    RunInfo,
+    StepRecord,
+    info_from_json,
+    info_to_json,
+    issue_from_json,
+    issue_to_json,
+    number_to_json,
+)
+
+
+class LineEncoder:
+    """Turns records of one session into lines; remembers which site tables were written."""
+
+    def __init__(self) -> None:
+        self._site_ids: dict[tuple[str, ...], int] = {}
+
+    def run(self, info: RunInfo) -> bytes:
+        """Return the line that begins a session."""
+        return _line({"kind": "run", "v": FORMAT, **info_to_json(info)})
+
+    def record(self, record: StepRecord) -> bytes:
+        """Return the line of one record, after those of site tables that it is the first to use."""
+        tables: list[bytes] = []
+        body: dict[str, Any] = {
+            "kind": "step",
+            "step": record.step,
+            "wall_time": record.wall_time,
+            "phase": record.phase,
+            "rank": record.rank,
+            "run": {},
+            "sites": {},
+        }
+        for reading in record.readings:
+            numbers = _numbers(reading)
+            if reading.sites == (RUN_SITE,):
+                body["run"][reading.metric] = numbers[0]
+            else:
+                body["sites"][reading.metric] = [self._table(reading.sites, tables), numbers]
+        if record.issues:
+            body["issues"] = [issue_to_json(issue) for issue in record.issues]
+        if record.histograms:
+            body["histograms"] = [_histogram_to_json(histogram) for histogram in record.histograms]
+        return b"".join([*tables, _line(body)])
+
+    def _table(self, sites: tuple[str, ...], out: list[bytes]) -> int:
+        if sites not in self._site_ids:
+            number = self._site_ids[sites] = len(self._site_ids)
+            out.append(_line({"kind": "sites", "id": number, "sites": list(sites)}))
+        return self._site_ids[sites]
+
+
+class LineDecoder:
+    """Turns lines back into records, in file order; the state is the site tables of the current session."""
+
+    def __init__(self, sites: Mapping[int, tuple[str, ...]] | None = None) -> None:
+        self.sites: dict[int, tuple[str, ...]] = dict(sites or {})
+
+    def decode(self, line: bytes) -> RunInfo | StepRecord | None:
+        """Return what a line holds.
+
+        Args:
+            line: One line of the file, with or without its newline.
+
+        Returns:
+            A RunInfo where a session begins, a record, or ``None`` for a site table or a line of somebody else.
+
+        Raises:
+            ValueError: The line is damaged.
+            StorageError: It was written by a newer version of this package.
+        """
+        data = json.loads(line)
+        kind = data.get("kind") if isinstance(data, dict) else None
+        try:
+            if kind == "run" and "session" in data:
+                return self._begin(data)
+            if kind == "sites":
+                self.sites[int(data["id"])] = tuple(data["sites"])
+            elif kind == "step":
+                return self._record(data)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"a {kind} line lacks a part: {error!r}") from error
+        return None
+
+    def _begin(self, data: dict[str, Any]) -> RunInfo:
+        if int(data["v"]) > FORMAT:
+            raise StorageError(
+                f"session {data['session']} has format {data['v']}, this version reads up to {FORMAT}; "
+                "update gradflow-export."
+            )
+        self.sites = {}
+        return info_from_json({key: value for key, value in data.items() if key not in {"kind", "v"}})
+
+    def _record(self, data: dict[str, Any]) -> StepRecord:
+        readings = [_reading(metric, (RUN_SITE,), [number]) for metric, number in data["run"].items()]
+        readings += [_reading(metric, self.sites[table], numbers) for metric, (table, numbers) in data["sites"].items()]
+        return StepRecord(
+            int(data["step"]),
+            float(data["wall_time"]),
+            tuple(readings),
+            tuple(_histogram_from_json(item) for item in data.get("histograms", ())),
+            tuple(issue_from_json(item) for item in data.get("issues", ())),
+            data["phase"],
+            data["rank"],
+        )
+
+
+def _line(data: Any) -> bytes:
+    try:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # a NaN somewhere in settings, issues or edges: rare, so looked for only now
+        text = json.dumps(_strict(data), allow_nan=False, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def _strict(data: Any) -> Any:
+    if isinstance(data, float):
+        return number_to_json(data)
+    if isinstance(data, Mapping):
+        return {key: _strict(value) for key, value in data.items()}
+    return [_strict(item) for item in data] if isinstance(data, (list, tuple)) else data
+
+
+def _numbers(reading: Reading) -> list[Any]:
+    numbers: list[Any] = reading.values.tolist()
+    if reading.present.all() and np.isfinite(reading.values).all():
+        return numbers
+    return [
+        (number if math.isfinite(number) else number_to_json(number)) if here else None
+        for number, here in zip(numbers, reading.present.tolist(), strict=True)
+    ]
+
+
+def _reading(metric: str, sites: tuple[str, ...], numbers: list[Any]) -> Reading:
+    present: npt.NDArray[np.bool_] = np.array([number is not None for number in numbers], dtype=np.bool_)
+    values = np.array([0.0 if number is None else float(number) for number in numbers], dtype=np.float64)
+    return Reading(metric, sites, values.astype(np.float32), present)
+
+
+def _histogram_to_json(histogram: Histogram) -> dict[str, Any]:
+    return {
+        "metric": histogram.metric,
+        "site": histogram.site,
+        "edges": histogram.edges.tolist(),
+        "counts": histogram.counts.tolist(),
+        "nonfinite": histogram.nonfinite,
+    }
+
+
+def _histogram_from_json(data: Mapping[str, Any]) -> Histogram:
+    edges = np.array([float(edge) for edge in data["edges"]], dtype=np.float64)
+    return Histogram(data["metric"], data["site"], edges, np.array(data["counts"], dtype=np.int64), data["nonfinite"])
