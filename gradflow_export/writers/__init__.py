@@ -1,1 +1,64 @@
-"""Places that records go to; they know records only (floor 1)."""
+"""Places that records go to; they know records only (floor 1).
+
+Importing this package loads no writer: each is loaded when its name is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.writers.base import Writer
+
+if TYPE_CHECKING:
+    from gradflow_export.writers.console import ConsoleWriter
+    from gradflow_export.writers.jsonl import JsonlWriter
+    from gradflow_export.writers.memory import MemoryWriter
+    from gradflow_export.writers.tensorboard import TensorBoardWriter
+
+__all__ = ["ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "Writer", "make_writer"]
+
+_WRITERS = (
+    ("console", "ConsoleWriter", False),
+    ("jsonl", "JsonlWriter", True),
+    ("memory", "MemoryWriter", False),
+    ("tensorboard", "TensorBoardWriter", True),
+)
+
+
+def make_writer(backend: str | Writer, logdir: str | os.PathLike[str]) -> Writer:
+    """Return the writer that a name stands for, or the writer itself.
+
+    Args:
+        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, or an object with the four methods of
+            :class:`Writer`.
+        logdir: Directory for the writers that write files.
+
+    Raises:
+        ArgumentError: The name is unknown; the message names the nearest.
+        ArgumentTypeError: It is neither a name nor a writer.
+        StorageError: ``logdir`` cannot be written to.
+    """
+    if not isinstance(backend, str):
+        if isinstance(backend, Writer) and not isinstance(backend, type):
+            return backend
+        raise ArgumentTypeError(
+            f"a backend expects a name or a writer with name, open, write, flush and close, got {backend!r}; "
+            "pass 'tensorboard', or an instance such as MemoryWriter()."
+        )
+    for name, class_name, needs_place in _WRITERS:
+        if name == backend:
+            made = __getattr__(class_name)(logdir) if needs_place else __getattr__(class_name)()
+            assert isinstance(made, Writer)
+            return made
+    raise ArgumentError(f"unknown backend {backend!r}{nearest(backend, (name for name, _, _ in _WRITERS))}")
+
+
+def __getattr__(name: str) -> Any:
+    """Load a writer's module when its class is first asked for."""
+    for module, class_name, _ in _WRITERS:
+        if class_name == name:
+            return getattr(importlib.import_module(f"gradflow_export.writers.{module}"), class_name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

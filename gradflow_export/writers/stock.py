@@ -1,0 +1,88 @@
+"""What of a record goes to TensorBoard's own Scalars and Histograms pages, as serialised Events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tensorboard.compat.proto import event_pb2, summary_pb2
+
+from gradflow_export.catalog import CATALOG
+from gradflow_export.framing import summary_metadata, tensor_proto
+from gradflow_export.records import Histogram, StepRecord
+
+MOST_SCALARS = 20
+"""More than a few tags make the Scalars page slow and unreadable; the panel has the rest."""
+
+_HEADLINES = tuple(spec.name for spec in CATALOG.values() if spec.headline and spec.kind == "run")[:MOST_SCALARS]
+_TEMPLATES = 16
+
+
+class StockPages:
+    """Builds the Events of one session; readers need metadata in the first Event of a tag only, so only that has it."""
+
+    def __init__(self) -> None:
+        self._described: set[str] = set()
+        self._templates: dict[tuple[str, ...], tuple[Any, Sequence[Any]]] = {}
+
+    def events(self, record: StepRecord) -> list[bytes]:
+        """Return the record's headline scalars as one Event, and its histograms, if any, as another.
+
+        Args:
+            record: NaN and Inf are written as they are; a missing value is left out.
+
+        Returns:
+            No, one or two serialised Events.
+        """
+        out = []
+        names, contents = [], []
+        for name in _HEADLINES:
+            reading = record.get(name)
+            if reading is not None and len(reading.sites) == 1 and reading.present[0]:
+                names.append(name)
+                contents.append(reading.values.tobytes())
+        if names:
+            out.append(self._scalars(tuple(names), contents, record))
+        if record.histograms:
+            values = [self._histogram(histogram) for histogram in record.histograms]
+            event = event_pb2.Event(step=record.step, wall_time=record.wall_time)
+            event.summary.value.extend(values)
+            out.append(bytes(event.SerializeToString()))
+        return out
+
+    def _scalars(self, names: tuple[str, ...], contents: list[bytes], record: StepRecord) -> bytes:
+        new = not self._described.issuperset(names)
+        event, tensors = self._build(names, describe=True) if new else self._template(names)
+        self._described.update(names)
+        event.step, event.wall_time = record.step, record.wall_time
+        for tensor, content in zip(tensors, contents, strict=True):
+            tensor.tensor_content = content
+        return bytes(event.SerializeToString())
+
+    def _template(self, names: tuple[str, ...]) -> tuple[Any, Sequence[Any]]:
+        """Filling in a kept Event is several times cheaper than building one."""
+        if names not in self._templates:
+            if len(self._templates) >= _TEMPLATES:
+                self._templates.clear()
+            self._templates[names] = self._build(names, describe=False)
+        return self._templates[names]
+
+    def _build(self, names: tuple[str, ...], *, describe: bool) -> tuple[Any, Sequence[Any]]:
+        event = event_pb2.Event()
+        for name in names:
+            value = event.summary.value.add(tag=f"gradflow/{name}", tensor=tensor_proto(np.zeros((), np.float32)))
+            if describe:
+                value.metadata.CopyFrom(summary_metadata("scalars", b"", summary_pb2.DATA_CLASS_SCALAR))
+                value.metadata.summary_description = f"{CATALOG[name].title} [{CATALOG[name].unit}]"
+        return event, [value.tensor for value in event.summary.value]
+
+    def _histogram(self, histogram: Histogram) -> Any:
+        tag = f"gradflow/{histogram.metric}/{histogram.site}"
+        edges, counts = histogram.edges, histogram.counts
+        bins = np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1)  # Shape: [bins, 3]
+        value = summary_pb2.Summary.Value(tag=tag, tensor=tensor_proto(bins))
+        if tag not in self._described:
+            self._described.add(tag)
+            value.metadata.CopyFrom(summary_metadata("histograms", b"", summary_pb2.DATA_CLASS_TENSOR))
+        return value

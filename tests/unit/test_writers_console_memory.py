@@ -1,0 +1,108 @@
+"""The console and memory writers."""
+
+import io
+import sys
+
+import pytest
+
+from gradflow_export.errors import ArgumentError
+from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.writers import ConsoleWriter, MemoryWriter
+
+GOLDEN = """\
+gradflow: watching Net, 1,234,567 parameters, rank 1 of 4
+gradflow: step 1  loss 2.303  gradient norm 1e-07  lr 0.001
+gradflow: [HIGH] VANISHING in fc1 (+1 more) since step 2: gain is 0.01, below 0.5. Do: use residual connections.
+gradflow: step 4 (evaluation)  loss nan  accuracy 0.5  steps/s 12.35
+gradflow: healed [HIGH] VANISHING in fc1 (+1 more) since step 2 until step 5: gain is 0.9. Do: nothing.
+gradflow: closed after step 5; issues: 1, still open: 0
+"""
+
+
+def write_sample_run(writer):
+    """Write a run with pinned values: ten seconds between the first and the second headline."""
+
+    def issue(message, advice, healed=None):
+        return Issue(IssueType.VANISHING, Severity.HIGH, "fc1", 2, 0.01, 0.5, message, advice, ("fc1", "fc2"), healed)
+
+    def numbers(**values):
+        return tuple(Reading.of(name.replace("__", "."), ("",), [value]) for name, value in values.items())
+
+    writer.open(RunInfo("1-1", 1.0, "Net", 1234567, rank=1, world_size=4))
+    first = numbers(loss=2.302585, gradient__total_norm=1e-7, learning_rate=1e-3, gain__depth=None)
+    writer.write(StepRecord(1, 100.0, first))
+    writer.write(
+        StepRecord(2, 101.0, first, issues=(issue("gain is 0.01,\n below 0.5.", "use residual connections."),))
+    )
+    writer.write(StepRecord(3, 102.0, first, issues=()))
+    last = numbers(loss=float("nan"), alignment__accuracy=0.5, runtime__throughput=12.3456)
+    writer.write(StepRecord(4, 110.0, last, phase="evaluation"))
+    writer.write(StepRecord(5, 111.0, issues=(issue("gain is 0.9.", "nothing.", 5),)))
+    writer.close()
+
+
+def test_console_output_is_this_text():
+    """Issues are one line each, headline numbers come every ten seconds of the run, missing ones are left out."""
+    stream = io.StringIO()
+    write_sample_run(ConsoleWriter(stream))
+    assert stream.getvalue() == GOLDEN
+
+
+def test_console_prints_every_record_when_asked():
+    """With every=0 each record has its line."""
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream, every=0)
+    for step in (1, 2, 3):
+        writer.write(StepRecord(step, 1.0))
+    assert stream.getvalue() == "gradflow: step 1\ngradflow: step 2\ngradflow: step 3\n"
+
+
+def test_console_keeps_talking_when_the_clock_goes_back():
+    """A clock that was set back does not silence the headline for hours."""
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream, every=10)
+    writer.write(StepRecord(1, 1e9))
+    writer.write(StepRecord(2, 1.0))
+    assert stream.getvalue().count("step") == 2
+
+
+def test_console_finds_the_stream_when_it_prints(capsys):
+    """The default is standard error as it is redirected at that moment."""
+    writer = ConsoleWriter()
+    writer.open(RunInfo("1-0", 1.0))
+    writer.flush()
+    writer.close()
+    assert capsys.readouterr() == (
+        "",
+        "gradflow: watching a model, 0 parameters\ngradflow: closed after step 0; no issues\n",
+    )
+    assert not sys.stderr.closed
+
+
+@pytest.mark.parametrize("every", [-1.0, float("nan")])
+def test_console_refuses_an_impossible_interval(every):
+    """The error names what was expected and what came."""
+    with pytest.raises(ArgumentError, match="seconds >= 0, got"):
+        ConsoleWriter(every=every)
+
+
+def test_memory_keeps_the_last_records():
+    """With maxlen the oldest go; without, all stay after close."""
+    bounded, unbounded = MemoryWriter(maxlen=2), MemoryWriter()
+    rows = [StepRecord(step, 0.0) for step in range(1, 5)]
+    for writer in (bounded, unbounded):
+        writer.open(RunInfo("1-0", 1.0))
+        for row in rows:
+            writer.write(row)
+        writer.close()
+        writer.write(StepRecord(9, 0.0))
+    assert bounded.records == rows[2:]
+    assert unbounded.records == rows
+    assert bounded.info == RunInfo("1-0", 1.0)
+    assert bounded.closed
+
+
+def test_memory_refuses_to_keep_nothing():
+    """A bound below one record is a mistake."""
+    with pytest.raises(ArgumentError, match="got 0"):
+        MemoryWriter(maxlen=0)
