@@ -1,0 +1,43 @@
+"""Only type checkers run this file: it uses the public names as users do and must pass ``mypy --strict``."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gradflow_export import Exporter, GradientGainMonitor, Issue, IssueType, Severity, read_run
+
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+
+exporter: Exporter = Exporter(model).watch()
+exporter = Exporter(model, backends=["tensorboard"], logdir="runs/a", every=10).watch(criterion)
+exporter = Exporter(model, profile="seed", gradient_explosion_threshold=10.0).watch(optimizer=optimizer)
+exporter.observe(loss=torch.tensor(1.0), logits=torch.zeros(2, 3), targets=torch.zeros(2, dtype=torch.long))
+
+issues: tuple[Issue, ...] = exporter.issues
+for issue in issues:
+    kind: IssueType = issue.issue_type
+    bad: bool = issue.severity >= Severity.HIGH
+    where: tuple[str, int] = (issue.layer, issue.step)
+
+summary: dict[str, object] = exporter.summary()
+text: str = exporter.report()
+exporter.print_report()
+exporter.save("summary.json")
+exporter.close()
+
+with Exporter(model, backends=["memory"]).watch(blocks=["0", "2"]) as watching:
+    step: None = watching.step()
+
+with GradientGainMonitor(model, norm_type="l2", strict_single_backward=True, eps=1e-30) as monitor:
+    norms: list[float | None] = monitor.norms()
+    gains: list[float | None] = monitor.gains()
+    log_gains: list[float | None] = monitor.log_gains()
+    mean: float = monitor.summary_stats()["mean_gain"]
+    described: str = monitor.report()
+    monitor.reset()
+
+run = read_run("runs/a")
+last: float | None = run.records[-1].value("loss")
