@@ -123,11 +123,9 @@ class MemoryLeak(Rule):
             slope,
             threshold / max(float(steps[-1] - steps[0]), 1.0),
             f"{what} rose by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(slope)} MB per "
-            "step, and goes on "
-            "rising.",
+            "step, and goes on rising.",
             "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which "
-            "keeps the whole graph alive; drop retain_graph=True; bound caches and lists that grow by the "
-            "step.",
+            "keeps the whole graph alive; drop retain_graph=True; bound caches and lists that grow by the step.",
             since=int(steps[0]),
             cause=metric,
         )

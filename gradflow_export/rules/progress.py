@@ -133,21 +133,18 @@ class Stagnation(Rule):
 def _advice(why: str, layer: str) -> str:
     if why == NOT_OWNED:
         return (
-            "build the optimizer from model.parameters() after every module exists, or "
-            "optimizer.add_param_group({'params': "
-            f"[...]}}); if {layer} is frozen on purpose, call requires_grad_(False) on it."
+            "build the optimizer from model.parameters() after every module exists, or call "
+            f"optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call requires_grad_(False) on it."
         )
     if why == NO_GRADIENT:
         return (
             f"the loss does not depend on {layer} through the graph: look for .detach(), .item(), torch.no_grad() or "
-            "an argmax between it and the loss, and for modules that forward() never "
-            "calls."
+            "an argmax between it and the loss, and for modules that forward() never calls."
         )
     if why == ZERO_RATE:
         return (
             "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
-            "per step and has not run "
-            "out."
+            "per step and has not run out."
         )
     if why == ZERO_GRADIENT:
         return (

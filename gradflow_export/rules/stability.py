@@ -117,9 +117,8 @@ class Unstable(Rule):
                 ("",),
                 turn,
                 self.turn,
-                f"consecutive gradients point in opposite directions (median cosine {number(turn)} over 10 "
-                "steps) while they grow from "
-                f"{number(values[-10])} to {number(values[-1])}: each step jumps across the valley.",
+                f"consecutive gradients point in opposite directions (median cosine {number(turn)} over 10 steps) "
+                f"while they grow from {number(values[-10])} to {number(values[-1])}: each step jumps across the valley.",
                 f"halve the learning rate{halve}: it is above the stability limit 2 / lambda_max.",
                 since=int(steps[-10]),
                 cause="turns",

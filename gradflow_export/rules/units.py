@@ -47,9 +47,8 @@ class Dead(Rule):
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
         )
         advice = (
-            f"look at the bias that feeds {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialise "
-            "the weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, or "
-            "use "
+            f"look at the bias that feeds {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialise the "
+            "weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, or use "
             "nn.LeakyReLU(0.01)."
         )
         severity = Severity.HIGH if float(reading.values[where].max()) >= 0.99 else Severity.MEDIUM

@@ -1,0 +1,447 @@
+"""Constructed series for every robust rule: where it fires, where it stays silent, when it heals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
+from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
+from gradflow_export.rules.numerical import Numerical
+from gradflow_export.rules.profiles import profile
+from gradflow_export.rules.progress import Stagnation
+from gradflow_export.rules.stability import LossSpike, Unstable, residuals
+from gradflow_export.rules.units import Dead, Saturated
+
+
+def record(step, **metrics):
+    """Build a record; ``a__b=1.0`` is a run metric ``a.b``, ``a__b={site: value}`` one with sites."""
+    readings = []
+    for key, value in metrics.items():
+        name = key.replace("__", ".")
+        if isinstance(value, dict):
+            readings.append(Reading.of(name, tuple(value), tuple(value.values())))
+        else:
+            readings.append(Reading.run(name, value))
+    return StepRecord(step, float(step), tuple(readings))
+
+
+def judged(rule, records):
+    judge = Judge([rule], strict=True)
+    for item in records:
+        judge.check(item)
+    return judge
+
+
+def named(values):
+    return {f"blocks.{i}": v for i, v in enumerate(values)}
+
+
+def chain(gain, blocks, scale=1.0):
+    """Gradient norms of a chain in which every block passes on ``gain``."""
+    return named([scale * gain ** (blocks - 1 - i) for i in range(blocks)])
+
+
+def repeat(n, **metrics):
+    return [record(step, **metrics) for step in range(1, n + 1)]
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_vanishing_chain_is_found_at_any_scale_of_the_loss(scale):
+    """Ten blocks with a gain of 0.3 lose five decades, whatever the loss is multiplied by."""
+    judge = judged(Vanishing(), repeat(3, block__gradient_norm=chain(0.3, 11, scale)))
+    (issue,) = judge.issues
+    assert (issue.issue_type, issue.layer, issue.step) == (IssueType.VANISHING, "blocks.0", 1)
+    assert issue.value == pytest.approx(0.3**10, rel=1e-4)
+    assert issue.severity is Severity.HIGH
+
+
+def test_vanishing_stays_silent_just_above_its_threshold():
+    """A depth gain of 1.1e-4 is not yet vanishing, 0.9e-4 is."""
+    for total, count in ((1.1e-4, 0), (0.9e-4, 1)):
+        judge = judged(Vanishing(), repeat(3, block__gradient_norm=chain(total ** (1 / 8), 9)))
+        assert len(judge.issues) == count
+
+
+def test_vanishing_is_seen_in_a_shrinking_forward_signal():
+    """Flat weight gradients hide it, the spread of the outputs does not."""
+    shrinking = named([0.35**i for i in range(10)])
+    gains = chain(0.5, 10)
+    assert len(judged(Vanishing(), repeat(3, block__gradient_norm=gains, block__output_spread=shrinking)).issues) == 1
+    assert not judged(Vanishing(), repeat(3, block__gradient_norm=gains, block__output_spread=chain(1, 10))).issues
+
+
+def test_one_damping_block_is_a_bottleneck_not_vanishing():
+    """A single block that lets 1e-5 through in an otherwise healthy chain has its own name."""
+    norms = named([1e-5, 1e-5, 1e-5, 1e-5, 1, 1, 1, 1])
+    assert not judged(Vanishing(), repeat(4, block__gradient_norm=norms)).issues
+    (issue,) = judged(Bottleneck(), repeat(4, block__gradient_norm=norms)).issues
+    assert (issue.issue_type, issue.layers) == (IssueType.BOTTLENECK, ("blocks.4",))
+
+
+def test_vanishing_heals_when_the_chain_recovers():
+    """Three healthy readings in a row close it."""
+    judge = judged(
+        Vanishing(),
+        repeat(3, block__gradient_norm=chain(0.3, 11))
+        + [record(s, block__gradient_norm=chain(1.0, 11)) for s in (10, 20, 30)],
+    )
+    assert judge.issues[0].healed_step == 30
+
+
+def test_vanishing_of_a_solved_problem_is_no_fault():
+    """With a Polyak step below the resolution of the weights there is nothing left to lose."""
+    solved = {"loss": 1e-14, "gradient__total_norm": 1e-7, "parameter__weight_norm": {"w": 5.0}}
+    assert not judged(Vanishing(), repeat(5, block__gradient_norm=chain(0.3, 11), **solved)).issues
+
+
+def test_vanishing_in_stacked_recurrent_layers_needs_no_blocks():
+    """The input weights of a stack are compared end to end, by root mean square."""
+    sizes = {f"rnn.weight_ih_l{i}": 64.0 for i in range(6)}
+    norms = {name: 10.0 ** (i - 6) for i, name in enumerate(sizes)}
+    (issue,) = judged(
+        VanishingParameters(), repeat(3, parameter__gradient_norm=norms, parameter__numel=sizes)
+    ).issues
+    assert issue.layer == "rnn.weight_ih_l0"
+    mild = {name: 10.0 ** (i / 2 - 3) for i, name in enumerate(sizes)}
+    assert not judged(VanishingParameters(), repeat(3, parameter__gradient_norm=mild, parameter__numel=sizes)).issues
+
+
+def test_one_small_gradient_without_a_trend_is_not_vanishing():
+    """Where the depth is unknown, only a line through the weights counts."""
+    sizes = {f"m{i}.weight": 64.0 for i in range(8)}
+    odd = {name: 1e-6 if i == 0 else 1.0 for i, name in enumerate(sizes)}
+    line = {name: 0.1 ** (7 - i) for i, name in enumerate(sizes)}
+    assert not judged(VanishingParameters(), repeat(3, parameter__gradient_norm=odd, parameter__numel=sizes)).issues
+    assert judged(VanishingParameters(), repeat(3, parameter__gradient_norm=line, parameter__numel=sizes)).issues
+
+
+@pytest.mark.parametrize(("total", "steps", "count"), [(90.0, 5, 0), (110.0, 2, 0), (110.0, 3, 1), (5000.0, 1, 1)])
+def test_exploding_chain_opens_by_patience_or_at_once_when_extreme(total, steps, count):
+    """Just above a hundredfold takes three readings; five thousandfold takes one."""
+    judge = judged(ExplodingDepth(), repeat(steps, block__gradient_norm=chain(total ** (1 / 8), 9)))
+    assert len(judge.issues) == count
+
+
+def test_exploding_forward_signal_is_found():
+    """Outputs that grow a thousandfold while blocks amplify are an explosion."""
+    spread = named([3.0**i for i in range(8)])
+    assert judged(ExplodingDepth(), repeat(3, block__gradient_norm=chain(1.5, 8), block__output_spread=spread)).issues
+
+
+def losses(values, norms=None, **more):
+    norms = norms or values
+    return [record(i + 1, loss=v, gradient__total_norm=n, **more) for i, (v, n) in enumerate(zip(values, norms, strict=True))]
+
+
+def test_exploding_loss_needs_jump_gradient_and_persistence():
+    """A jump that lasts and takes the gradient along opens; one bad batch does not."""
+    assert judged(ExplodingLoss(), losses([1, 1, 1e5, 1e9])).issues[0].step == 3
+    assert not judged(ExplodingLoss(), losses([1, 1, 1e5, 1, 1, 1])).issues
+    assert not judged(ExplodingLoss(), losses([1, 1, 1e5, 1e5], norms=[1, 1, 10, 10])).issues
+
+
+def test_overshoot_explains_a_loss_that_becomes_infinite_at_once():
+    """A non-finite loss after an update many times the weights is an explosion, after a normal one it is not."""
+    big = [record(1, loss=1.0, update__ratio=1e3), record(2, loss=math.inf, update__ratio=math.nan)]
+    small = [record(1, loss=1.0, update__ratio=1e-3), record(2, loss=math.inf, update__ratio=math.nan)]
+    assert judged(ExplodingLoss(), [record(1, loss=1.0, update__ratio=1e3), record(2, loss=math.inf)]).issues
+    assert not judged(ExplodingLoss(), [small[0], record(2, loss=math.inf)]).issues
+    assert len(big) == 2
+
+
+def test_steadily_rising_loss_is_an_explosion_too():
+    """Tripling every step reaches a thousandfold without any single jump of ten."""
+    assert judged(ExplodingLoss(), losses([3.0**i for i in range(12)], norms=[1.0] * 12)).issues
+
+
+def test_bottleneck_needs_a_factor_of_twenty_and_robust_distance():
+    """Just below twenty is silent; in a noisy chain twenty is not enough."""
+    for factor, count in ((19.0, 0), (21.0, 1)):
+        norms = named([1.0, 1.0, 1.0, factor, factor, factor])
+        assert len(judged(Bottleneck(), repeat(3, block__gradient_norm=norms)).issues) == count
+    noisy = named(np.cumprod([1, 8, 0.1, 9, 0.125, 30, 0.2, 7, 0.1]).tolist())
+    assert not judged(Bottleneck(), repeat(3, block__gradient_norm=noisy)).issues
+
+
+def test_block_that_lets_nothing_through_is_a_bottleneck_unless_a_dead_module_explains_it():
+    """An exact zero is the strongest outlier; a dead module inside has its own rule."""
+    norms = named([0.0, 0.0, 1.0, 1.0, 1.0])
+    assert judged(Bottleneck(), repeat(3, block__gradient_norm=norms)).issues[0].layer == "blocks.2"
+    dead = {"blocks.2.1": 1.0}
+    assert not judged(Bottleneck(), repeat(3, block__gradient_norm=norms, activation__dead_share=dead)).issues
+
+
+def test_first_rank_drop_is_the_bottleneck():
+    """From 20 directions to 4 is a drop to a quarter or less, to 6 it is not; a small rank cannot drop."""
+    assert judged(RankBottleneck(), repeat(1, block__effective_rank=named([20, 4, 1, 1]))).issues[0].layers == ("blocks.1",)
+    assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([20, 6, 5]))).issues
+    assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
+
+
+def test_rank_of_a_solved_classifier_may_collapse():
+    """Neural collapse at the end of training is no bottleneck."""
+    records = [record(s, loss=1.0 if s == 1 else 0.01) for s in range(1, 8)]
+    assert not judged(RankBottleneck(), [*records, record(8, loss=0.01, block__effective_rank=named([20, 2]))]).issues
+
+
+def test_dead_share_threshold_is_inclusive():
+    """0.9 is dead, 0.89 is not; missing modules are neither."""
+    shares = {"a": 0.89, "b": 0.9, "c": None}
+    (issue,) = judged(Dead(), repeat(3, activation__dead_share=shares)).issues
+    assert issue.layers == ("b",)
+
+
+def test_saturation_is_silent_on_solved_losses():
+    """The last activation may saturate when the answers are right; a hidden one may when the loss has fallen."""
+    flat = {"hidden": 0.9, "last": 0.9}
+    assert judged(Saturated(), repeat(3, loss=1.0, activation__saturated_share=flat)).issues[0].layers == ("hidden", "last")
+    assert judged(Saturated(), repeat(3, loss=1e-5, activation__saturated_share=flat)).issues[0].layers == ("hidden",)
+    fallen = [record(s, loss=1.0 if s == 1 else 0.01, activation__saturated_share=flat) for s in range(6, 16)]
+    start = [record(s, loss=1.0 if s == 1 else 0.01) for s in range(1, 6)]
+    assert not judged(Saturated(), start + fallen).issues
+
+
+def test_nan_at_forty_parameters_is_one_issue_naming_the_first_in_backward_order():
+    """The last parameter in order of registration is the first of the backward pass."""
+    norms = {f"p{i}": math.nan for i in range(40)}
+    (issue,) = judged(Numerical(), [record(1, parameter__gradient_norm=norms)]).issues
+    assert (issue.layer, len(issue.layers), issue.severity) == ("p39", 40, Severity.CRITICAL)
+
+
+def test_nan_in_the_forward_pass_names_the_first_block():
+    """Forward order comes before backward order."""
+    item = record(
+        1,
+        loss=math.nan,
+        block__output_rms={"blocks.0": 1.0, "blocks.1": math.inf, "blocks.2": math.nan},
+        parameter__gradient_norm={"head.weight": math.nan},
+    )
+    (issue,) = judged(Numerical(), [item]).issues
+    assert issue.layer == "blocks.1"
+    assert math.isnan(issue.value)
+
+
+def test_nan_in_the_loss_alone_is_found_and_heals_when_it_passes():
+    """A single non-finite loss opens at once and closes after three finite steps."""
+    values = [1.0, math.inf, 1.0, 1.0, 1.0]
+    (issue,) = judged(Numerical(), [record(i + 1, loss=v) for i, v in enumerate(values)]).issues
+    assert (issue.step, issue.healed_step) == (2, 5)
+
+
+def test_infinite_gain_is_no_numerical_issue():
+    """A gain is infinite by definition where its denominator vanishes."""
+    assert not judged(Numerical(), repeat(3, block__gain={"a": math.inf}, block__log_gain={"a": math.inf})).issues
+
+
+def test_residuals_of_a_geometric_series_are_zero():
+    """A trend leaves nothing, one outlier leaves its height."""
+    logs = -0.7 * np.arange(30.0)
+    assert np.abs(residuals(logs)).max() < 1e-12
+    logs[15] += 3.0
+    assert residuals(logs)[11] == pytest.approx(3.0, abs=0.8)
+
+
+def unstable(norms, cosines=None):
+    cosines = cosines or [0.1] * len(norms)
+    return judged(
+        Unstable(),
+        [record(i + 1, gradient__total_norm=n, gradient__cosine=c) for i, (n, c) in enumerate(zip(norms, cosines, strict=True))],
+    ).issues
+
+
+def test_two_leaps_are_unstable_one_is_not():
+    """Every eighth batch a hundredfold gradient is instability; once is an incident."""
+    base = [1.0] * 40
+    once, often = list(base), list(base)
+    once[12] = 100.0
+    often[11::8] = [100.0] * len(often[11::8])
+    assert not unstable(once)
+    (issue,) = unstable(often)
+    assert issue.step == 12
+
+
+def test_fast_geometric_convergence_is_stable():
+    """A norm that halves every step has a coefficient of variation above 3 by trend alone."""
+    assert not unstable([0.5**i for i in range(60)])
+
+
+def test_noise_of_a_solved_problem_does_not_count():
+    """Leaps far below the greatest norm of the run are rounding noise."""
+    quiet = [1.0] * 10 + [1e-9 * (100.0 if i % 8 == 0 else 1.0) for i in range(60)]
+    assert not unstable(quiet)
+
+
+def test_growing_sign_flips_are_unstable_shrinking_ones_are_not():
+    """Above 2 / lambda_max consecutive gradients turn round while they grow."""
+    cosines = [-0.9] * 30
+    assert unstable([1.05**i for i in range(30)], cosines)
+    assert not unstable([0.95**i for i in range(30)], cosines)
+
+
+def spikes(values):
+    return judged(LossSpike(), [record(i + 1, loss=v) for i, v in enumerate(values)]).issues
+
+
+def test_spike_needs_three_times_the_greatest_recent_loss():
+    """Just below three times is silent, just above fires at that step."""
+    assert not spikes([1.0] * 10 + [2.95])
+    (issue,) = spikes([1.0] * 10 + [3.1, 1.0, 1.0])
+    assert (issue.step, issue.healed_step) == (11, 13)
+
+
+def test_spike_is_judged_against_the_noise_of_the_run():
+    """A loss that varies by factors may jump by a factor."""
+    rng = np.random.default_rng(0)
+    assert not spikes(np.exp(rng.normal(0, 1.0, 200)).tolist())
+
+
+def test_spike_of_a_signed_loss_is_judged_by_differences():
+    """Losses below zero have no ratio; a jump far beyond their range is still one."""
+    rng = np.random.default_rng(1)
+    noise = rng.normal(-1, 0.1, 60).tolist()
+    assert not spikes(noise)
+    assert spikes([*noise, 3.0])
+
+
+def test_tiny_spike_of_a_solved_loss_is_irrelevant():
+    """A jump that stays below a twentieth of the first loss is not worth an alarm."""
+    assert not spikes([1.0] + [1e-4] * 20 + [1e-2])
+
+
+def updates(step, values, rates, grads, weights=None, trainable=None):
+    names = tuple(values)
+    return record(
+        step,
+        parameter__update_norm=values,
+        parameter__weight_norm=weights or dict.fromkeys(names, 1.0),
+        parameter__learning_rate=rates,
+        parameter__gradient_norm=grads,
+        parameter__trainable=trainable or dict.fromkeys(names, 1.0),
+        loss=1.0,
+    )
+
+
+REASONS = (
+    ("learning rate 0", {"w": 0.0}, {"w": 0.0}, {"w": 1.0}),
+    ("not in an optimizer", {"w": None}, {"w": None}, {"w": 1.0}),
+    ("no gradient", {"w": 0.0}, {"w": 0.1}, {"w": None}),
+    ("zero gradient", {"w": 0.0}, {"w": 0.1}, {"w": 0.0}),
+    ("rounding", {"w": 0.0}, {"w": 0.1}, {"w": 1e-3}),
+)
+
+
+@pytest.mark.parametrize(("reason", "values", "rates", "grads"), REASONS, ids=[r[0] for r in REASONS])
+def test_stagnation_names_its_reason(reason, values, rates, grads):
+    """Ten executed steps without a changed bit are stagnation, nine are not, and the message says why."""
+    assert not judged(Stagnation(), [updates(s, values, rates, grads) for s in range(1, 10)]).issues
+    (issue,) = judged(Stagnation(), [updates(s, values, rates, grads) for s in range(1, 11)]).issues
+    assert reason in issue.message
+    assert (issue.step, issue.layer) == (1, "w")
+
+
+def test_frozen_parameters_do_not_stagnate():
+    """What was frozen on purpose is left alone."""
+    frozen = [updates(s, {"w": None}, {"w": None}, {"w": None}, trainable={"w": 0.0}) for s in range(1, 20)]
+    assert not judged(Stagnation(), frozen).issues
+
+
+def test_zero_gradient_by_invariance_is_no_stagnation():
+    """A bias before BatchNorm rests while its module learns."""
+    values, rates = {"c.weight": 0.1, "c.bias": 0.0}, {"c.weight": 0.1, "c.bias": 0.1}
+    for tiny in (0.0, 1e-9):
+        grads = {"c.weight": 1.0, "c.bias": tiny}
+        assert not judged(Stagnation(), [updates(s, values, rates, grads) for s in range(1, 20)]).issues
+
+
+def test_parameters_that_move_between_readings_do_not_stagnate():
+    """With alternating optimizers a parameter may rest in every step that is read, and still learn."""
+    records = [
+        updates(s, {"w": 0.0}, {"w": 0.1}, {"w": 1e-3}, weights={"w": 1.0 + 0.01 * s}) for s in range(20, 400, 20)
+    ]
+    assert not judged(Stagnation(), records).issues
+
+
+def test_stagnation_heals_when_the_parameter_moves():
+    """One update closes it."""
+    still = [updates(s, {"w": 0.0}, {"w": 0.0}, {"w": 1.0}) for s in range(1, 12)]
+    moved = [updates(s, {"w": 0.1}, {"w": 0.1}, {"w": 1.0}) for s in (12,)]
+    assert judged(Stagnation(), still + moved).issues[0].healed_step == 12
+
+
+def test_memory_usage_compares_with_what_there_is():
+    """Ninety per cent of the container is the limit."""
+    assert not judged(MemoryUsage(), repeat(5, runtime__rss=899.0, runtime__memory_limit=1000.0)).issues
+    assert judged(MemoryUsage(), repeat(5, runtime__rss=901.0, runtime__memory_limit=1000.0)).issues
+
+
+def memory(values):
+    return judged(MemoryLeak(), [record(i + 1, runtime__rss=v) for i, v in enumerate(values)]).issues
+
+
+def test_steady_rise_is_a_leak_with_its_slope():
+    """Four megabytes per step, noise and an outlier notwithstanding."""
+    rng = np.random.default_rng(0)
+    values = (500 + 4.0 * np.arange(80) + rng.normal(0, 3, 80)).tolist()
+    values[50] += 300
+    (issue,) = memory(values)
+    assert issue.value == pytest.approx(4.0, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [500 + min(20.0 * i, 160.0) for i in range(200)],
+        [500 + 0.1 * i for i in range(200)],
+        [500 + 100.0 * (i % 10) for i in range(200)],
+        [500.0] * 5 + [900.0] * 195,
+    ],
+    ids=["fills-then-plateaus", "too-little", "saw-tooth", "one-allocation"],
+)
+def test_memory_that_levels_off_or_comes_back_is_no_leak(values):
+    """A buffer that fills, a saw-tooth and one allocation are not leaks."""
+    assert not memory(values)
+
+
+def scaled(step, factor, order):
+    rng = np.random.default_rng(step)
+    blocks = {f"blocks.{i}": factor * 0.3 ** (8 - i) * (1 + 0.1 * rng.random()) for i in range(9)}
+    params = {f"m{i}.weight": factor * 10.0 ** (i - 6) * (1 + rng.random()) for i in order}
+    return record(
+        step,
+        loss=1.0 + rng.random(),
+        gradient__total_norm=factor * (100.0 if step % 8 == 3 else 1.0),
+        gradient__cosine=0.1,
+        block__gradient_norm=blocks,
+        parameter__gradient_norm=params,
+        parameter__numel={name: 64.0 for name in params},
+    )
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_verdicts_do_not_depend_on_the_scale_of_the_gradients(factor):
+    """Every gradient times 1e8 or 1e-8 gives the same issues."""
+    verdicts = []
+    for scale in (1.0, factor):
+        judge = Judge(profile(), strict=True)
+        for step in range(1, 41):
+            judge.check(scaled(step, scale, range(6)))
+        verdicts.append([(i.issue_type, i.layers, i.step, round(math.log(abs(i.value)), 3)) for i in judge.issues])
+    assert verdicts[0]
+    assert verdicts[0] == verdicts[1]
+
+
+def test_verdicts_do_not_depend_on_the_order_of_parameters():
+    """Permuting the parameters changes no verdict of the stagnation rule."""
+    outcomes = []
+    for names in (("a.w", "b.w", "c.w"), ("c.w", "a.w", "b.w")):
+        still = {name: 0.0 if name != "b.w" else 0.1 for name in names}
+        rates, grads = dict.fromkeys(names, 0.1), dict.fromkeys(names, 1e-3)
+        judge = judged(Stagnation(), [updates(s, still, rates, grads) for s in range(1, 15)])
+        outcomes.append({(i.issue_type, frozenset(i.layers), i.step) for i in judge.issues})
+    assert outcomes[0] == outcomes[1]
