@@ -1,0 +1,79 @@
+// The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
+import { decodeSeries, type Series } from "./model/series";
+import type { Issue } from "./model/verdict";
+import type { MetricSpec } from "./schema";
+
+export interface RunSummary {
+  readonly run: string;
+  readonly version: string;
+  readonly first: number | null;
+  readonly last: number | null;
+  readonly started: number | null;
+  readonly updated: number;
+  readonly too_new: number;
+}
+
+export interface Session {
+  readonly session: string;
+  readonly started: number | null;
+  readonly model?: string;
+  readonly parameters?: number;
+  readonly world_size?: number;
+}
+
+export interface RunMetric extends MetricSpec {
+  readonly first: number;
+  readonly last: number;
+  readonly sites: number;
+}
+
+export interface RunMeta extends RunSummary {
+  readonly sessions: readonly Session[];
+  readonly phases: readonly string[];
+  readonly metrics: readonly RunMetric[];
+}
+
+export interface SeriesQuery {
+  readonly run: string;
+  readonly metric: string;
+  readonly columns: number;
+  readonly reduce: string;
+  readonly range: readonly [number, number] | null;
+  readonly sites?: readonly string[];
+}
+
+export async function fetchRuns(): Promise<readonly RunSummary[]> {
+  return ((await getJson("runs")) as { readonly runs: readonly RunSummary[] }).runs;
+}
+
+export async function fetchMeta(run: string): Promise<RunMeta> {
+  return (await getJson(`meta?${new URLSearchParams({ run })}`)) as RunMeta;
+}
+
+export async function fetchIssues(run: string): Promise<readonly Issue[]> {
+  return ((await getJson(`issues?${new URLSearchParams({ run })}`)) as { readonly issues: readonly Issue[] }).issues;
+}
+
+export async function fetchSeries(query: SeriesQuery): Promise<Series> {
+  const args = new URLSearchParams({ run: query.run, metric: query.metric, reduce: query.reduce });
+  args.set("columns", String(Math.max(1, Math.min(8192, Math.round(query.columns)))));
+  if (query.range !== null) {
+    args.set("first", String(Math.floor(query.range[0])));
+    args.set("last", String(Math.ceil(query.range[1])));
+  }
+  for (const site of query.sites ?? []) args.append("site", site);
+  return decodeSeries(await (await get(`series?${args}`)).arrayBuffer());
+}
+
+async function getJson(address: string): Promise<unknown> {
+  return (await get(address)).json();
+}
+
+async function get(address: string): Promise<Response> {
+  const response = await fetch(`./${address}`);
+  if (!response.ok) {
+    const body = (await response.json().catch(() => ({}))) as { readonly error?: string };
+    throw new Error(body.error ?? `TensorBoard answered ${response.status}`);
+  }
+  return response;
+}

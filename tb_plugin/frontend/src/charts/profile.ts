@@ -1,0 +1,53 @@
+// One step across the depth of the model: bars on the same rows as the map.
+import { el, sharpContext } from "../dom";
+import { colourOf, css, type ColourScale } from "../model/colour";
+import { formatNumber } from "../model/format";
+import { rowTop } from "../model/heat";
+import { cellKind, type Block, type Series } from "../model/series";
+import { cssVariable } from "../style";
+
+const TEXT_WIDTH = 58;
+const TEXT_FROM = 11;
+
+export class Profile {
+  private readonly canvas = el("canvas");
+  readonly root = el("div", { class: "profile", attrs: { "data-part": "profile" } }, this.canvas);
+
+  paint(series: Series, block: Block, column: number, scale: ColourScale, marks: readonly number[], height: number): void {
+    const width = this.root.clientWidth;
+    if (width === 0) return;
+    const context = sharpContext(this.canvas, width, height);
+    const row = height / Math.max(1, series.sites.length);
+    const plot = width - (row >= TEXT_FROM ? TEXT_WIDTH : 0);
+    const origin = scale.diverging ? plot / 2 : 0;
+    const thickness = Math.max(1, row > 4 ? row - 2 : row);
+    context.fillStyle = cssVariable("--grid");
+    context.fillRect(0, 0, plot, height);
+    context.font = "11px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace";
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    for (let site = 0; column >= 0 && site < series.sites.length; site++) {
+      const at = site * series.columns + column;
+      const value = block.values[at] ?? NaN;
+      const kind = cellKind(block.bits[at] ?? 0);
+      const top = rowTop(site, series.sites.length, height) + (row - thickness) / 2;
+      if (kind === "value") {
+        const x = scale.position(value) * plot;
+        context.fillStyle = scale.diverging && Math.abs(x - origin) < plot * 0.04 ? cssVariable("--faint") : css(colourOf(scale, value));
+        context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), thickness);
+      } else {
+        context.fillStyle = kind === "missing" ? cssVariable("--missing") : "#0c0c0e";
+        context.fillRect(0, top, plot, thickness);
+      }
+      if (row >= TEXT_FROM) {
+        context.fillStyle = cssVariable(kind === "value" ? "--dim" : "--bad");
+        context.fillText(kind === "missing" ? "missing" : formatNumber(value, 3), width - 2, top + thickness / 2 + 0.5);
+      }
+    }
+    context.fillStyle = cssVariable("--faint");
+    for (const mark of scale.diverging ? [...marks, scale.log ? 1 : 0] : marks) {
+      const x = scale.position(mark) * plot;
+      if (x > 0 && x < plot) context.fillRect(Math.round(x), 0, 1, height);
+    }
+  }
+}

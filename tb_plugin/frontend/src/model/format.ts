@@ -1,0 +1,58 @@
+// Numbers and times as people read them.
+
+const THIN = "\u202f";
+
+export function formatStep(step: number): string {
+  return String(Math.round(step)).replace(/\B(?=(\d{3})+(?!\d))/g, THIN);
+}
+
+/** Six significant digits without trailing zeros; NaN and the infinities by name. */
+export function formatNumber(value: number, digits = 6): string {
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "\u221e" : "\u2212\u221e";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  const text =
+    size >= 1e-4 && size < 1e6
+      ? String(Number(value.toPrecision(digits)))
+      : value.toExponential(Math.max(0, Math.min(digits, 4) - 1)).replace(/\.?0+e/, "e").replace("e+", "e");
+  return text.replace("-", "\u2212");
+}
+
+export function formatCount(value: number): string {
+  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]] as const) {
+    if (value >= size) return `${Number((value / size).toPrecision(3))}${THIN}${unit}`;
+  }
+  return String(value);
+}
+
+export function formatTime(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+}
+
+export function formatDuration(seconds: number): string {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole}${THIN}s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}${THIN}min`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)}${THIN}h ${Math.floor((whole % 3600) / 60)}${THIN}min`;
+  return `${Math.floor(whole / 86400)}${THIN}d ${Math.floor((whole % 86400) / 3600)}${THIN}h`;
+}
+
+/** Keeps both ends of a long name, which is where names of layers differ. */
+export function shorten(name: string, length: number): string {
+  const letters = Array.from(name);
+  if (letters.length <= length) return name;
+  const tail = Math.ceil((length - 1) * 0.6);
+  return `${letters.slice(0, length - 1 - tail).join("")}\u2026${letters.slice(-tail).join("")}`;
+}
+
+/** Round numbers between two ends, about `count` of them, on a linear axis. */
+export function linearTicks(low: number, high: number, count: number): number[] {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / Math.max(1, count);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = ([1, 2, 5, 10].find((f) => f * power >= rough) ?? 10) * power;
+  const ticks: number[] = [];
+  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
+  return ticks;
+}

@@ -1,0 +1,237 @@
+// Holds what is chosen and loaded, and tells the views; the views never talk to each other.
+import { fetchIssues, fetchMeta, fetchRuns, fetchSeries, type RunMeta, type RunMetric } from "./api";
+import { el } from "./dom";
+import { hostHash, isVisible, saveState } from "./host";
+import { parseHash } from "./model/url";
+import { metricFor, type Issue } from "./model/verdict";
+import { PIN_COLOURS } from "./style";
+import { emptyState } from "./views/empty";
+import { Header } from "./views/header";
+import { LineCard, type LineCardEvents } from "./views/lines";
+import { MapView } from "./views/map";
+import { Tooltip } from "./views/tooltip";
+import { VerdictView } from "./views/verdict";
+
+type Range = readonly [number, number];
+
+const POLL_MS = 4000;
+const RESIZE_MS = 120;
+
+export class Panel {
+  readonly root = el("div");
+  private readonly tooltip = new Tooltip();
+  private readonly header = new Header({ run: (run) => void this.openRun(run), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) }, true);
+  private readonly verdict = new VerdictView((issue) => void this.pick(issue));
+  private readonly map = new MapView(
+    { metric: (name) => void this.setMetric(name), step: (step) => this.moveTo(step), pin: (site) => void this.togglePin(site), hover: (step) => this.point(step, null), zoom: (range) => void this.zoom(range) },
+    this.tooltip,
+  );
+  private readonly lines: readonly LineCard[];
+  private readonly error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
+  private readonly page: HTMLElement;
+  private run = "";
+  private version = "";
+  private metric = "";
+  private meta: RunMeta | null = null;
+  private range: Range | null = null;
+  private step: number | null = null;
+  private pins: readonly string[] = [];
+  private live = true;
+  private dark = false;
+  private job = 0;
+  private resizeTimer = 0;
+
+  constructor() {
+    const events: LineCardEvents = {
+      changed: (card) => void this.guard(() => this.loadLine(card, this.job)),
+      hover: (step, from) => this.point(step, from),
+      zoom: (range) => void this.zoom(range),
+      unpin: (site) => void this.togglePin(site),
+    };
+    this.lines = [new LineCard("run", events, this.tooltip), new LineCard("run", events, this.tooltip), new LineCard("pins", events, this.tooltip)];
+    const lines = el("div", { class: "lines" }, ...this.lines.map((card) => card.root));
+    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.map.root, lines);
+    this.page.hidden = true;
+    this.root.append(this.page, this.tooltip.root);
+  }
+
+  async start(): Promise<void> {
+    const wanted = parseHash(hostHash());
+    [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
+    await this.refresh();
+    document.body.dataset["ready"] = "1";
+    window.setInterval(() => {
+      if (this.live && isVisible()) void this.refresh();
+    }, POLL_MS);
+    window.addEventListener("resize", () => {
+      window.clearTimeout(this.resizeTimer);
+      this.resizeTimer = window.setTimeout(() => void (isVisible() && this.guard(() => this.loadCharts(this.job))), RESIZE_MS);
+    });
+  }
+
+  /** Looks for runs and new steps; one small request when there is nothing new. */
+  async refresh(): Promise<void> {
+    await this.guard(async () => {
+      const runs = await fetchRuns();
+      const current = runs.find(({ run }) => run === this.run) ?? runs[0];
+      if (current === undefined) {
+        if (this.meta === null) this.root.replaceChildren(emptyState(), this.tooltip.root);
+        return;
+      }
+      if (this.page.parentNode !== this.root) this.root.replaceChildren(this.page, this.tooltip.root);
+      this.page.hidden = false;
+      this.header.showRuns(runs, current.run);
+      if (current.run === this.run && current.version === this.version && this.meta !== null) return;
+      await this.load(current.run, current.version);
+    });
+  }
+
+  themed(dark: boolean): void {
+    this.dark = dark;
+    if (this.meta !== null) void this.guard(() => this.loadCharts(this.job));
+  }
+
+  private async openRun(run: string): Promise<void> {
+    [this.run, this.version, this.range, this.step, this.pins] = [run, "", null, null, []];
+    this.meta = null;
+    await this.refresh();
+    this.save();
+  }
+
+  private async load(run: string, version: string): Promise<void> {
+    const job = ++this.job;
+    const [meta, issues] = await Promise.all([fetchMeta(run), fetchIssues(run)]);
+    if (job !== this.job) return;
+    const fresh = this.meta === null;
+    [this.run, this.version, this.meta] = [run, version, meta];
+    this.header.showMeta(meta);
+    this.verdict.show(issues, meta.last);
+    const wide = meta.metrics.filter(({ kind }) => kind !== "run").map(({ name }) => name);
+    if (!wide.includes(this.metric)) this.metric = wide.includes("block.gain") ? "block.gain" : (wide[0] ?? "");
+    this.map.showMeta(meta, this.metric);
+    this.lines[0]?.showMeta(meta, ["loss"]);
+    this.lines[1]?.showMeta(meta, ["gradient.total_norm", "gain.max", "update.ratio"]);
+    await this.loadCharts(job, fresh ? issues : []);
+  }
+
+  private async loadCharts(job: number, suggest: readonly Issue[] = []): Promise<void> {
+    const [pinsCard] = this.lines.filter(({ kind }) => kind === "pins");
+    await Promise.all([
+      this.loadMap(job).then(() => {
+        if (suggest.length > 0 && this.pins.length === 0) this.pins = this.suggestedPins(suggest);
+        this.map.showPins(this.pins);
+        return pinsCard === undefined ? undefined : this.loadLine(pinsCard, job);
+      }),
+      ...this.lines.filter(({ kind }) => kind === "run").map((card) => this.loadLine(card, job)),
+    ]);
+    if (job === this.job) this.showStep();
+  }
+
+  private async loadMap(job: number): Promise<void> {
+    const spec = this.spec(this.metric);
+    if (spec === undefined) return this.map.clear("this run holds no per-layer metric; watch the model with blocks or parameters");
+    const series = await fetchSeries({ run: this.run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range });
+    if (job === this.job && series.metric === this.metric) this.map.show(series, spec, this.extent(), this.dark);
+  }
+
+  private async loadLine(card: LineCard, job: number): Promise<void> {
+    const metric = card.kind === "run" ? card.metric : this.metric;
+    const spec = this.spec(metric);
+    const sites = card.kind === "run" ? [] : this.pins.filter((pin) => this.map.sites.includes(pin));
+    if (spec === undefined) return card.clear("this run holds no such metric");
+    if (card.kind === "pins" && sites.length === 0) return card.clear("Click a layer in the map to follow it here.", "Pinned layers");
+    const series = await fetchSeries({ run: this.run, metric, columns: card.columns, reduce: "mean,min,max", range: this.range, sites });
+    if (job !== this.job) return;
+    card.show(series, spec, this.extent(), this.pins);
+    card.showStep(this.currentStep);
+  }
+
+  private spec(metric: string): RunMetric | undefined {
+    return this.meta?.metrics.find(({ name }) => name === metric);
+  }
+
+  /** The steps on every axis, the end of the last step included. */
+  private extent(): Range {
+    const first = this.range?.[0] ?? this.meta?.first ?? 0;
+    const last = this.range?.[1] ?? (this.meta?.last ?? 0) + 1;
+    return [first, Math.max(last, first + 1)];
+  }
+
+  private get currentStep(): number {
+    return this.step ?? this.meta?.last ?? 0;
+  }
+
+  private suggestedPins(issues: readonly Issue[]): readonly string[] {
+    const open = issues.filter(({ state }) => state === "open").flatMap(({ layers }) => layers);
+    return [...new Set(open)].filter((layer) => this.map.sites.includes(layer)).slice(0, 3);
+  }
+
+  private showStep(): void {
+    this.header.showStep(this.currentStep);
+    this.map.showStep(this.currentStep);
+    for (const card of this.lines) card.showStep(this.currentStep);
+  }
+
+  private moveTo(step: number | null): void {
+    this.step = step;
+    this.showStep();
+    this.save();
+  }
+
+  /** One linked cursor: every view but the one under the pointer shows the step. */
+  private point(step: number | null, from: LineCard | null): void {
+    if (from !== null) this.map.showHover(step);
+    for (const card of this.lines) if (card !== from) card.showHover(step);
+  }
+
+  private async pick(issue: Issue): Promise<void> {
+    const names = this.meta?.metrics.map(({ name }) => name) ?? [];
+    this.metric = metricFor(issue, names, this.metric);
+    this.pins = [issue.layer, ...this.pins.filter((pin) => pin !== issue.layer)].filter((pin) => pin !== "").slice(0, PIN_COLOURS.length);
+    this.step = issue.step;
+    if (this.range !== null && (issue.step < this.range[0] || issue.step > this.range[1])) this.range = null;
+    if (this.meta !== null) this.map.showMeta(this.meta, this.metric);
+    this.save();
+    await this.guard(() => this.loadCharts(++this.job));
+    this.map.root.scrollIntoView({ block: "nearest" });
+  }
+
+  private async setMetric(name: string): Promise<void> {
+    this.metric = name;
+    this.save();
+    await this.guard(() => this.loadCharts(++this.job));
+  }
+
+  private async togglePin(site: string): Promise<void> {
+    this.pins = this.pins.includes(site) ? this.pins.filter((pin) => pin !== site) : [...this.pins, site].slice(-PIN_COLOURS.length);
+    this.map.showPins(this.pins);
+    this.save();
+    const card = this.lines.find(({ kind }) => kind === "pins");
+    if (card !== undefined) await this.guard(() => this.loadLine(card, this.job));
+  }
+
+  private async zoom(range: Range | null): Promise<void> {
+    this.range = range === null || range[1] - range[0] < 2 ? null : [Math.floor(range[0]), Math.ceil(range[1])];
+    await this.guard(() => this.loadCharts(++this.job));
+  }
+
+  private setLive(on: boolean): void {
+    this.live = on;
+    if (on) void this.refresh();
+  }
+
+  private save(): void {
+    saveState({ run: this.run, metric: this.metric, pins: this.pins, ...(this.step === null ? {} : { step: this.step }) });
+  }
+
+  /** Nothing is lost on an error: what was shown stays, and the error is said above it. */
+  private async guard(work: () => Promise<void>): Promise<void> {
+    try {
+      await work();
+      this.error.textContent = "";
+    } catch (error) {
+      this.page.hidden = false;
+      this.error.textContent = `Could not load: ${error instanceof Error ? error.message : String(error)}`;
+    }
+  }
+}

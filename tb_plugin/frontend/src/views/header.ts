@@ -1,0 +1,81 @@
+// Which run, what it is, at which step, and whether the page follows it.
+import type { RunMeta, RunSummary } from "../api";
+import { el, setOptions } from "../dom";
+import { formatCount, formatDuration, formatStep, formatTime } from "../model/format";
+
+export interface HeaderEvents {
+  run(name: string): void;
+  /** null follows the last step. */
+  step(step: number | null): void;
+  live(on: boolean): void;
+}
+
+export class Header {
+  private readonly runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });
+  private readonly facts = el("div", { class: "facts" });
+  private readonly slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
+  private readonly output = el("output", { attrs: { "data-part": "step" } });
+  private readonly live = el("button", { class: "btn live", attrs: { type: "button" } }, el("i"), "Live");
+  readonly root = el(
+    "header",
+    {},
+    el("label", {}, "Run", this.runs),
+    this.facts,
+    el("div", { class: "stepper" }, "Step", this.arrow(-1), this.slider, this.arrow(1), this.output),
+    this.live,
+  );
+  private steps: readonly [number, number] = [0, 0];
+
+  constructor(private readonly events: HeaderEvents, live: boolean) {
+    this.runs.addEventListener("change", () => events.run(this.runs.value));
+    this.slider.addEventListener("input", () => this.move(Number(this.slider.value)));
+    this.live.title = "Look for new steps every few seconds while this page is visible";
+    this.live.setAttribute("aria-pressed", String(live));
+    this.live.addEventListener("click", () => {
+      const on = this.live.getAttribute("aria-pressed") !== "true";
+      this.live.setAttribute("aria-pressed", String(on));
+      events.live(on);
+    });
+  }
+
+  showRuns(runs: readonly RunSummary[], chosen: string): void {
+    setOptions(this.runs, runs.map(({ run }) => ({ value: run, label: run === "." ? "(root)" : run })), chosen);
+  }
+
+  showMeta(meta: RunMeta): void {
+    const session = meta.sessions.at(-1);
+    const facts: string[] = [];
+    if (session?.model) facts.push(session.model);
+    if (session?.parameters) facts.push(`${formatCount(session.parameters)} parameters`);
+    if (session?.world_size !== undefined && session.world_size > 1) facts.push(`${session.world_size} processes`);
+    if (meta.last !== null) facts.push(`${formatStep(meta.last)} steps`);
+    if (meta.started !== null) facts.push(formatDuration(meta.updated - meta.started));
+    if (meta.sessions.length > 1) facts.push(`${meta.sessions.length} sessions`);
+    if (meta.too_new > 0) facts.push("written by a newer gradflow-export: update it");
+    this.facts.textContent = facts.join("  \u00b7  ");
+    this.facts.title = meta.started === null ? "" : `started ${formatTime(meta.started)}`;
+    this.steps = [meta.first ?? 0, meta.last ?? 0];
+    this.slider.min = String(this.steps[0]);
+    this.slider.max = String(this.steps[1]);
+  }
+
+  showStep(step: number): void {
+    this.slider.value = String(step);
+    this.output.textContent = formatStep(step);
+  }
+
+  private move(step: number): void {
+    const [first, last] = this.steps;
+    this.events.step(step >= last ? null : Math.max(first, step));
+  }
+
+  private arrow(by: 1 | -1): HTMLButtonElement {
+    const button = el("button", {
+      class: "btn icon",
+      text: by < 0 ? "\u2039" : "\u203a",
+      attrs: { type: "button", "aria-label": by < 0 ? "Previous step" : "Next step" },
+    });
+    button.addEventListener("click", () => this.move(Number(this.slider.value) + by));
+    return button;
+  }
+}

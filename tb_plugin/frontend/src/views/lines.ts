@@ -1,0 +1,138 @@
+// How: run-level metrics and the pinned layers over time.
+import type { RunMeta, RunMetric } from "../api";
+import { LineChart, type Curve } from "../charts/line";
+import { el, setOptions } from "../dom";
+import { formatNumber, formatStep } from "../model/format";
+import { cellKind, finiteRow, type Series } from "../model/series";
+import { pinColour } from "../style";
+import type { Tooltip } from "./tooltip";
+
+export interface LineCardEvents {
+  /** The card has to be drawn again from the server. */
+  changed(card: LineCard): void;
+  hover(step: number | null, from: LineCard): void;
+  zoom(range: readonly [number, number] | null): void;
+  unpin(site: string): void;
+}
+
+/** One chart. A run card chooses among run-level metrics; the pins card shows the map's metric at the pinned layers. */
+export class LineCard {
+  private readonly title = el("h2");
+  private readonly select = el("select", { attrs: { "aria-label": "Metric of this chart" } });
+  private readonly log = el("button", { class: "btn toggle", text: "log", attrs: { type: "button", title: "Logarithmic axis" } });
+  private readonly keys = el("div", { class: "keys" });
+  private readonly chart: LineChart;
+  readonly root = el("section", { class: "card line" });
+  metric = "";
+  private wantsLog: boolean | null = null;
+  private shown: { readonly series: Series; readonly spec: RunMetric; readonly range: readonly [number, number]; readonly pins: readonly string[] } | null = null;
+
+  constructor(readonly kind: "run" | "pins", private readonly events: LineCardEvents, private readonly tooltip: Tooltip) {
+    this.chart = new LineChart({ hover: (index, x, y) => this.hovered(index, x, y), zoom: (range) => events.zoom(range) });
+    const head = kind === "run" ? this.select : this.title;
+    this.root.append(el("div", { class: "bar" }, head, this.log), this.chart.root, this.keys);
+    this.select.addEventListener("change", () => {
+      this.metric = this.select.value;
+      this.wantsLog = null;
+      events.changed(this);
+    });
+    this.log.addEventListener("click", () => {
+      this.wantsLog = !this.isLog;
+      this.redraw();
+    });
+  }
+
+  showMeta(meta: RunMeta, preferred: readonly string[]): void {
+    const options = meta.metrics.filter((metric) => metric.kind === "run");
+    const names = options.map(({ name }) => name);
+    if (!names.includes(this.metric)) this.metric = preferred.find((name) => names.includes(name)) ?? names[0] ?? "";
+    setOptions(this.select, options.map(({ name, title }) => ({ value: name, label: title })), this.metric);
+  }
+
+  get columns(): number {
+    return Math.max(200, this.chart.root.clientWidth);
+  }
+
+  show(series: Series, spec: RunMetric, range: readonly [number, number], pins: readonly string[] = []): void {
+    this.shown = { series, spec, range, pins };
+    this.redraw();
+  }
+
+  clear(message: string, title = ""): void {
+    this.shown = null;
+    this.title.textContent = title;
+    this.keys.replaceChildren();
+    this.chart.clear(message);
+  }
+
+  showStep(step: number): void {
+    this.chart.showStep(step);
+  }
+
+  showHover(step: number | null): void {
+    this.chart.showHover(step);
+  }
+
+  private redraw(): void {
+    if (this.shown === null) return;
+    const { series, spec, range, pins } = this.shown;
+    this.title.textContent = `Pinned layers: ${spec.title}`;
+    this.log.setAttribute("aria-pressed", String(this.isLog));
+    const curves = series.sites.map((site, i) => this.curve(series, i, this.kind === "run" ? "#2f7de1" : pinColour(pins.indexOf(site))));
+    const marks = spec.marks.filter((mark) => !this.isLog || mark > 0);
+    this.chart.show({ steps: series.first, curves, log: this.isLog, marks, range });
+    this.keys.replaceChildren(...(this.kind === "run" ? [this.unit(series, spec)] : series.sites.map((site, i) => this.key(site, curves[i]?.colour ?? ""))));
+  }
+
+  private get isLog(): boolean {
+    return this.wantsLog ?? this.shown?.spec.scale === "log";
+  }
+
+  private curve(series: Series, site: number, colour: string): Curve {
+    const [mean, min, max] = ["mean", "min", "max"].map((name) => series.blocks.get(name));
+    if (mean === undefined) return { label: "", colour, values: [], broken: [] };
+    const row = (block: typeof mean): (number | null)[] => finiteRow(series, block, site, this.isLog);
+    const broken = Array.from(series.first).filter((_, c) => {
+      const kind = cellKind(mean.bits[site * series.columns + c] ?? 0);
+      return kind === "nan" || kind === "inf";
+    });
+    const line = { label: series.sites[site] ?? "", colour, values: row(mean), broken };
+    return series.most > 1 && min !== undefined && max !== undefined ? { ...line, low: row(min), high: row(max) } : line;
+  }
+
+  private unit(series: Series, spec: RunMetric): HTMLElement {
+    const unit = spec.unit === "1" || spec.unit === spec.title ? "" : `in ${spec.unit}`;
+    const band = series.most > 1 ? `mean of ${formatStep(series.width)} steps, band from least to greatest` : "";
+    const text = el("span", { text: [unit, band].filter(Boolean).join("; ") });
+    text.style.cssText = "color:var(--dim);max-width:100%";
+    return text;
+  }
+
+  private key(site: string, colour: string): HTMLElement {
+    const swatch = el("i");
+    swatch.style.background = colour;
+    const button = el("button", { title: `Unpin ${site}`, attrs: { type: "button" } }, swatch, el("span", { class: "mono", text: site }));
+    button.addEventListener("click", () => this.events.unpin(site));
+    return button;
+  }
+
+  private hovered(index: number | null, x: number, y: number): void {
+    const shown = this.shown;
+    const mean = shown?.series.blocks.get("mean");
+    if (index === null || shown === null || mean === undefined) {
+      this.tooltip.hide();
+      this.events.hover(null, this);
+      return;
+    }
+    const { series, spec } = shown;
+    const at = (site: number): string => {
+      const cell = site * series.columns + index;
+      return cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
+    };
+    const step = series.first[index] ?? 0;
+    const first = series.sites.length === 1 ? at(0) : "";
+    const rest = series.sites.length === 1 ? [] : series.sites.map((site, i) => `${at(i)}  ${site}`);
+    this.tooltip.show({ layer: spec.title, value: first, lines: [...rest, `step ${formatStep(step)}`] }, x, y);
+    this.events.hover(step, this);
+  }
+}

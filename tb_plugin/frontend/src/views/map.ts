@@ -1,0 +1,198 @@
+// Where: any per-site metric over depth and time, with the profile of one step beside it.
+import type { RunMeta, RunMetric } from "../api";
+import { HeatMap } from "../charts/heatmap";
+import { Profile } from "../charts/profile";
+import { el, setOptions } from "../dom";
+import { colourScale, type ColourScale } from "../model/colour";
+import { formatNumber, formatStep, formatTime, linearTicks, shorten } from "../model/format";
+import { rowTop } from "../model/heat";
+import { cellKind, columnAt, type Block, type Series } from "../model/series";
+import { pinColour } from "../style";
+import { legend } from "./legend";
+import type { Tooltip } from "./tooltip";
+
+export interface MapEvents {
+  metric(name: string): void;
+  step(step: number): void;
+  pin(site: string): void;
+  hover(step: number | null): void;
+  zoom(range: readonly [number, number] | null): void;
+}
+
+const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL] = [150, 408, 17, 14];
+
+export class MapView {
+  private readonly metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
+  private readonly formula = el("span", { class: "formula mono" });
+  private readonly note = el("span", { class: "note", attrs: { "data-part": "note" } });
+  private readonly title = el("h2", { text: "Gain map" });
+  private readonly names = el("div", { class: "names", attrs: { "data-part": "names" } });
+  private readonly heat: HeatMap;
+  private readonly profile = new Profile();
+  private readonly axis = el("div", { class: "axis" });
+  private readonly caption = el("div", { class: "axis" });
+  private readonly foot = el("div");
+  private readonly body = el("div", { class: "map" });
+  readonly root = el("section", { class: "card", attrs: { "aria-label": "Map of the layers" } });
+  private series: Series | null = null;
+  private spec: RunMetric | null = null;
+  private scale: ColourScale | null = null;
+  private range: readonly [number, number] = [0, 1];
+  private pins: readonly string[] = [];
+  private step = 0;
+
+  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip) {
+    this.heat = new HeatMap({
+      hover: (at) => this.hovered(at),
+      pick: (site, step) => {
+        const name = this.series?.sites[site];
+        if (name !== undefined) events.pin(name);
+        events.step(this.snap(step));
+      },
+      zoom: (range) => events.zoom(range),
+    });
+    this.body.append(this.names, this.heat.root, this.profile.root, el("div"), this.axis, this.caption);
+    this.body.style.minHeight = "270px";
+    this.foot.style.minHeight = "44px";
+    this.metrics.addEventListener("change", () => events.metric(this.metrics.value));
+    this.root.append(el("div", { class: "bar" }, this.title, this.metrics, this.formula, this.note), this.body, this.foot);
+  }
+
+  /** Shows the step that another view points at. */
+  showHover(step: number | null): void {
+    this.heat.showHover(step);
+  }
+
+  /** How many columns are worth asking for. */
+  get columns(): number {
+    return Math.max(200, Math.round(this.heat.width * (window.devicePixelRatio || 1)));
+  }
+
+  get sites(): readonly string[] {
+    return this.series?.sites ?? [];
+  }
+
+  showMeta(meta: RunMeta, chosen: string): void {
+    const wide = meta.metrics.filter((metric) => metric.kind !== "run");
+    setOptions(this.metrics, wide.map(({ name, title, kind }) => ({ value: name, label: `${title} (${kind})` })), chosen);
+  }
+
+  show(series: Series, spec: RunMetric, range: readonly [number, number], dark: boolean): void {
+    [this.series, this.spec, this.range] = [series, spec, range];
+    this.title.textContent = spec.name === "block.gain" ? "Gain map" : "Layer map";
+    this.formula.textContent = spec.formula;
+    this.formula.title = `${spec.name}: ${spec.formula}\nunit ${spec.unit}; ${spec.source}`;
+    this.note.textContent = note(series);
+    const height = this.height;
+    const block = this.block;
+    if (block === null) return;
+    this.scale = colourScale(spec, block, dark);
+    this.names.style.height = `${height}px`;
+    this.heat.paint(series, block, range, this.scale, height);
+    this.foot.replaceChildren(legend(spec, this.scale));
+    this.showAxis();
+    this.showPins(this.pins);
+    this.showStep(this.step);
+  }
+
+  clear(message: string): void {
+    this.series = null;
+    this.note.textContent = message;
+    this.formula.textContent = "";
+    this.names.replaceChildren();
+    this.foot.replaceChildren();
+  }
+
+  showPins(pins: readonly string[]): void {
+    this.pins = pins;
+    this.heat.showPins(pins.map((pin) => this.sites.indexOf(pin)));
+    this.showNames();
+  }
+
+  showStep(step: number): void {
+    this.step = step;
+    this.heat.showStep(step);
+    if (this.series === null || this.block === null || this.scale === null || this.spec === null) return;
+    const column = columnAt(this.series.first, step);
+    this.profile.paint(this.series, this.block, column, this.scale, this.spec.marks, this.height);
+    const caption = el("span", { text: `${this.spec.title} at step ${steps(this.series, column)}` });
+    caption.style.cssText = "left:0;transform:none;max-width:100%;overflow:hidden;text-overflow:ellipsis";
+    this.caption.replaceChildren(caption);
+  }
+
+  private get block(): Block | null {
+    return this.series?.blocks.values().next().value ?? null;
+  }
+
+  private get height(): number {
+    return Math.max(LEAST_HEIGHT, Math.min(MOST_HEIGHT, this.sites.length * ROW));
+  }
+
+  private snap(step: number): number {
+    const column = this.series === null ? -1 : columnAt(this.series.first, step);
+    return column < 0 ? Math.round(step) : (this.series?.first[column] ?? step);
+  }
+
+  private showNames(): void {
+    const sites = this.sites;
+    const every = Math.max(1, Math.ceil((LABEL * sites.length) / this.height));
+    const middle = this.height / Math.max(1, sites.length) / 2 - LABEL / 2;
+    const chosen = new Set(this.pins.map((pin) => sites.indexOf(pin)).filter((site) => site >= 0));
+    const near = (site: number): boolean => [...chosen].some((pin) => pin !== site && Math.abs(pin - site) < every);
+    const shown = sites.map((_, i) => i).filter((i) => chosen.has(i) || (i % every === 0 && !near(i)));
+    this.names.replaceChildren(...shown.map((site) => this.nameButton(sites[site] ?? "", rowTop(site, sites.length, this.height) + middle)));
+  }
+
+  private nameButton(site: string, top: number): HTMLElement {
+    const pin = this.pins.indexOf(site);
+    const button = el("button", { title: site, class: pin < 0 ? "mono" : "mono pinned", attrs: { type: "button", "aria-pressed": String(pin >= 0) } });
+    if (pin >= 0) {
+      const dot = el("i");
+      dot.style.background = pinColour(pin);
+      button.append(dot);
+    }
+    button.append(shorten(site, 26));
+    button.style.top = `${Math.max(0, Math.min(this.height - LABEL, top))}px`;
+    button.addEventListener("click", () => this.events.pin(site));
+    return button;
+  }
+
+  private showAxis(): void {
+    const ticks = linearTicks(this.range[0], this.range[1], Math.max(2, this.heat.width / 110)).filter(Number.isInteger);
+    this.axis.replaceChildren(
+      ...ticks.map((tick) => {
+        const label = el("span", { text: formatStep(tick) });
+        label.style.left = `${this.heat.toX(tick)}px`;
+        return label;
+      }),
+    );
+  }
+
+  private hovered(at: { readonly site: number; readonly step: number; readonly x: number; readonly y: number } | null): void {
+    const [series, block] = [this.series, this.block];
+    const column = series === null || at === null ? -1 : columnAt(series.first, at.step);
+    if (series === null || block === null || at === null || column < 0) {
+      this.tooltip.hide();
+      this.events.hover(null);
+      return;
+    }
+    const cell = at.site * series.columns + column;
+    const kind = cellKind(block.bits[cell] ?? 0);
+    const unit = this.spec?.unit === "1" || this.spec === null ? "" : ` ${this.spec.unit}`;
+    const value = kind === "missing" ? "nothing arrived" : `${formatNumber(block.values[cell] ?? NaN)}${kind === "value" ? unit : ""}`;
+    const lines = [`${this.spec?.title ?? ""}, step ${steps(series, column)}`, formatTime(series.wall[column] ?? 0)];
+    this.tooltip.show({ layer: series.sites[at.site] ?? "", value, lines }, at.x, at.y);
+    this.events.hover(series.first[column] ?? at.step);
+  }
+}
+
+function steps(series: Series, column: number): string {
+  const [first, last] = [series.first[column], series.last[column]];
+  if (first === undefined || last === undefined) return "\u2013";
+  return first === last ? formatStep(first) : `${formatStep(first)}\u2013${formatStep(last)}`;
+}
+
+function note(series: Series): string {
+  if (series.most <= 1) return "every reading shown";
+  return `${formatStep(series.width)} steps per column: extreme shown`;
+}
