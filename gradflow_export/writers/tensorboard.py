@@ -80,8 +80,12 @@ class TensorBoardWriter:
             StorageError: The file cannot be created, or one of this session exists already.
             OSError: The disk is full.
         """
-        parts = ("events.out.tfevents", f"{int(run.started):010d}", socket.gethostname(), str(os.getpid()), run.session)
-        self._file = AppendFile(self._directory / f"{'.'.join(parts)}.gradflow", fresh=True)
+        # Some readers never return to a file once they saw a later one, and the user's own file may lie beside ours.
+        # TensorBoard's Python reader goes by name: the leading zero puts ours first. wandb's sync goes by
+        # "tfevents.<seconds>.<this host>": no host name holds an @, so ours is not followed at all.
+        second, host = f"0{int(run.started):010d}", f"@{socket.gethostname()}"
+        name = f"events.out.tfevents.{second}.{host}.{os.getpid()}.{run.session}.gradflow"
+        self._file = AppendFile(self._directory / name, fresh=True)
         self._packer = Packer(run.session)
         head = (version_event(run.started), blob_event(pack_info(run), run.started))
         self._file.append(b"".join(map(frame, head)))

@@ -1,16 +1,20 @@
 """The event-file writer: when it writes, and what TensorBoard's own readers find."""
 
 import math
+import re
+import socket
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
+from gradflow_export.framing import frame, version_event
 from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.store import read_run
 from gradflow_export.writers import TensorBoardWriter
@@ -50,9 +54,33 @@ def provider(logdir):
 def test_the_file_is_named_for_tensorboard_and_for_us(tmp_path):
     """Start, host, process and session make the name unique, and the end tells whose it is."""
     writer, _ = opened(tmp_path)
-    assert writer.path.name.startswith("events.out.tfevents.1700000000.")
+    assert writer.path.name.startswith("events.out.tfevents.01700000000.")
     assert writer.path.name.endswith(".1700000000123-0.gradflow")
     writer.close()
+
+
+def test_syncing_tools_do_not_follow_our_file(tmp_path):
+    """wandb's sync picks files named after this host, and would leave the user's file for one of ours."""
+    writer, _ = opened(tmp_path)
+    assert re.search(rf"tfevents\.(\d+)\.{re.escape(socket.gethostname())}", writer.path.name) is None
+    writer.close()
+
+
+def test_the_users_own_scalars_stay_live_beside_our_file(tmp_path):
+    """TensorBoard's Python reader goes on reading a SummaryWriter's file that is older than ours."""
+    theirs = tmp_path / "events.out.tfevents.1699999999.host.1.0"
+    theirs.write_bytes(frame(version_event(1.0)))
+    writer, _ = opened(tmp_path, flush_seconds=0)
+    reader = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    for step in (1, 2, 3):
+        value = summary_pb2.Summary.Value(tag="loss", simple_value=step)
+        event = event_pb2.Event(step=step, wall_time=step, summary=summary_pb2.Summary(value=[value]))
+        with theirs.open("ab") as stream:
+            stream.write(frame(event.SerializeToString()))
+        writer.write(StepRecord(step, 1.0))
+        reader.Reload()
+    writer.close()
+    assert [event.step for event in reader.Tensors(".", "loss")] == [1, 2, 3]
 
 
 def test_a_chunk_is_written_when_rows_wait(tmp_path):
