@@ -1,1 +1,84 @@
-"""See whether a PyTorch model is learning, and if not, which layer, since when, and what to do."""
+"""See whether a PyTorch model is learning, and if not, which layer, since when, and what to do.
+
+Names that need torch are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradflow_export.catalog import CATALOG, MetricSpec
+    from gradflow_export.errors import (
+        ArgumentError,
+        ArgumentTypeError,
+        GradflowError,
+        MissingPackageError,
+        StorageError,
+    )
+    from gradflow_export.exporter import Exporter
+    from gradflow_export.monitor import GradientGainMonitor
+    from gradflow_export.records import (
+        Histogram,
+        Issue,
+        IssueType,
+        Reading,
+        RunInfo,
+        Severity,
+        StepRecord,
+    )
+    from gradflow_export.records import Severity as IssueSeverity
+    from gradflow_export.store import find_runs, read_run
+    from gradflow_export.writers import ConsoleWriter, JsonlWriter, MemoryWriter, TensorBoardWriter, Writer
+
+__all__ = [
+    "CATALOG",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "ConsoleWriter",
+    "Exporter",
+    "GradflowError",
+    "GradientGainMonitor",
+    "Histogram",
+    "Issue",
+    "IssueSeverity",
+    "IssueType",
+    "JsonlWriter",
+    "MemoryWriter",
+    "MetricSpec",
+    "MissingPackageError",
+    "Reading",
+    "RunInfo",
+    "Severity",
+    "StepRecord",
+    "StorageError",
+    "TensorBoardWriter",
+    "Writer",
+    "find_runs",
+    "read_run",
+]
+
+_HOMES = (
+    ("catalog", ("CATALOG", "MetricSpec")),
+    ("errors", ("ArgumentError", "ArgumentTypeError", "GradflowError", "MissingPackageError", "StorageError")),
+    ("exporter", ("Exporter",)),
+    ("monitor", ("GradientGainMonitor",)),
+    ("records", ("Histogram", "Issue", "IssueType", "Reading", "RunInfo", "Severity", "StepRecord")),
+    ("store", ("find_runs", "read_run")),
+    ("writers", ("ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "Writer")),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module that a public name stands in."""
+    wanted = "Severity" if name == "IssueSeverity" else name
+    for home, names in _HOMES:
+        if wanted in names:
+            return getattr(importlib.import_module(f"gradflow_export.{home}"), wanted)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -7,14 +7,14 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
     gradflow/<session>/sites/<id>          string   a table of site names as JSON; named by other chunks
     gradflow/<session>/steps/<chunk>-<k>   int64    [rows]          step numbers: a clock
     gradflow/<session>/wall/<chunk>-<k>    float64  [rows]          seconds since the epoch, same rows as steps
-    gradflow/<session>/run/<chunk>-<k>     float32  [rows, metrics] run-level metrics; its site table holds their names
+    gradflow/<session>/run/<chunk>-<k>     float32  [rows, metrics] run-level; the site table holds the names
     gradflow/<session>/<metric>/<chunk>-<k> float32 [rows, sites]   one per-site metric
     gradflow/<session>/issues/<chunk>-0    string   issues that opened or healed, as JSON
     gradflow/<session>/histograms/<chunk>-0 string  histograms as JSON
 
 ``k`` numbers the parts of a chunk: metrics read at different steps refer to different clocks. ``steps/<chunk>-0`` is
-the clock of every record in the chunk. The small ``content`` of each blob says which clock and site table it uses, so that
-a reader can choose by step range without opening the tensors.
+the clock of every record in the chunk. The small ``content`` of each blob says which clock and site table it uses, so
+that a reader can choose by step range without opening the tensors.
 
 In float32 tensors three NaNs are told apart by their bits: ``MISSING`` (the site was read, nothing arrived), ``ABSENT``
 (the run-level metric was not read in that step) and the canonical NaN, which is a value.

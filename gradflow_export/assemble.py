@@ -1,0 +1,172 @@
+"""Turns what arrived from the device into the readings of one record, and derives what follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.metrics.gains import depth_gain, gains, log_gains
+from gradflow_export.metrics.outputs import effective_rank
+from gradflow_export.records import Histogram, Reading, to_float32
+from gradflow_export.taps.base import Pending, Sample
+from gradflow_export.transfer import Bundle, spread
+
+Floats = npt.NDArray[np.float64]
+POOLED_BATCHES = 4
+HISTOGRAM_BINS = 32
+_NORM = "parameter.gradient_norm"
+
+
+class Assembler:
+    """Builds readings and histograms from bundles, one after the other, on the worker thread."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, deque[npt.NDArray[np.floating]]] = {}
+        self._last_rank_step = 0
+
+    def assemble(self, bundle: Bundle) -> tuple[list[Reading], list[Histogram]]:
+        """Return the readings and histograms of one step."""
+        columns: dict[str, _Column] = {}
+        samples: list[tuple[Sample, npt.NDArray[np.floating]]] = []
+        for packed in bundle.packed:
+            for item, values in packed.unpack():
+                if isinstance(item, Sample):
+                    samples.append((item, values))
+                else:
+                    _merge(columns, item, values)
+        readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
+        readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
+        readings.extend(derived(columns))
+        ranks = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
+        if ranks:
+            readings.append(self._ranks(bundle.step, ranks))
+        histograms = [histogram_of(s.metric, s.site, v) for s, v in samples if s.metric != "block.effective_rank"]
+        return readings, histograms
+
+    def _ranks(self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating]]]) -> Reading:
+        # Samples of consecutive steps are pooled; older ones belong to other weights.
+        if step > self._last_rank_step + POOLED_BATCHES:
+            self._pools = {}
+        self._last_rank_step = step
+        values: list[float | None] = []
+        for site, rows in samples:
+            pool = self._pools.setdefault(site, deque(maxlen=POOLED_BATCHES))
+            if pool and pool[0].shape[1] != rows.shape[1]:
+                pool.clear()
+            pool.append(rows)
+            values.append(effective_rank(np.concatenate(pool)))
+        return Reading.of("block.effective_rank", [site for site, _ in samples], values)
+
+
+class _Column:
+    """Values of one metric, filled in by one or more optimizers."""
+
+    def __init__(self, sites: tuple[str, ...]) -> None:
+        self.sites = sites
+        self.values: Floats = np.zeros(len(sites))
+        self.present = np.zeros(len(sites), dtype=np.bool_)
+
+    def as_list(self) -> list[float | None]:
+        return [float(v) if p else None for v, p in zip(self.values, self.present, strict=True)]
+
+
+def _merge(columns: dict[str, _Column], item: Pending, values: npt.NDArray[np.floating]) -> None:
+    column = columns.get(item.metric)
+    if column is None or column.sites != item.sites:
+        column = columns[item.metric] = _Column(item.sites)
+    new, present = spread(item, values)
+    column.values[present] = new[present]
+    column.present |= present
+
+
+def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
+    """Yield the readings that follow from others: totals, gains, ratios.
+
+    Args:
+        columns: Per-site values by metric.
+    """
+    norms = columns.get(_NORM)
+    if norms is not None:
+        yield from _gradient_summary(norms.values[norms.present])
+    blocks = columns.get("block.gradient_norm")
+    if blocks is not None:
+        yield from _gain_readings(blocks)
+    weights, updates = columns.get("parameter.weight_norm"), columns.get("parameter.update_norm")
+    if weights is not None and updates is not None:
+        yield from _update_readings(weights, updates)
+
+
+def _gradient_summary(norms: Floats) -> Iterator[Reading]:
+    finite = np.isfinite(norms)
+    yield Reading.run("gradient.with_grad", float(norms.size))
+    yield Reading.run("gradient.nonfinite", float(np.count_nonzero(~finite)))
+    if norms.size == 0:
+        return
+    yield Reading.run("gradient.total_norm", root_of_squares(norms))
+    with np.errstate(invalid="ignore", over="ignore"):
+        yield Reading.run("gradient.mean_norm", float(norms.mean()))
+        yield Reading.run("gradient.std_norm", float(norms.std()))
+        yield Reading.run("gradient.max_norm", float(norms.max()))
+        yield Reading.run("gradient.min_norm", float(norms.min()))
+
+
+def _gain_readings(blocks: _Column) -> Iterator[Reading]:
+    norms = blocks.as_list()
+    if len(norms) < 2:
+        return
+    # Entry k of the gains is the transition k to k + 1: it belongs to the block the gradient passed back through.
+    sites = blocks.sites[1:]
+    linear, logarithmic = gains(norms), log_gains(norms)
+    yield Reading.of("block.gain", sites, linear)
+    yield Reading.of("block.log_gain", sites, logarithmic)
+    whole = depth_gain(norms)
+    if not math.isnan(whole.total):
+        yield Reading.run("gain.depth", whole.total)
+        yield Reading.run("gain.slope", whole.slope)
+    finite = [g for g in linear if g is not None and math.isfinite(g)]
+    if finite:
+        logs = [g for g in logarithmic if g is not None and math.isfinite(g)]
+        yield Reading.run("gain.min", min(finite))
+        yield Reading.run("gain.max", max(finite))
+        yield Reading.run("gain.mean_log", math.fsum(logs) / len(logs))
+
+
+def _update_readings(weights: _Column, updates: _Column) -> Iterator[Reading]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = updates.values / np.maximum(weights.values, np.finfo(np.float32).tiny)
+    yield Reading("parameter.update_ratio", updates.sites, to_float32(ratios), updates.present)
+    present = updates.present
+    total, size = root_of_squares(updates.values[present]), root_of_squares(weights.values[present])
+    yield Reading.run("update.total_norm", total)
+    if size > 0 or math.isnan(size):
+        yield Reading.run("update.ratio", total / size)
+
+
+def root_of_squares(norms: Floats) -> float:
+    """Return ``(sum n^2)^(1/2)`` without overflow or underflow; NaN or Inf when a norm is. Shape of norms: ``[n]``."""
+    greatest = float(np.max(norms)) if norms.size else 0.0
+    if greatest == 0.0 or not math.isfinite(greatest):
+        return greatest
+    return greatest * math.sqrt(float(np.square(norms / greatest).sum()))
+
+
+def histogram_of(metric: str, site: str, entries: npt.NDArray[np.floating]) -> Histogram:
+    """Count entries into evenly wide bins over their finite range.
+
+    Args:
+        metric: ``"parameter.gradient"`` or ``"parameter.weight"``.
+        site: The parameter's name.
+        entries: Shape: ``[n]``.
+    """
+    finite = entries[np.isfinite(entries)].astype(np.float64)
+    if finite.size == 0:
+        return Histogram(metric, site, np.array([0.0, 1.0]), np.array([0]), int(entries.size))
+    low, high = float(finite.min()), float(finite.max())
+    if not high > low or not math.isfinite(high - low):
+        high = low + max(abs(low) * 1e-6, 1e-12) if math.isfinite(high - low) else high
+    counts, edges = np.histogram(finite, bins=HISTOGRAM_BINS, range=(low, high))
+    return Histogram(metric, site, edges, counts, int(entries.size - finite.size))

@@ -1,0 +1,147 @@
+"""Settings from keyword arguments, a dictionary, or a YAML or TOML file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
+from gradflow_export.rules.profiles import THRESHOLDS
+from gradflow_export.schedule import Schedule
+
+SECTION = "diagnostics"
+_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides how a run is watched.
+
+    Attributes:
+        schedule: When instruments are read.
+        profile: ``"robust"`` or ``"seed"``.
+        thresholds: Fixed thresholds the user asked for by name.
+        enabled: False watches nothing.
+        alerts_enabled: False judges nothing.
+    """
+
+    schedule: Schedule = field(default_factory=Schedule)
+    profile: str = "robust"
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    enabled: bool = True
+    alerts_enabled: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings as JSON-ready values, for the run's description."""
+        return {
+            "profile": self.profile,
+            "every": self.schedule.every,
+            "intervals": dict(self.schedule.intervals),
+            "thresholds": dict(self.thresholds),
+            "alerts_enabled": self.alerts_enabled,
+        }
+
+
+def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Settings:
+    """Merge a configuration with keyword arguments, which win.
+
+    Args:
+        config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
+            top or in a section ``diagnostics``.
+        given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled`` and the names
+            in ``rules.profiles.THRESHOLDS``; ``None`` means not given.
+
+    Raises:
+        ArgumentError: A key is unknown (the message names the nearest) or a value cannot be used.
+        ArgumentTypeError: ``config`` or a value has the wrong type.
+        StorageError: The file cannot be read.
+    """
+    values = {} if config is None else _flatten(config)
+    values.update({key: value for key, value in given.items() if value is not None})
+    known = _PLAIN | set(THRESHOLDS)
+    for key in values:
+        if key not in known:
+            raise ArgumentError(f"unknown setting {key!r}{nearest(key, known)}")
+    for key in ("enabled", "alerts_enabled"):
+        if not isinstance(values.get(key, True), bool):
+            raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}.")
+    intervals = values.get("intervals", {})
+    if not isinstance(intervals, Mapping):
+        raise ArgumentTypeError(
+            f"intervals must map instruments to steps, got {intervals!r}; for example {{'blocks': 50}}."
+        )
+    return Settings(
+        schedule=Schedule(values.get("every", 1), dict(intervals)),
+        profile=values.get("profile", "robust"),
+        thresholds={key: values[key] for key in THRESHOLDS if key in values},
+        enabled=values.get("enabled", True),
+        alerts_enabled=values.get("alerts_enabled", True),
+    )
+
+
+def _flatten(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
+    if isinstance(config, (str, os.PathLike)):
+        config = read_file(Path(config))
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError(
+            f"config must be a dictionary or the path of a .yaml or .toml file, got {type(config).__name__}."
+        )
+    section = config.get(SECTION, {})
+    if not isinstance(section, Mapping):
+        raise ArgumentTypeError(f"config's section {SECTION!r} must hold keys and values, got {section!r}.")
+    return {**{key: value for key, value in config.items() if key != SECTION}, **section}
+
+
+def read_file(path: Path) -> Mapping[str, Any]:
+    """Read a YAML or TOML file.
+
+    Raises:
+        StorageError: The file cannot be read.
+        ArgumentError: Its ending or its content is not understood.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"config file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    if path.suffix not in {".yaml", ".yml", ".toml"}:
+        raise ArgumentError(f"config file must end in .yaml, .yml or .toml, got {path.name!r}.")
+    try:
+        data = yaml.safe_load(text) if path.suffix != ".toml" else _toml().loads(text)
+    except ValueError as error:
+        raise ArgumentError(f"config file {str(path)!r} is no valid TOML: {error}.") from error
+    except yaml.YAMLError as error:
+        raise ArgumentError(f"config file {str(path)!r} is no valid YAML: {error}.") from error
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise ArgumentError(f"config file {str(path)!r} must hold keys and values, got {type(data).__name__}.")
+    return _numbers(data)
+
+
+def _toml() -> Any:
+    try:
+        return importlib.import_module("tomllib")
+    except ModuleNotFoundError:
+        return importlib.import_module("tomli")
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn strings such as ``1e-6``, which YAML 1.1 leaves as text, into numbers."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            out[str(key)] = _numbers(value)
+        elif isinstance(value, str) and key in THRESHOLDS:
+            try:
+                out[str(key)] = float(value)
+            except ValueError:
+                out[str(key)] = value
+        else:
+            out[str(key)] = value
+    return out

@@ -1,0 +1,406 @@
+"""The facade: the only place where taps, rules and writers meet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.config import Settings, make_settings
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
+from gradflow_export.guard import Guard
+from gradflow_export.loop import Taps, TrainingLoop
+from gradflow_export.records import Issue, RunInfo
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.profiles import profile as rules_of
+from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.blocks import BlockTap
+from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discover import NamedModule, find_blocks, named_blocks, unwrap
+from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.optimizers import OptimizerSteps
+from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.runtime import RuntimeTap
+from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.worker import Worker
+from gradflow_export.writers import make_writer
+from gradflow_export.writers.base import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger("gradflow_export")
+
+CLOSE_SECONDS = 10.0
+OBSERVABLE = ("loss", "logits", "targets")
+
+
+class Exporter:
+    """Watches a model while it trains and says whether it learns, and if not, which layer, since when, what to do.
+
+    Nothing else is needed in the loop. What is read when::
+
+        exporter = Exporter(model).watch(criterion)      # hooks are attached here
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)                # loss, logits and targets are seen; sampled: block outputs
+            loss.backward()                              # sampled: gradient norms at block outputs
+            optimizer.step()                             # before: gradients as they will be used; after: the update;
+                                                         # one packed copy goes to the worker thread: one step is over
+        exporter.print_report()
+
+    Watching never changes training: losses, gradients and parameters stay equal bit for bit. After ``watch()`` nothing
+    raises into the loop. The exporter lives as long as the model does and is closed at exit by itself; ``close()`` or
+    ``with`` closes it earlier.
+
+    Args:
+        model: What is trained; ``DataParallel``, ``DistributedDataParallel`` and compiled wrappers are looked through.
+        backends: Names (``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
+        logdir: Directory for files; by default ``runs/<time>_<model class>``.
+        every: Steps between two records.
+        profile: ``"robust"`` (scale-free rules) or ``"seed"`` (the fixed thresholds of the seed documents).
+        intervals: Steps between readings by instrument; see ``gradflow_export.schedule.INTERVALS``.
+        config: Dictionary, or path of a YAML or TOML file, with any of these settings; may hold a section
+            ``diagnostics``. Keyword arguments win.
+        enabled: False watches nothing.
+        alerts_enabled: False judges nothing.
+        strict: Let internal errors raise; for tests.
+        **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
+
+    Raises:
+        ArgumentError: A value cannot be used, or a name is unknown; the message names the nearest.
+        ArgumentTypeError: An argument has the wrong type.
+        StorageError: ``logdir`` cannot be written to, or ``config`` cannot be read.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        backends: str | Writer | Sequence[str | Writer] = ("tensorboard",),
+        logdir: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        profile: str | None = None,
+        intervals: Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        enabled: bool | None = None,
+        alerts_enabled: bool | None = None,
+        strict: bool = False,
+        **thresholds: float,
+    ) -> None:
+        _check_model(model)
+        given = {
+            "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
+            "alerts_enabled": alerts_enabled, **thresholds,
+        }  # fmt: skip
+        self.settings = make_settings(config, given)
+        inner = unwrap(model)
+        self._model = weakref.ref(inner)
+        self._compiled = inner is not model and hasattr(model, "_orig_mod")
+        self._guard = Guard(strict=strict)
+        self._pid = os.getpid()
+        self._closed = False
+        self._hooks = contextlib.ExitStack()
+        self._loop: TrainingLoop | None = None
+        self._loss: LossTap | None = None
+        self._unknown: set[str] = set()
+        rules = rules_of(self.settings.profile, self.settings.thresholds)
+        judge = Judge(rules if self.settings.alerts_enabled else (), strict=strict)
+        self._info = _describe(inner, self.settings)
+        self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
+        self._writers = _make_writers(backends, self.logdir) if self.settings.enabled and self._info.rank == 0 else []
+        self._worker = Worker(
+            self._info, judge, self._writers, memory=RuntimeTap().read, on_issue=self._on_issue, strict=strict
+        )
+
+    def watch(
+        self,
+        criterion: nn.Module | None = None,
+        *,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        blocks: Iterable[str | nn.Module] | None = None,
+    ) -> Exporter:
+        """Attach to the model and begin.
+
+        Args:
+            criterion: The loss module, from whose calls loss, logits and targets are taken. Without it, hand the loss
+                over with :meth:`observe`.
+            optimizer: Count only the steps of these; by default those of every optimizer that owns a parameter.
+            blocks: Names or modules whose gains are measured, from input to output; by default they are found.
+
+        Returns:
+            The exporter itself.
+
+        Raises:
+            ArgumentError: A block is not part of the model, or this exporter was closed.
+            ArgumentTypeError: An argument has the wrong type.
+        """
+        if self._closed:
+            raise ArgumentError("this Exporter is closed; construct a new one to watch again.")
+        if self._loop is not None:
+            _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
+            return self
+        model = self._model()
+        if model is None or not self.settings.enabled:
+            return self
+        _check_watch(criterion, optimizer)
+        chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
+        _close_earlier(model, self)
+        self._reference = _Watched(model)
+        self._reference.exporter = weakref.ref(self)
+        self._loop = self._make_loop(model, criterion, optimizer, chosen, leaves=leaves)
+        self._worker.start()
+        self._hooks.enter_context(self._loop.attach())
+        # Lives as long as the model and is called at exit too; holds the exporter, so that nobody has to.
+        self._finalizer = weakref.finalize(model, self.close)
+        return self
+
+    def _make_loop(
+        self,
+        model: nn.Module,
+        criterion: nn.Module | None,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        blocks: list[NamedModule],
+        *,
+        leaves: bool,
+    ) -> TrainingLoop:
+        calls = ModuleCalls()
+        if self._compiled:
+            calls.enabled = False
+            _log.warning(
+                "gradflow: the model is compiled; block gains and activations are not read inside compiled code. "
+                "Gradients, updates, loss and memory are."
+            )
+        part = self._guard.part
+        self._loss = LossTap(criterion, guard=part("loss"))
+        taps = Taps(
+            calls,
+            BlockTap(calls, blocks, by_call_order=leaves, guard=part("blocks")),
+            ActivationTap(calls, model, guard=part("activations")),
+            GradientTap(),
+            UpdateTap(self._model),
+            self._loss,
+        )
+        loop = TrainingLoop(taps, self.settings.schedule, self._guard, self._worker.put)
+        only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        step = part("the optimizer step")
+        loop.optimizers = OptimizerSteps(self._model, step(loop.before), step(loop.after), only)
+        return loop
+
+    def observe(self, **tensors: Any) -> None:
+        """Hand over what the criterion module does not show; call it before ``optimizer.step()``.
+
+        Args:
+            **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
+                probabilities of the shape of the logits).
+        """
+        if self._loop is None or self._closed:
+            return
+        self._guard.part("observe")(self._observe)(tensors)
+
+    def _observe(self, tensors: dict[str, Any]) -> None:
+        assert self._loss is not None
+        for name in tensors.keys() - set(OBSERVABLE) - self._unknown:
+            self._unknown.add(name)
+            _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
+        loss, logits, targets = (tensors.get(name) for name in OBSERVABLE)
+        if isinstance(loss, (Tensor, int, float)):
+            self._loss.observe_loss(loss)
+        if isinstance(logits, Tensor):
+            self._loss.observe_logits(logits, targets if isinstance(targets, Tensor) else None)
+
+    def step(self) -> None:
+        """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""
+        model = self._model()
+        if self._loop is not None and model is not None and not self._closed:
+            self._guard.part("step")(self._loop.step_by_hand)(model)
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Every issue found so far, open ones first, worst first; waits for the worker to catch up."""
+        self._catch_up()
+        found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.issues)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings."""
+        self._catch_up()
+        out: dict[str, Any] = self._worker.read_summary(lambda summary: summary.as_dict())
+        return {
+            "logdir": str(self.logdir), **out, "loss_seen": self._loss is not None and self._loss.seen,
+            "dropped": self._worker.dropped, "set_aside": sorted([*self._guard.failures, *self._worker.failed_writers]),
+        }  # fmt: skip
+
+    def report(self) -> str:
+        """Return the summary as text."""
+        self._catch_up()
+        text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
+        if self._loop is not None and self._loss is not None and not self._loss.seen:
+            text += "\n  note   the loss was not seen: pass the criterion to watch(), or call observe(loss=loss)"
+        aside = [*self._guard.failures, *self._worker.failed_writers]
+        return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
+
+    def print_report(self) -> None:
+        """Print :meth:`report`."""
+        print(self.report())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`summary` as JSON.
+
+        Raises:
+            ArgumentError: The path does not end in ``.json``.
+            StorageError: The file cannot be written.
+        """
+        target = Path(path)
+        if target.suffix != ".json":
+            raise ArgumentError(f"save expects a path ending in .json, got {str(path)!r}.")
+        try:
+            target.write_text(json.dumps(self.summary(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"save cannot write {str(path)!r}: {error.strerror or error}.") from error
+
+    def register_analyzer(self, name: str, analyzer: Any) -> None:
+        """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
+
+        Args:
+            name: A short word.
+            analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
+                :class:`~gradflow_export.records.StepRecord` and returns ``{key: number}`` or ``None``. It is called on
+                the worker thread.
+
+        Raises:
+            ArgumentTypeError: ``analyzer`` is neither.
+        """
+        analyze = getattr(analyzer, "analyze_custom_metric", analyzer)
+        if not callable(analyze):
+            raise ArgumentTypeError(
+                f"analyzer must be callable or have analyze_custom_metric(record), got {type(analyzer).__name__}."
+            )
+        self._worker.add_analyzer(name, analyze)
+
+    def pause(self) -> None:
+        """Stop recording; steps are still counted."""
+        if self._loop is not None:
+            self._loop.paused = True
+
+    def resume(self) -> None:
+        """Record again after :meth:`pause`."""
+        if self._loop is not None:
+            self._loop.paused = False
+
+    def close(self) -> None:
+        """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        if self._loop is not None:
+            self._guard.part("close")(self._loop.finish)()
+        self._closed = True
+        self._hooks.close()
+        if self._loop is not None:
+            self._finalizer.detach()
+            self._worker.close(CLOSE_SECONDS)
+
+    def __enter__(self) -> Self:
+        """Return the exporter."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _catch_up(self) -> None:
+        if self._loop is not None and not self._closed:
+            self._guard.part("catching up")(self._loop.finish)()
+            self._worker.drain(CLOSE_SECONDS)
+
+    def _on_issue(self, issue: Issue) -> None:
+        if issue.open and self._loop is not None:
+            self._loop.ask()
+
+
+class _Watched(weakref.ref[nn.Module]):
+    """A weak reference from which a later exporter finds the one that watches the same model."""
+
+    exporter: weakref.ref[Exporter]
+
+
+def _close_earlier(model: nn.Module, now: Exporter) -> None:
+    for reference in weakref.getweakrefs(model):
+        earlier = reference.exporter() if isinstance(reference, _Watched) else None
+        if earlier is not None and earlier is not now and not earlier._closed:  # noqa: SLF001 - same class
+            _log.warning(
+                "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir
+            )
+            earlier.close()
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself.")
+    if not any(True for _ in model.parameters()):
+        raise ArgumentError(
+            f"model {type(model).__name__} has no parameters, so nothing can be learned or watched. If its layers are "
+            "kept in a plain list, use nn.ModuleList so that they are registered."
+        )
+
+
+def _check_watch(criterion: object, optimizer: object) -> None:
+    if criterion is not None and not isinstance(criterion, nn.Module):
+        raise ArgumentTypeError(
+            f"criterion must be a loss module such as nn.CrossEntropyLoss(), got {type(criterion).__name__}; for a "
+            "function, call exporter.observe(loss=loss) in the loop instead."
+        )
+    listed = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+    for item in listed:
+        if not isinstance(item, Optimizer):
+            raise ArgumentTypeError(
+                f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(item).__name__}; for other "
+                "kinds leave it out and call exporter.step() after each update."
+            )
+
+
+def _make_writers(backends: str | Writer | Sequence[str | Writer], logdir: Path) -> list[Writer]:
+    if isinstance(backends, str) or not isinstance(backends, (list, tuple)):
+        backends = (backends,)  # type: ignore[assignment]
+    return [make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
+
+
+def default_logdir(model: nn.Module) -> Path:
+    """Return ``runs/<date>_<time>_<model class>``, with a number when that exists already."""
+    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{type(model).__name__}"
+    candidates = (Path("runs") / (stem if n == 1 else f"{stem}_{n}") for n in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def _describe(model: nn.Module, settings: Settings) -> RunInfo:
+    now = time.time()
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else 0
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        versions["gradflow-export"] = metadata.version("gradflow-export")
+    return RunInfo(
+        session=f"{int(now * 1000)}-{rank}",
+        started=now,
+        model=type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        rank=rank,
+        world_size=torch.distributed.get_world_size() if distributed else 1,
+        settings=settings.as_json(),
+        versions=versions,
+    )

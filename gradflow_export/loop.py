@@ -1,0 +1,218 @@
+"""What happens on the training thread: taps are read when an optimizer steps, and the step is handed over."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.guard import Guard
+from gradflow_export.schedule import Schedule
+from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.base import Drained
+from gradflow_export.taps.blocks import BlockTap
+from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
+from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.transfer import Bundle, pack
+
+_log = logging.getLogger("gradflow_export")
+
+LONELY_BACKWARD_PASSES = 20
+ASK_AGAIN_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The instruments of one exporter."""
+
+    calls: ModuleCalls
+    blocks: BlockTap
+    activations: ActivationTap
+    gradients: GradientTap
+    updates: UpdateTap
+    loss: LossTap
+
+
+class TrainingLoop:
+    """Follows the user's loop through optimizer hooks and hands one bundle per step to the worker.
+
+    A step ends when every optimizer that took part in the last one has stepped once, or when one of them steps again:
+    so two optimizers that step together make one record, and one that steps five times as often makes five.
+    """
+
+    def __init__(self, taps: Taps, schedule: Schedule, guard: Guard, hand_over: Callable[[Bundle], None]) -> None:
+        self.taps = taps
+        self.steps = 0
+        self.paused = False
+        self.optimizers: OptimizerSteps | None = None
+        self._schedule, self._guard, self._hand_over = schedule, guard, hand_over
+        self._asked = False
+        self._asked_at = -ASK_AGAIN_STEPS
+        self._open: Bundle | None = None
+        self._stepped: weakref.WeakSet[object] = weakref.WeakSet()
+        self._partners: weakref.WeakSet[object] = weakref.WeakSet()
+        self._due: frozenset[str] = frozenset()
+        self._recorded = True
+        self._collected = 0.0
+        self._ended: float | None = None
+        self._spent_before = 0.0
+        self._times: deque[float] = deque(maxlen=32)
+        self._told = False
+
+    def attach(self) -> contextlib.ExitStack:
+        """Attach all taps and plan the first step; closing the returned stack undoes it."""
+        stack = contextlib.ExitStack()
+        self.taps.blocks.store.on_backward = self.notice_lonely
+        for tap in (self.taps.calls, self.taps.blocks, self.taps.activations, self.taps.loss):
+            stack.enter_context(tap.attach())
+        if self.optimizers is not None:
+            stack.enter_context(self.optimizers.attach())
+        self._plan()
+        return stack
+
+    def ask(self) -> None:
+        """Read everything at the next step; called by the worker when an issue opens."""
+        if self.steps - self._asked_at >= ASK_AGAIN_STEPS:
+            self._asked = True
+
+    def before(self, step: OptimizerStep) -> None:
+        """Read gradients as the optimizer will use them, and weights when they are due."""
+        if self._open is not None and step.optimizer in self._stepped:
+            self._finish()
+        if not self._recorded:
+            return
+        if not step.closure:
+            self._read_gradients(step)
+        if "updates" in self._due:
+            self._guard.part("updates")(self.taps.updates.before)(step)
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read the updates, pack everything, and hand the step over when it is complete."""
+        if self._recorded:
+            if step.closure:
+                self._read_gradients(step)
+            if "updates" in self._due:
+                self._guard.part("updates")(self.taps.updates.after)(step)
+        self._collect(_learning_rate(step.optimizer))
+        self._stepped.add(step.optimizer)
+        if step.optimizer not in self._partners:
+            self._partners.add(step.optimizer)
+        elif all(optimizer in self._stepped for optimizer in self._partners):
+            self._finish()
+
+    def step_by_hand(self, model: nn.Module) -> None:
+        """End a step that no optimizer hook tells of; the updates are those since the last call."""
+        if self._partners:
+            if not self._told:
+                self._told = True
+                _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
+            return
+        step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
+        if self._recorded:
+            self._read_gradients(step)
+            self._guard.part("updates")(self.taps.updates.after)(step)
+        self._collect({})
+        self._finish()
+        if "updates" in self._due:
+            self._guard.part("updates")(self.taps.updates.before)(step)
+
+    def finish(self) -> None:
+        """Hand over a step that is still open."""
+        if self._open is not None:
+            self._finish()
+
+    def notice_lonely(self) -> None:
+        """Say once that backward passes come and no optimizer steps."""
+        passes = self.taps.blocks.store.backward_passes
+        if not self._told and self.steps == 0 and self._open is None and passes >= LONELY_BACKWARD_PASSES:
+            self._told = True
+            _log.warning(
+                "gradflow: %d backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call "
+                "exporter.step() once after each update.",
+                passes,
+            )
+
+    def _read_gradients(self, step: OptimizerStep) -> None:
+        read = self._guard.part("gradients")(self.taps.gradients.read)
+        read(step, statistics="statistics" in self._due, histograms="histograms" in self._due)
+
+    def _collect(self, scalars: dict[str, float]) -> None:
+        """Put what the taps hold into the open bundle."""
+        now = time.perf_counter()
+        if self._open is None:
+            self._open = Bundle(self.steps + 1, time.time())
+        bundle = self._open
+        bundle.wall_time = time.time()
+        self._collected = now
+        if not self._recorded:
+            return
+        began = self.taps.loss.backward_began
+        if began is not None:
+            scalars["runtime.backward_time"] = now - began
+        drained: Drained = []
+        for part, tap in (
+            ("gradients", self.taps.gradients),
+            ("updates", self.taps.updates),
+            ("loss", self.taps.loss),
+            ("blocks", self.taps.blocks),
+            ("activations", self.taps.activations),
+        ):
+            self._guard.part(part)(lambda tap=tap: drained.extend(tap.drain()))()
+        if drained:
+            with torch.no_grad():
+                self._guard.part("transfer")(lambda: bundle.packed.extend(pack(drained)))()
+        bundle.scalars = {**bundle.scalars, **scalars}
+
+    def _finish(self) -> None:
+        """Hand over the open bundle and plan the next step."""
+        bundle, now, spent = self._open, self._collected, self._guard.spent
+        self._open = None
+        self._stepped.clear()
+        self.steps += 1
+        if bundle is not None and self._recorded:
+            scalars = dict(bundle.scalars)
+            if self._ended is not None:
+                elapsed = now - self._ended
+                self._times.append(elapsed)
+                scalars["runtime.step_time"] = elapsed
+                scalars["runtime.throughput"] = 1.0 / max(median(self._times), 1e-9)
+                scalars["overhead"] = min((spent - self._spent_before) / max(elapsed, 1e-9), 1.0)
+            if self.optimizers is not None and self.optimizers.skipped:
+                scalars["runtime.skipped"] = float(self.optimizers.skipped)
+            bundle.scalars = scalars
+            self._hand_over(bundle)
+        self._ended, self._spent_before = now, spent
+        self._plan()
+
+    def _plan(self) -> None:
+        step = self.steps + 1
+        self._recorded = self._schedule.recorded(step) and not self.paused
+        asked, self._asked = self._asked, False
+        if asked:
+            self._asked_at = step
+        self._due = frozenset() if self.paused else self._schedule.due(step, asked=asked)
+        self.taps.loss.want_logits = "logits" in self._due
+        self.taps.blocks.sample_rows = "ranks" in self._due
+        if self._due & {"blocks", "activations", "ranks"}:
+            self.taps.calls.arm()
+        else:
+            self.taps.calls.disarm()
+
+
+def _learning_rate(optimizer: object) -> dict[str, float]:
+    groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+    rates = [group["lr"] for group in groups if "lr" in group]
+    known = [float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
+    return {"learning_rate": max(known)} if known else {}

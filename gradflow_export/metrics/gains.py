@@ -1,0 +1,117 @@
+"""Backward gains between consecutive blocks, from the norms of the gradients at their outputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradflow_export.stats import theil_sen
+
+AMPLIFYING = 2.0
+DAMPING = 0.5
+EPS = 1e-30
+
+
+def gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | None]:
+    """Return how much the gradient grows on its way back through each block.
+
+    Args:
+        norms: ``||dL/dh_i||`` per block in depth order, ``None`` where no gradient arrived. Shape: ``[n]``.
+        eps: A norm below this counts as zero.
+
+    Returns:
+        ``gamma_i = norms[i-1] / norms[i]``; entry k is the transition k to k+1. ``None`` if either norm is missing,
+        inf where the denominator is below ``eps``, NaN where either norm is NaN or both are inf. Shape: ``[n - 1]``.
+    """
+    return [_gain(before, after, eps) for before, after in itertools.pairwise(norms)]
+
+
+def _gain(before: float | None, after: float | None, eps: float) -> float | None:
+    if before is None or after is None:
+        return None
+    if math.isnan(before) or math.isnan(after) or (math.isinf(before) and math.isinf(after)):
+        return math.nan
+    if after < eps:
+        return math.inf
+    return before / after
+
+
+def log_gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | None]:
+    """Return ``ln norms[i-1] - ln norms[i]``, each norm clamped to at least ``eps``.
+
+    ``None``, inf and NaN stand where :func:`gains` has them. Shape: ``[n - 1]``.
+    """
+    out: list[float | None] = []
+    for before, after, gain in zip(norms, norms[1:], gains(norms, eps), strict=False):
+        if gain is None or not math.isfinite(gain) or before is None or after is None:
+            out.append(gain)
+        else:
+            out.append(math.log(max(before, eps)) - math.log(max(after, eps)))
+    return out
+
+
+@dataclass(frozen=True)
+class DepthGain:
+    """The gain of the whole chain.
+
+    Attributes:
+        total: Sum of the log gains: ``ln ||dL/dh_0|| - ln ||dL/dh_N||``; NaN without two usable norms.
+        slope: Theil-Sen slope of ``ln ||dL/dh_i||`` over depth i; NaN without two usable norms.
+    """
+
+    total: float
+    slope: float
+
+
+def depth_gain(norms: Sequence[float | None], eps: float = EPS) -> DepthGain:
+    """Return the scale-free quantities that decide vanishing and exploding.
+
+    Args:
+        norms: As for :func:`gains`. Shape: ``[n]``.
+        eps: Norms are clamped to at least this, so that a chain cut to exactly zero still has a finite depth gain.
+
+    Source: Saxe et al. 2014, arXiv:1312.6120 (deep linear nets have exactly ``(N - 1) ln g``); Sen 1968.
+    """
+    usable = [(i, math.log(max(n, eps))) for i, n in enumerate(norms) if n is not None and math.isfinite(n)]
+    if len(usable) < 2:
+        return DepthGain(math.nan, math.nan)
+    depth, logs = np.array(usable, dtype=np.float64).T
+    return DepthGain(float(logs[0] - logs[-1]), theil_sen(depth, logs))
+
+
+def summary_stats(norms: Sequence[float | None], eps: float = EPS) -> dict[str, float | int]:
+    """Return the counts and means of the third seed document, with ``num_nonfinite`` so that they always add up.
+
+    ``num_amplifying + num_damping + num_healthy + num_vanishing + num_missing + num_nonfinite`` is ``n - 1``. Means are
+    NaN when no gain is finite.
+    """
+    every = gains(norms, eps)
+    finite = [g for g in every if g is not None and math.isfinite(g)]
+    logs = [g for g in log_gains(norms, eps) if g is not None and math.isfinite(g)]
+    # A NaN or inf *norm* is not a vanished denominator: those transitions are counted apart (A15).
+    broken = sum(
+        1
+        for before, after, gain in zip(norms, norms[1:], every, strict=False)
+        if gain is not None and not (math.isfinite(before or 0.0) and math.isfinite(after or 0.0))
+    )
+    sound = [
+        g
+        for before, after, g in zip(norms, norms[1:], every, strict=False)
+        if g is not None and math.isfinite(before or 0.0) and math.isfinite(after or 0.0)
+    ]
+    return {
+        "mean_gain": math.fsum(finite) / len(finite) if finite else math.nan,
+        "min_gain": min(finite, default=math.nan),
+        "max_gain": max(finite, default=math.nan),
+        "mean_log_gain": math.fsum(logs) / len(logs) if logs else math.nan,
+        "num_amplifying": sum(g > AMPLIFYING for g in sound if math.isfinite(g)),
+        "num_damping": sum(g < DAMPING for g in sound),
+        "num_healthy": sum(DAMPING <= g <= AMPLIFYING for g in sound),
+        "num_vanishing": sum(math.isinf(g) for g in sound),
+        "num_missing": sum(g is None for g in every),
+        "num_nonfinite": broken,
+    }

@@ -1,0 +1,99 @@
+"""What logits and targets say about confidence and alignment."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOGIT_METRICS = (
+    "logits.max",
+    "logits.min",
+    "logits.mean",
+    "logits.std",
+    "logits.margin",
+    "confidence.max",
+    "confidence.entropy",
+)
+TARGET_METRICS = ("confidence.target", "alignment.accuracy", "alignment.margin")
+ENTRIES = 2**20
+
+
+def as_samples(logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """Bring logits and targets to one row per sample, evenly spaced when there are more than ``ENTRIES`` entries.
+
+    Args:
+        logits: ``[*samples, classes]`` or, as cross-entropy takes them, ``[batch, classes, *positions]``.
+        targets: Class numbers, one per sample, or class probabilities of the shape of ``logits``; or ``None``.
+        class_dim: 1 or -1 where it is known; otherwise found from the shapes.
+
+    Returns:
+        Logits ``[samples, classes]`` in float32 or float64, and class numbers ``[samples]`` or ``None`` when the
+        targets do not fit.
+    """
+    logits = logits.detach()
+    if class_dim is None:
+        last = targets is None or targets.shape in (logits.shape[:-1], logits.shape)
+        class_dim = -1 if last else 1
+    flat = logits.movedim(class_dim, -1)
+    flat = flat.reshape(-1, flat.shape[-1])
+    numbers: Tensor | None = None
+    if targets is not None:
+        targets = targets.detach()
+        if targets.is_floating_point() and targets.shape == logits.shape:
+            numbers = targets.movedim(class_dim, -1).reshape(flat.shape).argmax(dim=1)
+        elif not targets.is_floating_point() and targets.numel() == flat.shape[0]:
+            numbers = targets.reshape(-1)
+    stride = max(-(-flat.numel() // ENTRIES), 1)
+    flat = flat[::stride]
+    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    return flat, None if numbers is None else numbers[::stride]
+
+
+def logit_statistics(logits: Tensor) -> Tensor:
+    """Return the seven statistics named in ``LOGIT_METRICS``.
+
+    Args:
+        logits: Shape: ``[samples, classes]``, at least two classes.
+
+    Returns:
+        Shape: ``[7]``. Units: logit (first five), share, share of ln(classes).
+
+    Source: definitions; entropy as Shannon 1948, divided by its greatest value.
+    """
+    top = logits.topk(2, dim=1).values
+    log_p = logits.log_softmax(dim=1)
+    p = log_p.exp()
+    entropy = -(p * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(dim=1)
+    classes = torch.tensor(float(logits.shape[1]), dtype=logits.dtype, device=logits.device)
+    return torch.stack(
+        [
+            logits.max(),
+            logits.min(),
+            logits.mean(),
+            logits.std(correction=0),
+            (top[:, 0] - top[:, 1]).mean(),
+            p.amax(dim=1).mean(),
+            (entropy / classes.log()).mean(),
+        ]
+    )
+
+
+def target_statistics(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the three statistics named in ``TARGET_METRICS``.
+
+    Args:
+        logits: Shape: ``[samples, classes]``.
+        targets: Class numbers; those outside ``[0, classes)`` (an ignore index) are left out. Shape: ``[samples]``.
+
+    Returns:
+        Mean probability of the target, accuracy, and mean of ``p_y - max_{k != y} p_k``; NaN when every target is left
+        out. Shape: ``[3]``.
+    """
+    kept = ((targets >= 0) & (targets < logits.shape[1])).to(logits.dtype)
+    y = targets.clamp(0, logits.shape[1] - 1)[:, None]
+    p = logits.softmax(dim=1)
+    p_y = p.gather(1, y)[:, 0]
+    others = p.scatter(1, y, -1.0).amax(dim=1)
+    hit = (logits.argmax(dim=1) == y[:, 0]).to(logits.dtype)
+    weight = kept / kept.sum()
+    return torch.stack([(p_y * weight).sum(), (hit * weight).sum(), ((p_y - others) * weight).sum()])

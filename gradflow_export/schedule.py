@@ -1,0 +1,86 @@
+"""Which instruments are due at a step: everything at first, then each on its own interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+
+INTERVALS: Mapping[str, int] = MappingProxyType(
+    {
+        "blocks": 20,
+        "logits": 20,
+        "activations": 50,
+        "updates": 50,
+        "statistics": 100,
+        "ranks": 500,
+        "histograms": 500,
+    }
+)
+"""Steps between two readings once training has settled, by instrument.
+
+Loss, gradient norms, cosine and runtime are read every step.
+"""
+
+DENSE_STEPS = 10
+SETTLING_STEPS = 100
+SETTLING_INTERVAL = 5
+RANK_STEPS = (2, 3, 4, 5)
+RARE_STEPS = (1, 10, 50, 100)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan that depends on the step number alone, and on what a rule asked for.
+
+    The dense start is what lets a run of 30 steps be judged; the long intervals are what keeps a long run cheap.
+
+    Attributes:
+        every: Steps between two records.
+        intervals: Overrides of ``INTERVALS`` by instrument.
+    """
+
+    every: int = 1
+    intervals: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_interval("every", self.every)
+        for name, interval in self.intervals.items():
+            if name not in INTERVALS:
+                raise ArgumentError(f"intervals names {name!r}, which is no instrument{nearest(name, INTERVALS)}")
+            _check_interval(f"intervals[{name!r}]", interval)
+        object.__setattr__(self, "intervals", MappingProxyType({**INTERVALS, **self.intervals}))
+
+    def recorded(self, step: int) -> bool:
+        """Return whether this step makes a record at all."""
+        return step == 1 or step % self.every == 0
+
+    def due(self, step: int, *, asked: bool = False) -> frozenset[str]:
+        """Return the instruments to read at a step.
+
+        Args:
+            step: Counted from 1.
+            asked: Whether a rule wants to see everything now, whatever the interval.
+        """
+        if not self.recorded(step):
+            return frozenset()
+        return frozenset(name for name in self.intervals if self._is_due(name, step, asked=asked))
+
+    def _is_due(self, name: str, step: int, *, asked: bool) -> bool:
+        interval = self.intervals[name]
+        if name == "ranks":
+            # Four steps in a row: their samples are pooled.
+            return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS))
+        if name in {"statistics", "histograms"}:
+            return step in RARE_STEPS or step % interval == 0 or (asked and name == "statistics")
+        settling = step <= SETTLING_STEPS and step % min(SETTLING_INTERVAL, interval) == 0
+        return asked or step <= DENSE_STEPS or settling or step % interval == 0
+
+
+def _check_interval(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{name} must be a whole number of steps, got {value!r}; for example {name}=10.")
+    if value < 1:
+        raise ArgumentError(f"{name} must be at least 1 step, got {value}; use exporter.pause() to stop recording.")

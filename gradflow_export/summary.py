@@ -1,0 +1,119 @@
+"""What happened in a run so far, in a bounded amount of memory: for ``exporter.summary()`` and ``gradflow report``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gradflow_export.catalog import CATALOG
+from gradflow_export.records import (
+    RUN_SITE,
+    Issue,
+    RunInfo,
+    StepRecord,
+    info_to_json,
+    issue_to_json,
+    number_to_json,
+)
+from gradflow_export.stats import Welford
+
+
+class RunSummary:
+    """Takes records one by one and keeps headline statistics and issues.
+
+    Attributes:
+        info: What was known at the start, ``None`` when nothing is.
+        steps: Number of records.
+        first: First recorded step, 0 when there is none.
+        last: Last recorded step, 0 when there is none.
+        headline: Statistics of each headline metric that was recorded.
+    """
+
+    def __init__(self, info: RunInfo | None = None) -> None:
+        self.info = info
+        self.steps = self.first = self.last = 0
+        self.headline: dict[str, Welford] = {}
+        self._issues: dict[tuple[str, str, int], Issue] = {}
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        self.steps += 1
+        self.first = self.first or record.step
+        self.last = record.step
+        for reading in record.readings:
+            spec = CATALOG.get(reading.metric)
+            if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
+                self.headline.setdefault(reading.metric, Welford()).add(float(reading.values[0]))
+        for issue in record.issues:
+            self._issues[issue.key] = issue
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Each issue once, as it stands now: open ones first, worst first, then by step."""
+        return tuple(sorted(self._issues.values(), key=lambda i: (not i.open, -i.severity, i.step)))
+
+    @property
+    def verdict(self) -> str:
+        """One line: healthy, or the worst open problem and how many there are."""
+        if not self.steps:
+            return "no step recorded yet"
+        still = [issue for issue in self.issues if issue.open]
+        if not still:
+            healed = f" ({len(self._issues)} healed)" if self._issues else ""
+            return f"healthy: no open problem in {self.steps} recorded steps{healed}"
+        worst = still[0]
+        where = worst.layer or "the whole model"
+        return f"{len(still)} problem{'s' * (len(still) > 1)}: {worst.issue_type} in {where} since step {worst.step}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for ``json.dumps(..., allow_nan=False)``; NaN and the infinities are strings."""
+        return {
+            "info": None if self.info is None else info_to_json(self.info),
+            "verdict": self.verdict,
+            "steps": {"count": self.steps, "first": self.first, "last": self.last},
+            "headline": {
+                name: {key: number_to_json(value) for key, value in statistics(seen).items()}
+                | {"nonfinite": seen.nonfinite}
+                for name, seen in sorted(self.headline.items())
+            },
+            "issues": [issue_to_json(issue) for issue in self.issues],
+        }
+
+    def as_text(self, title: str) -> str:
+        """Return the summary as lines for a terminal.
+
+        Args:
+            title: First words of the first line, such as the log directory.
+        """
+        info = self.info
+        model = f"  {info.model}, {info.parameters:,} parameters" if info and info.model else ""
+        span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
+        lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
+        if self.headline:
+            lines.append(f"  {'metric':<22}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
+        for name, seen in sorted(self.headline.items()):
+            numbers = "".join(f"{value:>12.4g}" for value in statistics(seen).values())
+            extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
+            lines.append(f"  {name:<22}{numbers}  {CATALOG[name].unit}{extra}")
+        for issue in self.issues:
+            lines += _issue_lines(issue)
+        return "\n".join(lines)
+
+
+def _issue_lines(issue: Issue) -> list[str]:
+    where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
+    lines = [
+        f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
+        f"    seen   {issue.message}",
+        f"    value  {issue.value:.4g}, threshold {issue.threshold:.4g}",
+    ]
+    if len(issue.layers) > 1:
+        lines.append(f"    layers {', '.join(issue.layers)}")
+    return [*lines, f"    do     {issue.advice}"]
+
+
+def statistics(seen: Welford) -> dict[str, float]:
+    """Return last, mean, least and greatest of the finite numbers; NaN where there was none."""
+    if not seen.count:
+        return {"last": seen.last, "mean": math.nan, "min": math.nan, "max": math.nan}
+    return {"last": seen.last, "mean": seen.mean, "min": seen.low, "max": seen.high}

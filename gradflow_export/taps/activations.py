@@ -1,0 +1,116 @@
+"""Dead, saturated and zero outputs of activation modules."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.units import active_units, saturated_share, zero_share
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discover import site_name
+
+WINDOW = 10
+"""Sampled steps per window; a unit is dead when it fired in neither this window nor the one before."""
+
+_RECTIFIERS = (nn.ReLU, nn.ReLU6)
+_CONV1D = (nn.Conv1d, nn.ConvTranspose1d)
+
+
+def saturation_kind(module: nn.Module) -> str | None:
+    """Return how saturation of this activation is told, ``None`` when it does not saturate."""
+    if isinstance(module, nn.Tanh):
+        return "tanh"
+    if isinstance(module, nn.Sigmoid):
+        return "sigmoid"
+    if isinstance(module, nn.Hardsigmoid):
+        return "clipped:0:1"
+    if isinstance(module, nn.Hardtanh) and not isinstance(module, nn.ReLU6):
+        return f"clipped:{module.min_val}:{module.max_val}"
+    return None
+
+
+class ActivationTap:
+    """Watches ReLU, ReLU6, Tanh, Sigmoid, Hardtanh and Hardsigmoid modules while the module calls are armed.
+
+    Functional calls such as ``F.relu`` are no modules and cannot be seen here.
+    """
+
+    def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
+        self._calls = calls
+        self._guard = guard
+        self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
+        named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
+        self._rectifiers = [(n, m) for n, m in named if isinstance(m, _RECTIFIERS)]
+        self._saturating = [(n, m, kind) for n, m in named if (kind := saturation_kind(m)) is not None]
+        self._dead_sites = tuple(n for n, _ in self._rectifiers)
+        self._saturating_sites = tuple(n for n, _, _ in self._saturating)
+        self._active: dict[int, Tensor] = {}
+        self._earlier: dict[int, Tensor] = {}
+        self._touched: set[int] = set()
+        self._zero: dict[int, Tensor] = {}
+        self._saturated: dict[int, Tensor] = {}
+        self._samples = 0
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(f"activation.{name}") for name in ("dead_share", "saturated_share", "zero_share"))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to watch the activations' calls."""
+        for index, (_, module) in enumerate(self._rectifiers):
+            self._calls.add(module, self._guard(partial(self._rectified, index)))
+        for index, (_, module, kind) in enumerate(self._saturating):
+            self._calls.add(module, self._guard(partial(self._saturable, index, kind)))
+        self._rectifiers, self._saturating = [], []
+        return contextlib.ExitStack()
+
+    def _rectified(self, index: int, _module: nn.Module, output: Any) -> None:
+        if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
+            return
+        with torch.no_grad():
+            unit_dim = 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
+            active = active_units(output, unit_dim)
+            known = self._active.get(index)
+            self._active[index] = active if known is None or known.shape != active.shape else known | active
+            self._zero[index] = zero_share(output)
+            self._touched.add(index)
+
+    def _saturable(self, index: int, kind: str, _module: nn.Module, output: Any) -> None:
+        if isinstance(output, Tensor) and output.numel():
+            with torch.no_grad():
+                self._saturated[index] = saturated_share(output, kind)
+
+    def drain(self) -> Drained:
+        """Give out shares of the modules called since the last call; windows go on."""
+        out: Drained = []
+        dead = {index: self._dead_share(index) for index in sorted(self._touched)}
+        for metric, sites, values in (
+            ("activation.dead_share", self._dead_sites, dead),
+            ("activation.zero_share", self._dead_sites, self._zero),
+            ("activation.saturated_share", self._saturating_sites, self._saturated),
+        ):
+            if values:
+                device = next(iter(values.values())).device
+                where = sorted(values)
+                stacked = torch.stack([values[index].float().to(device) for index in where])
+                out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
+        if self._touched:
+            self._samples += 1
+            if self._samples % WINDOW == 0:
+                self._earlier, self._active = self._active, {}
+        self._touched, self._zero, self._saturated = set(), {}, {}
+        return out
+
+    def _dead_share(self, index: int) -> Tensor:
+        active, earlier = self._active[index], self._earlier.get(index)
+        if earlier is not None and earlier.shape == active.shape:
+            active = active | earlier
+        return 1.0 - active.float().mean()

@@ -1,0 +1,93 @@
+"""What every tap is, and the data it gives out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gradflow_export.catalog import MetricSpec
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Values of one metric that still lie on the device.
+
+    Attributes:
+        metric: A name of the metric catalogue.
+        sites: All sites of this metric.
+        values: One value for each entry of ``where``. Shape: ``[len(where)]``.
+        where: Indices into ``sites`` that a value arrived for; ``None`` means all of them, in order.
+    """
+
+    metric: str
+    sites: tuple[str, ...]
+    values: Tensor
+    where: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Raw entries that the worker turns into something: a histogram or an effective rank.
+
+    Attributes:
+        metric: What it will become.
+        site: The layer or parameter.
+        values: Shape: ``[rows, columns]`` or ``[entries]``.
+    """
+
+    metric: str
+    site: str
+    values: Tensor
+
+
+Drained = list[Pending | Sample]
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+"""Wraps a hook so that an error in it never reaches the user's loop."""
+
+
+def unguarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return the hook as it is; for use outside an exporter."""
+    return hook
+
+
+class Tap(Protocol):
+    """One instrument.
+
+    Hooks return ``None`` and own only their own handles. A tap never waits for the device: no ``.item()``, ``.cpu()``
+    or ``.tolist()``. After the stack returned by :meth:`attach` is closed the model is exactly as it was.
+    """
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack ends it."""
+
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+
+
+class ModuleHook:
+    """A forward hook that a copy of the module does not carry along.
+
+    Modules are pickled and deep-copied with their hooks. This one turns into a method of the standard library that does
+    nothing, so that a saved or copied model neither holds nor needs anything of this package.
+    """
+
+    def __init__(self, call: Callable[[Any, Any, Any], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: Any, args: Any, output: Any) -> None:
+        """Hand over to the tap."""
+        self._call(module, args, output)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle and deep-copy as a stand-in that takes three arguments and returns ``None``."""
+        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -1,0 +1,191 @@
+"""Gradient norms at the outputs of blocks, and what the blocks send forward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.norms import norm
+from gradflow_export.metrics.outputs import SAMPLE_FEATURES, SAMPLE_ROWS, is_floating, output_rms, output_spread
+from gradflow_export.metrics.samples import rows_of
+from gradflow_export.taps.base import Drained, Guard, Pending, Sample, unguarded
+from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discover import NamedModule
+
+_PREFERRED_KEYS = ("last_hidden_state", "hidden_states", "logits", "sample")
+Repeat = Literal["combine", "overwrite", "raise"]
+
+
+def _nothing() -> None:
+    """Stand in where nobody wants to know."""
+
+
+def output_tensor(output: Any) -> Tensor | None:
+    """Choose the tensor of a block's output whose gradient is measured.
+
+    Args:
+        output: A tensor, or a tuple, list, mapping or Hugging Face output that holds one, nested or not.
+
+    Returns:
+        The first floating tensor that requires a gradient; in mappings the keys ``last_hidden_state``,
+        ``hidden_states``, ``logits`` and ``sample`` come first. ``None`` when there is none.
+    """
+    if isinstance(output, Tensor):
+        return output if output.requires_grad and is_floating(output) else None
+    for part in _parts(output):
+        chosen = output_tensor(part)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _parts(output: Any) -> Iterable[Any]:
+    if isinstance(output, Mapping):
+        first = [output[key] for key in _PREFERRED_KEYS if key in output]
+        return [*first, *(value for key, value in output.items() if key not in _PREFERRED_KEYS)]
+    return output if isinstance(output, (tuple, list)) else ()
+
+
+class GradientStore:
+    """Norms of the gradients that arrived at block outputs, on the device.
+
+    With ``repeat="combine"`` norms of several backward passes (micro-batches), or of several calls of one block, are
+    joined as ``(a^2 + b^2)^(1/2)``: the L2 norm over all of them together. ``"overwrite"`` keeps the last; ``"raise"``
+    raises RuntimeError into backward.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, norm_type: str = "l2", repeat: Repeat = "combine", guard: Guard = unguarded
+    ) -> None:
+        self.names = tuple(names)
+        self.norm_type = norm_type
+        self.repeat = repeat
+        self.backward_passes = 0
+        self.on_backward: Callable[[], None] = _nothing
+        self._counted: int | None = None
+        self._generation = 0
+        self._norms: dict[int, Tensor] = {}
+        self._take = guard(self._arrived)
+
+    def watch(self, index: int, output: Tensor) -> None:
+        """Take the gradient of this output when it comes."""
+        output.register_hook(partial(self._take, index, self._generation))  # type: ignore[no-untyped-call]
+
+    def reset(self) -> None:
+        """Forget all norms, and ignore gradients of outputs watched before now."""
+        self._norms = {}
+        self._generation += 1
+
+    def clear(self) -> None:
+        """Forget all norms; gradients still on their way are taken."""
+        self._norms = {}
+
+    def norms(self) -> dict[int, Tensor]:
+        """Return a scalar tensor per block that a gradient arrived for."""
+        return dict(self._norms)
+
+    def _arrived(self, index: int, generation: int, gradient: Tensor) -> None:
+        self._counted = index if self._counted is None else self._counted
+        if index == self._counted:
+            self.backward_passes += 1
+            self.on_backward()
+        if generation != self._generation:
+            return
+        earlier = self._norms.get(index)
+        if earlier is not None and self.repeat == "raise":
+            raise RuntimeError(
+                f"a gradient arrived at block {index} ({self.names[index]}) twice without reset(): either backward() "
+                "ran again, or this block was called more than once in one forward pass. Call reset() between backward "
+                "passes, or construct with strict_single_backward=False to keep the last one."
+            )
+        now = norm(gradient, self.norm_type)
+        if earlier is not None and self.repeat == "combine":
+            now = torch.hypot(earlier.to(now), now)
+        self._norms[index] = now
+
+
+class BlockTap:
+    """Gradient norms, output sizes, output spreads and samples of block outputs, while the module calls are armed."""
+
+    def __init__(
+        self,
+        calls: ModuleCalls,
+        blocks: Sequence[NamedModule],
+        *,
+        by_call_order: bool = False,
+        guard: Guard = unguarded,
+    ) -> None:
+        self.names = tuple(name for name, _ in blocks)
+        self.store = GradientStore(self.names, guard=guard)
+        self.sample_rows = False
+        self._calls = calls
+        self._modules = [module for _, module in blocks]
+        self._guard = guard
+        self._order: list[int] | None = [] if by_call_order else None
+        self._forward: dict[int, tuple[Tensor, Tensor]] = {}
+        self._rows: dict[int, Tensor] = {}
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        names = ("gradient_norm", "output_rms", "output_spread")
+        return tuple(spec(f"block.{name}") for name in names)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to watch the blocks' calls."""
+        for index, module in enumerate(self._modules):
+            self._calls.add(module, self._guard(partial(self._called, index)))
+        self._modules.clear()
+        stack = contextlib.ExitStack()
+        stack.callback(self.store.reset)
+        return stack
+
+    def _called(self, index: int, _module: nn.Module, output: Any) -> None:
+        tensor = output_tensor(output)
+        if self._order is not None and index not in self._order:
+            self._order.append(index)
+        if tensor is None:
+            return
+        self.store.watch(index, tensor)
+        with torch.no_grad():
+            rows = rows_of(tensor, SAMPLE_ROWS, SAMPLE_FEATURES)
+            self._forward[index] = (output_rms(tensor), output_spread(rows))
+            if self.sample_rows:
+                # A copy: the next in-place operation of the model would change a view.
+                self._rows[index] = rows.clone()
+
+    def depth_order(self) -> list[int]:
+        """Return block indices from input to output, as far as known."""
+        every = range(len(self.names))
+        if self._order is None:
+            return list(every)
+        return [*self._order, *(index for index in every if index not in self._order)]
+
+    def drain(self) -> Drained:
+        """Give out norms, sizes, spreads and samples in depth order, and forget them."""
+        order = self.depth_order()
+        sites = tuple(self.names[index] for index in order)
+        norms = self.store.norms()
+        out: Drained = []
+        columns: tuple[tuple[str, dict[int, Tensor]], ...] = (
+            ("block.gradient_norm", norms),
+            ("block.output_rms", {index: pair[0] for index, pair in self._forward.items()}),
+            ("block.output_spread", {index: pair[1] for index, pair in self._forward.items()}),
+        )
+        for metric, values in columns:
+            where = [place for place, index in enumerate(order) if index in values]
+            if values:
+                device = next(iter(values.values())).device
+                stacked = torch.stack([values[order[place]].double().to(device) for place in where])
+                out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
+        out.extend(Sample("block.effective_rank", self.names[index], rows) for index, rows in self._rows.items())
+        self._forward, self._rows = {}, {}
+        self.store.reset()
+        return out

@@ -1,0 +1,122 @@
+"""Finds the blocks of a model and gives modules and parameters their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import nn
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+LEAST_BLOCKS = 3
+
+NamedModule = tuple[str, nn.Module]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile`` wrappers."""
+    while True:
+        parallel = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+        inner = model.module if parallel else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def site_name(name: str) -> str:
+    """Strip the wrapper prefixes that ``torch.compile``, FSDP and checkpointing put into dotted names."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
+    """Find the chain of blocks whose gains are worth knowing.
+
+    The longest outermost ``ModuleList`` or ``Sequential`` of like modules is taken; further lists whose members are of
+    the same class (the stages of a ResNet) are joined to it in order. Without one of at least ``LEAST_BLOCKS`` members
+    the leaf modules that own parameters are taken.
+
+    Args:
+        model: The unwrapped model.
+
+    Returns:
+        Names and modules in registration order, and whether they are leaf modules, whose depth order is known only
+        once they have been called.
+    """
+    lists = list(_like_lists(model, ""))
+    if lists:
+        longest = max(lists, key=len)
+        kind = type(longest[0][1])
+        if not issubclass(kind, _CONTAINERS):
+            longest = [member for members in lists if type(members[0][1]) is kind for member in members]
+        if len(longest) >= LEAST_BLOCKS:
+            return longest, False
+    leaves = [
+        (site_name(name) or type(module).__name__, module)
+        for name, module in model.named_modules()
+        if not any(True for _ in module.children()) and any(True for _ in module.parameters(recurse=False))
+    ]
+    return leaves, True
+
+
+def _like_lists(module: nn.Module, prefix: str) -> Iterator[list[NamedModule]]:
+    """Yield every outermost container of like modules, without looking into its members."""
+    members = [(f"{prefix}{name}", child) for name, child in module.named_children()]
+    if isinstance(module, _CONTAINERS) and len(members) > 1 and len({type(child) for _, child in members}) == 1:
+        yield [(site_name(name), child) for name, child in members]
+        return
+    for name, child in members:
+        yield from _like_lists(child, f"{name}.")
+
+
+def named_blocks(model: nn.Module, blocks: Iterable[str | nn.Module]) -> list[NamedModule]:
+    """Resolve the user's own choice of blocks.
+
+    Args:
+        model: The unwrapped model.
+        blocks: Dotted module names or modules of the model, in depth order.
+
+    Returns:
+        Names and modules.
+
+    Raises:
+        ArgumentError: A name or module is not part of the model, comes twice, or nothing was named.
+        ArgumentTypeError: An entry is neither a name nor a module.
+    """
+    by_name = {site_name(name): module for name, module in model.named_modules()}
+    by_identity = {id(module): name for name, module in by_name.items()}
+    out: list[NamedModule] = []
+    for block in blocks:
+        if isinstance(block, str):
+            if block not in by_name:
+                raise ArgumentError(f"blocks names {block!r}, which is no module of the model{nearest(block, by_name)}")
+            out.append((block, by_name[block]))
+        elif isinstance(block, nn.Module):
+            if id(block) not in by_identity:
+                raise ArgumentError(
+                    f"blocks holds a {type(block).__name__} that is not part of the watched model; pass modules of the "
+                    "model itself, or their names from model.named_modules()."
+                )
+            out.append((by_identity[id(block)], block))
+        else:
+            raise ArgumentTypeError(
+                f"blocks must hold module names or modules, got {type(block).__name__}; for example "
+                "blocks=['encoder.0', 'encoder.1'] or blocks=model.encoder."
+            )
+    return check_blocks(out)
+
+
+def check_blocks(blocks: Sequence[NamedModule]) -> list[NamedModule]:
+    """Raise unless there is at least one block and none comes twice."""
+    if not blocks:
+        raise ArgumentError("blocks is empty; name at least one module, or leave it out to have the blocks found.")
+    seen: dict[int, str] = {}
+    for name, module in blocks:
+        if id(module) in seen:
+            raise ArgumentError(
+                f"blocks holds the same module twice, as {seen[id(module)]!r} and {name!r}; each block must be a "
+                "separate nn.Module, because gains are measured between different ones."
+            )
+        seen[id(module)] = name
+    return list(blocks)

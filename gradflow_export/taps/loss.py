@@ -1,0 +1,94 @@
+"""Loss, logits and targets: from the criterion module, or handed over by the user."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.logits import (
+    LOGIT_METRICS,
+    TARGET_METRICS,
+    as_samples,
+    logit_statistics,
+    target_statistics,
+)
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+
+
+class LossTap:
+    """Collects losses over the micro-batches of a step (their mean), and statistics of the last logits."""
+
+    def __init__(self, criterion: nn.Module | None = None, *, guard: Guard = unguarded) -> None:
+        self._criterion = criterion
+        self._guard = guard
+        self._losses: list[Tensor] = []
+        self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
+        self.want_logits = False
+        self.seen = False
+        self.backward_began: float | None = None
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(name) for name in ("loss", *LOGIT_METRICS, *TARGET_METRICS))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to watch the criterion's calls."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.drain)
+        if self._criterion is not None:
+            stack.callback(self._criterion.register_forward_hook(ModuleHook(self._guard(self._called))).remove)
+        return stack
+
+    def observe_loss(self, loss: Tensor | float) -> None:
+        """Take one loss. A tensor is kept as a device reference; backward time is measured from its gradient."""
+        self.seen = True
+        if not isinstance(loss, Tensor):
+            self._losses.append(torch.tensor(float(loss), dtype=torch.float64))
+            return
+        self._losses.append(loss.detach().mean())
+        if loss.requires_grad and not torch.compiler.is_compiling():
+            loss.register_hook(self._guard(self._backward))  # type: ignore[no-untyped-call]
+
+    def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
+        """Take logits, and targets when they are known, if this step is due."""
+        if not self.want_logits or not logits.is_floating_point() or logits.dim() < 1:
+            return
+        with torch.no_grad():
+            rows, numbers = as_samples(logits, targets, class_dim)
+            if rows.numel() == 0 or rows.shape[1] < 2:
+                return
+            self._statistics = [(LOGIT_METRICS, logit_statistics(rows))]
+            if numbers is not None:
+                self._statistics.append((TARGET_METRICS, target_statistics(rows, numbers)))
+
+    def drain(self) -> Drained:
+        """Give out the mean loss and the last statistics, and forget them."""
+        out: Drained = []
+        if self._losses:
+            device = self._losses[0].device
+            losses = torch.stack([loss.to(device, torch.float64) for loss in self._losses])
+            out.append(Pending("loss", (RUN_SITE,), losses.mean().reshape(1)))
+        for names, values in self._statistics:
+            out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
+        self._losses, self._statistics, self.backward_began = [], [], None
+        return out
+
+    def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        self.observe_loss(output)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1
+        if classification and tensors[0].dim() == tensors[1].dim() + 1:
+            self.observe_logits(tensors[0], tensors[1], class_dim=1)
+
+    def _backward(self, _gradient: Tensor) -> None:
+        if self.backward_began is None:
+            self.backward_began = time.perf_counter()

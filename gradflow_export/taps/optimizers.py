@@ -1,0 +1,149 @@
+"""Tells when an optimizer that owns parameters of the model steps, and which parameters it owns."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gradflow_export.taps.discover import site_name
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The watched parameters that one optimizer updates.
+
+    Attributes:
+        sites: Names of all parameters of the model, trainable or not, in registration order.
+        where: Indices into ``sites`` of those this optimizer owns, rising. Shape: ``[n]``.
+        parameters: The parameters themselves, in the same order.
+        groups: The optimizer's group number of each. Shape: ``[n]``.
+    """
+
+    sites: tuple[str, ...]
+    where: npt.NDArray[np.int64]
+    parameters: tuple[Tensor, ...]
+    groups: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One call of ``optimizer.step``.
+
+    Attributes:
+        optimizer: The optimizer that steps, or what stands for it in a loop without one.
+        owned: The watched parameters it owns.
+        closure: Whether the backward pass runs inside the step, so that gradients are known only afterwards.
+        scale: What gradients must be divided by (a fused optimizer under ``GradScaler``), else ``None``.
+    """
+
+    optimizer: object
+    owned: Owned
+    closure: bool
+    scale: Tensor | None
+
+
+Listener = Callable[[OptimizerStep], None]
+
+
+def names_of(model: nn.Module) -> dict[int, tuple[int, str]]:
+    """Return ``{id(parameter): (place, name)}`` in registration order; shared parameters have one name."""
+    return {id(p): (place, site_name(name)) for place, (name, p) in enumerate(model.named_parameters())}
+
+
+def owned_by_hand(model: nn.Module) -> Owned:
+    """Return all trainable parameters, for a loop that has no optimizer object."""
+    named = [(site_name(name), p) for name, p in model.named_parameters()]
+    where = np.array([place for place, (_, p) in enumerate(named) if p.requires_grad], dtype=np.int64)
+    return Owned(tuple(n for n, _ in named), where, tuple(named[i][1] for i in where), np.zeros_like(where))
+
+
+class OptimizerSteps:
+    """Process-wide optimizer hooks, narrowed to optimizers that own a parameter of one model.
+
+    Parameters are told by identity, so optimizers made before or after watching, wrapped, or with several groups all
+    count, and those of other models do not.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module | None],
+        before: Listener,
+        after: Listener,
+        only: Sequence[Optimizer] | None = None,
+    ) -> None:
+        self._model = model
+        self._before, self._after = before, after
+        self._only = None if only is None else weakref.WeakSet(only)
+        self._owned: weakref.WeakKeyDictionary[Optimizer, tuple[Any, Owned | None]] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Optimizer, OptimizerStep] = weakref.WeakKeyDictionary()
+        self.skipped = 0
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to listen; closing the returned stack ends it."""
+        stack = contextlib.ExitStack()
+        stack.callback(register_optimizer_step_pre_hook(self._pre).remove)
+        stack.callback(register_optimizer_step_post_hook(self._post).remove)
+        return stack
+
+    def owned_by(self, optimizer: Optimizer) -> Owned | None:
+        """Return the watched parameters of an optimizer, ``None`` when it owns none."""
+        groups = optimizer.param_groups
+        signature = tuple((len(g["params"]), id(g["params"][-1]) if g["params"] else 0) for g in groups)
+        known = self._owned.get(optimizer)
+        if known is not None and known[0] == signature:
+            return known[1]
+        model = self._model()
+        owned = None if model is None else self._match(model, groups)
+        self._owned[optimizer] = (signature, owned)
+        return owned
+
+    @staticmethod
+    def _match(model: nn.Module, groups: list[dict[str, Any]]) -> Owned | None:
+        names = names_of(model)
+        mine = [(names[id(p)][0], number, p) for number, g in enumerate(groups) for p in g["params"] if id(p) in names]
+        found = sorted(mine, key=lambda entry: entry[0])
+        if not found:
+            return None
+        return Owned(
+            tuple(name for _, name in names.values()),
+            np.array([place for place, _, _ in found], dtype=np.int64),
+            tuple(p for _, _, p in found),
+            np.array([number for _, number, _ in found], dtype=np.int64),
+        )
+
+    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._only is not None and optimizer not in self._only:
+            return
+        owned = self.owned_by(optimizer)
+        if owned is None:
+            return
+        closure = kwargs.get("closure", args[0] if args else None) is not None
+        scale = getattr(optimizer, "grad_scale", None)
+        step = OptimizerStep(optimizer, owned, closure, scale if isinstance(scale, Tensor) else None)
+        self._open[optimizer] = step
+        self._before(step)
+
+    def _post(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        step = self._open.pop(optimizer, None)
+        if step is None:
+            return
+        # A fused optimizer under GradScaler runs its hooks on skipped steps too, and says so here. Looking at it waits
+        # for the device, which the fused kernel on CPU has already done; on an accelerator the scaler itself reads it.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if isinstance(found_inf, Tensor) and bool(torch.any(found_inf)):
+            self.skipped += 1
+            return
+        self._after(step)

@@ -1,0 +1,94 @@
+"""Gradients exactly as the optimizer will use them: norms every step, entry statistics and samples now and then."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.direction import cosine, gradient_sample
+from gradflow_export.metrics.norms import ENTRY_STATISTICS, entry_statistics, l2_norms
+from gradflow_export.metrics.samples import even_sample
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Drained, Pending, Sample
+from gradflow_export.taps.optimizers import OptimizerStep, Owned
+
+HISTOGRAMS = 16
+HISTOGRAM_ENTRIES = 4096
+
+
+class GradientTap:
+    """Reads ``.grad`` of the parameters an optimizer owns, once per optimizer step."""
+
+    def __init__(self) -> None:
+        self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
+        self._out: Drained = []
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
+        return (*(spec(f"parameter.{name}") for name in names), spec("gradient.cosine"))
+
+    def read(self, step: OptimizerStep, *, statistics: bool, histograms: bool) -> None:
+        """Take the gradients of one optimizer.
+
+        Args:
+            step: The optimizer, its parameters and the scale its gradients still carry.
+            statistics: Whether to take L1, Linf, mean, zero share and non-finite counts too.
+            histograms: Whether to take samples for histograms of gradients and weights.
+        """
+        owned = step.owned
+        gradients = [p.grad for p in owned.parameters]
+        arrived = [g for g in gradients if g is not None]
+        if not arrived:
+            return
+        where = owned.where
+        if len(arrived) < len(gradients):
+            where = where[[g is not None for g in gradients]]
+        with torch.no_grad():
+            norms = l2_norms(arrived)
+            if step.scale is not None:
+                norms = norms / step.scale.to(norms)
+            self._out.append(Pending("parameter.gradient_norm", owned.sites, norms, where))
+            self._take_direction(step.optimizer, arrived)
+            if statistics:
+                self._take_statistics(step, arrived, where)
+            if histograms:
+                self._take_histograms(owned)
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
+        device = gradients[0].device
+        if any(g.layout is not torch.strided or g.device != device for g in gradients):
+            return
+        now = gradient_sample(gradients)
+        before = self._previous.get(optimizer)
+        self._previous[optimizer] = now.clone() if now.data_ptr() == gradients[0].data_ptr() else now
+        if before is not None and before.shape == now.shape and before.device == now.device:
+            self._out.append(Pending("gradient.cosine", (RUN_SITE,), cosine(before, now.to(before.dtype)).reshape(1)))
+
+    def _take_statistics(self, step: OptimizerStep, gradients: list[Tensor], where: npt.NDArray[np.int64]) -> None:
+        rows = entry_statistics(gradients)
+        if step.scale is not None:
+            rows[:3] /= step.scale.to(rows)
+        names = {"l1": "gradient_l1", "linf": "gradient_linf", "mean": "gradient_mean"}
+        for row, name in zip(rows, ENTRY_STATISTICS, strict=True):
+            self._out.append(Pending(f"parameter.{names.get(name, name)}", step.owned.sites, row, where))
+
+    def _take_histograms(self, owned: Owned) -> None:
+        largest = sorted(range(len(owned.parameters)), key=lambda i: -owned.parameters[i].numel())[:HISTOGRAMS]
+        for index in sorted(largest):
+            parameter, site = owned.parameters[index], owned.sites[owned.where[index]]
+            gradient = parameter.grad
+            for metric, tensor in (("parameter.gradient", gradient), ("parameter.weight", parameter)):
+                if tensor is not None and tensor.layout is torch.strided and not tensor.is_complex():
+                    self._out.append(Sample(metric, site, even_sample(tensor, HISTOGRAM_ENTRIES).double()))

@@ -1,0 +1,52 @@
+"""Memory of the process, the machine and the accelerator; read on the worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import torch
+
+from gradflow_export.catalog import MetricSpec, spec
+
+MEGABYTE = 2**20
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+class RuntimeTap:
+    """Reads memory figures in MB (2^20 bytes)."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._limit = memory_limit() / MEGABYTE
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        names = ("rss", "vms", "memory_limit", "cuda_allocated", "cuda_reserved", "cuda_peak")
+        return tuple(spec(f"runtime.{name}") for name in names)
+
+    def read(self) -> Mapping[str, float]:
+        """Return run-level values by metric name."""
+        memory = self._process.memory_info()
+        out = {
+            "runtime.rss": memory.rss / MEGABYTE,
+            "runtime.vms": memory.vms / MEGABYTE,
+            "runtime.memory_limit": self._limit,
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            out["runtime.cuda_allocated"] = torch.cuda.memory_allocated() / MEGABYTE
+            out["runtime.cuda_reserved"] = torch.cuda.memory_reserved() / MEGABYTE
+            out["runtime.cuda_peak"] = torch.cuda.max_memory_allocated() / MEGABYTE
+        return out
+
+
+def memory_limit() -> int:
+    """Return the bytes this process may use: the machine's, or the container's when that is less."""
+    total = int(psutil.virtual_memory().total)
+    try:
+        text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(text)) if text.isdigit() else total

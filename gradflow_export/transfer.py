@@ -1,0 +1,97 @@
+"""One packed copy per device takes all of a step's values to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gradflow_export.taps.base import Drained, Pending, Sample
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Several values in one host tensor that may still be on its way.
+
+    Attributes:
+        items: What lies in it, in order.
+        host: Shape: ``[total entries]``.
+        arrived: CUDA event to wait for, ``None`` when the tensor is already there.
+    """
+
+    items: tuple[Pending | Sample, ...]
+    host: Tensor
+    arrived: Any = None
+
+    def unpack(self) -> Iterator[tuple[Pending | Sample, npt.NDArray[Any]]]:
+        """Yield each item with its values, waiting for the copy first. Shape: that of the item's tensor."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        flat, start = self.host.numpy(), 0
+        for item in self.items:
+            end = start + item.values.numel()
+            yield item, flat[start:end].reshape(tuple(item.values.shape))
+            start = end
+
+
+@dataclass
+class Bundle:
+    """All that the training thread hands over for one step.
+
+    Attributes:
+        step: Counts optimizer steps from 1.
+        wall_time: Seconds since the epoch at the end of the step.
+        scalars: Run-level values the host knows already.
+        packed: One entry per device and optimizer.
+        due: Instruments that were read.
+    """
+
+    step: int
+    wall_time: float
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    packed: list[Packed] = field(default_factory=list)
+
+
+def pack(drained: Drained) -> list[Packed]:
+    """Copy what the taps gave out towards the host, without waiting for any device.
+
+    Args:
+        drained: Values and samples, on any devices.
+
+    Returns:
+        One :class:`Packed` per device.
+    """
+    by_device: dict[torch.device, list[Pending | Sample]] = {}
+    for item in drained:
+        by_device.setdefault(item.values.device, []).append(item)
+    return [_pack_device(device, items) for device, items in by_device.items()]
+
+
+def _pack_device(device: torch.device, items: list[Pending | Sample]) -> Packed:
+    flat = torch.cat([item.values.detach().reshape(-1) for item in items])
+    if device.type != "cuda":
+        return Packed(tuple(items), flat.cpu())
+    host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    host.copy_(flat, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record(torch.cuda.current_stream(device))
+    return Packed(tuple(items), host, arrived)
+
+
+def spread(item: Pending, values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Place the values of a :class:`Pending` at its sites.
+
+    Returns:
+        Values and presence over all sites. Shape of both: ``[len(item.sites)]``.
+    """
+    out = np.zeros(len(item.sites), dtype=np.float64)
+    present = np.zeros(len(item.sites), dtype=np.bool_)
+    where = slice(None) if item.where is None else item.where
+    out[where] = values
+    present[where] = True
+    return out, present

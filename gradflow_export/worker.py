@@ -1,0 +1,200 @@
+"""The worker thread: assembles records, asks the rules, feeds the writers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gradflow_export.assemble import Assembler
+from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
+from gradflow_export.rules.judge import Judge
+from gradflow_export.summary import RunSummary
+from gradflow_export.transfer import Bundle
+from gradflow_export.writers.base import Writer
+
+_log = logging.getLogger("gradflow_export")
+
+CAPACITY = 1024
+"""Steps that may wait; beyond that the newest are dropped and counted."""
+
+POLL_SECONDS = 0.1
+IDLE_SECONDS = 5.0
+"""After this long without a step, writers are asked to make what they hold readable."""
+
+Analyze = Callable[[StepRecord], Mapping[str, float] | None]
+
+
+class Worker:
+    """Takes bundles from the training thread and turns them into records, issues and files.
+
+    The training thread only appends to a deque; it neither waits nor wakes this thread, which looks every
+    ``POLL_SECONDS`` and takes all that is there. A writer that raises is reported once and set aside.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        judge: Judge,
+        writers: Sequence[Writer],
+        *,
+        memory: Callable[[], Mapping[str, float]],
+        on_issue: Callable[[Issue], None],
+        strict: bool = False,
+    ) -> None:
+        self.summary = RunSummary(info)
+        self.dropped = 0
+        self.error: BaseException | None = None
+        self._judge, self._writers = judge, list(writers)
+        self._all = tuple(writers)
+        self._memory, self._on_issue, self._strict = memory, on_issue, strict
+        self._analyzers: dict[str, Analyze] = {}
+        self._assembler = Assembler()
+        self._queue: deque[Bundle] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._idle = threading.Condition()
+        self._taken = self._done = 0
+        self._closing = False
+        self._last_record = time.monotonic()
+        self._unflushed = False
+        self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
+
+    @property
+    def failed_writers(self) -> tuple[str, ...]:
+        """Names of writers that were set aside."""
+        return tuple(writer.name for writer in self._all if writer not in self._writers)
+
+    def start(self) -> None:
+        """Open the writers and start the thread."""
+        for writer in self._all:
+            self._tell(writer, "open", self.summary.info)
+        self._thread.start()
+
+    def put(self, bundle: Bundle) -> None:
+        """Hand over one step; never waits."""
+        if len(self._queue) >= CAPACITY or self._closing:
+            self.dropped += 1
+            return
+        self._taken += 1
+        self._queue.append(bundle)
+
+    def add_analyzer(self, name: str, analyze: Analyze) -> None:
+        """Ask ``analyze`` about every record from now on."""
+        with self._lock:
+            self._analyzers[name] = analyze
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything handed over so far is processed; False when the time is up first."""
+        wanted = self._taken
+        if threading.current_thread() is self._thread:
+            return False
+        deadline = time.monotonic() + timeout
+        with self._idle:
+            while self._done < wanted and self._thread.is_alive():
+                self._wake.set()
+                self._idle.wait(0.05)
+                if time.monotonic() >= deadline:
+                    break
+        return self._done >= wanted
+
+    def read_summary(self, use: Callable[[RunSummary], Any]) -> Any:
+        """Call ``use`` on the summary while no record is being added."""
+        with self._lock:
+            return use(self.summary)
+
+    def close(self, timeout: float) -> None:
+        """Process what is waiting, close the writers, and end the thread."""
+        self._closing = True
+        self._wake.set()
+        if threading.current_thread() is self._thread:  # the model was collected while this thread ran
+            return
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        if self._thread.is_alive():
+            _log.warning("gradflow: the worker did not finish within %.0f s; the last steps may be missing", timeout)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(POLL_SECONDS)
+            self._wake.clear()
+            closing = self._closing
+            while self._queue:
+                self._process(self._queue.popleft())
+            self._flush_when_idle()
+            with self._idle:
+                self._idle.notify_all()
+            if closing and not self._queue:
+                break
+        for writer in list(self._writers):
+            self._tell(writer, "close")
+
+    def _process(self, bundle: Bundle) -> None:
+        try:
+            record = self._record(bundle)
+            with self._lock:
+                issues = self._judge.check(record)
+                record = replace(record, issues=issues)
+                self.summary.add(record)
+            for issue in issues:
+                self._on_issue(issue)
+            for writer in list(self._writers):
+                self._tell(writer, "write", record)
+        except Exception as error:
+            self.error = self.error or error
+            if self.error is error:
+                _log.warning("gradflow: step %d could not be recorded; training goes on", bundle.step, exc_info=True)
+        finally:
+            self._done += 1
+            self._unflushed, self._last_record = True, time.monotonic()
+
+    def _record(self, bundle: Bundle) -> StepRecord:
+        readings, histograms = self._assembler.assemble(bundle)
+        readings.extend(Reading.run(metric, value) for metric, value in self._memory().items())
+        if self.dropped:
+            readings.append(Reading.run("runtime.dropped", float(self.dropped)))
+        record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=self._rank)
+        custom = [reading for name in tuple(self._analyzers) for reading in self._analyze(name, record)]
+        return replace(record, readings=record.readings + tuple(custom)) if custom else record
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.summary.info is None else self.summary.info.rank
+
+    def _analyze(self, name: str, record: StepRecord) -> list[Reading]:
+        try:
+            values = self._analyzers[name](record) or {}
+            return [Reading.run(f"custom.{name}.{key}", float(value)) for key, value in values.items()]
+        except Exception:
+            _log.warning("gradflow: analyzer %r failed and is set aside", name, exc_info=True)
+            with self._lock:
+                self._analyzers.pop(name, None)
+            return []
+
+    def _flush_when_idle(self) -> None:
+        if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
+            self._unflushed = False
+            for writer in list(self._writers):
+                self._tell(writer, "flush")
+
+    def _tell(self, writer: Writer, what: str, *args: Any) -> None:
+        """Call one method of a writer; on an error set the writer aside."""
+        try:
+            getattr(writer, what)(*args)
+        except Exception as error:
+            if self._strict and self.error is None:
+                self.error = error
+            if writer in self._writers:
+                self._writers.remove(writer)
+            _log.warning(
+                "gradflow: the %s writer failed in %s() and is set aside; training and the other writers go on: %r",
+                writer.name,
+                what,
+                error,
+            )
+            if what != "close":
+                self._tell(writer, "close")
