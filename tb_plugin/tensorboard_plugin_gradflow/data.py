@@ -9,7 +9,6 @@ from typing import Any
 from gradflow_export.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records import Severity
-
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, started
 from tensorboard_plugin_gradflow.metadata import FORMAT

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+
 from gradflow_export.catalog import MetricSpec
 from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS, NAN_BITS
 
@@ -48,7 +49,7 @@ class Columns:
     def __init__(self, steps: Steps, wall: npt.NDArray[np.float64], width: int, sites: int) -> None:
         self.width = width
         self._ids, starts, self.readings = np.unique(steps // width, return_index=True, return_counts=True)
-        ends = np.append(starts[1:], len(steps)).astype(np.int64) - 1
+        ends = np.append(starts, len(steps)).astype(np.int64)[1:] - 1
         self.first, self.last, self.wall = steps[starts], steps[ends], wall[ends]
         shape = (len(self._ids), sites)
         self._low = np.full(shape, np.inf, dtype=np.float32)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradflow_export.chunks import Tag, parse_tag
-
 from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from gradflow_export.chunks import ABSENT_BITS
 from gradflow_export.errors import nearest
 from gradflow_export.records import RUN_SITE
-
 from tensorboard_plugin_gradflow.data import Tables, describe, site_tables, value_chunks
 from tensorboard_plugin_gradflow.decimate import REDUCERS, Columns, column_width, neutral_value
 from tensorboard_plugin_gradflow.errors import RequestError

@@ -29,7 +29,7 @@ class Source:
         experiment: Experiment id, ``""`` for a local log directory.
     """
 
-    def __init__(self, data_provider: Any, cache: TensorCache, ctx: Any = None, experiment: str = "") -> None:
+    def __init__(self, data_provider: Any, cache: TensorCache, ctx: Any, experiment: str = "") -> None:
         self._provider = data_provider
         self._cache = cache
         self._ctx = ctx

@@ -1,0 +1,149 @@
+"""Runs whose content is known, written by the real writer; shared by the plugin's and the browser's tests."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.writers.tensorboard import TensorBoardWriter
+
+EPOCH = 1_732_143_600.0
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\">",
+    "quote\"s & 'ticks' </script><script>document.title='owned'</script>",
+    "émoji 🔥 名前",
+    "very_long_" + "x" * 290,
+)
+
+
+def session_name(start: int = 0, rank: int = 0) -> str:
+    """Return a session that began ``start`` seconds after the epoch of these tests."""
+    return f"{int((EPOCH + start) * 1000)}-{rank}"
+
+
+def write_run(logdir, records, *, start=0, rank=0, rows=64, **info):
+    """Write records as one session; returns them."""
+    writer = TensorBoardWriter(Path(logdir), rows=rows, flush_seconds=1e9)
+    writer.open(RunInfo(session_name(start, rank), EPOCH + start, rank=rank, **info))
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return records
+
+
+def plain_records(steps, sites=("a", "b"), metric="block.gain", value=lambda step, site: step + site / 8):
+    """Return records of one per-site metric and the loss, every value computable from its step and site number."""
+    return [
+        StepRecord(
+            step,
+            EPOCH + step,
+            (
+                Reading.of(metric, sites, [value(step, number) for number in range(len(sites))]),
+                Reading.run("loss", 1.0 / (1 + step)),
+            ),
+        )
+        for step in steps
+    ]
+
+
+def issue(kind=IssueType.EXPLODING, severity=Severity.HIGH, layer="a", step=3, healed=None, **more):
+    """Return an issue with every field filled."""
+    text = {"message": f"{layer} is {kind.value.lower()}.", "advice": f"Do something about {layer}.", **more}
+    return Issue(kind, severity, layer, step, 38.0, 2.0, layers=(layer,), healed_step=healed, **text)
+
+
+def block_names(depth):
+    """Return the names of a small transformer's blocks in depth order."""
+    parts = [f"transformer.h.{number}.{part}" for number in range(depth) for part in ("attn", "mlp")]
+    return ("embedding", *parts, "head")
+
+
+def sick_run(logdir, steps=2400, depth=11, sick=True):
+    """Write a transformer-like run that is healthy, or falls ill in three ways on the way."""
+    rng = np.random.default_rng(7)
+    blocks = block_names(depth)
+    relus = tuple(f"{name}.act" for name in blocks if name.endswith("mlp"))
+    bad = blocks.index("transformer.h.7.mlp")
+    base = rng.normal(0.0, 0.10, len(blocks)) + 0.12 * np.sin(np.arange(len(blocks)))
+    records = []
+    for step in range(1, steps + 1):
+        gain = np.exp(base + rng.normal(0.0, 0.09, len(blocks)))
+        dead = np.clip(0.05 + 0.02 * rng.random(len(relus)), 0, 1)
+        loss = 4.2 * math.exp(-step / 900) + 0.9 + 0.05 * rng.standard_normal()
+        if sick:
+            gain, dead, loss = _fall_ill(step, steps, bad, gain, dead, loss)
+        norms = 0.4 * np.exp(-np.cumsum(np.log(np.where(np.isfinite(gain), gain, 1.0)))[::-1])
+        readings = [
+            Reading.run("loss", loss),
+            Reading.run("gradient.total_norm", float(np.sqrt((norms**2).sum()))),
+            Reading.run("learning_rate", 3e-4 * min(1, step / 200)),
+            Reading.run("gain.max", float(np.nanmax(np.where(np.isfinite(gain), gain, np.nan)))),
+            Reading.of("block.gain", blocks, _or_missing(gain, step, sick)),
+            Reading.of("block.gradient_norm", blocks, norms),
+        ]
+        if step % 10 == 0:
+            readings.append(Reading.of("activation.dead_share", relus, dead))
+        issues = sick_issues(steps) if sick and step == steps else ()
+        records.append(StepRecord(step, EPOCH + 0.4 * step, tuple(readings), issues=issues))
+    write_run(logdir, records, rows=256, model="TinyGPT", parameters=124_439_808, blocks=blocks)
+    return records
+
+
+def sick_issues(steps):
+    """Return the issues of a sick run: two open, one healed."""
+    at = int(steps * 0.55)
+    return (
+        Issue(
+            IssueType.EXPLODING,
+            Severity.CRITICAL,
+            "transformer.h.7.mlp",
+            at,
+            38.2,
+            2.0,
+            "gain 38.2 is above 2.0: the block multiplies the gradient that passes through it.",
+            "Clip the gradient norm to 1.0 and put a LayerNorm in front of the block.",
+        ),
+        Issue(
+            IssueType.DEAD,
+            Severity.MEDIUM,
+            "transformer.h.3.mlp.act",
+            int(steps * 0.7),
+            0.94,
+            0.9,
+            "94 % of the units gave no output above 0 for 200 steps.",
+            "Lower the learning rate, or replace ReLU by GELU or LeakyReLU.",
+        ),
+        Issue(
+            IssueType.NUMERICAL,
+            Severity.HIGH,
+            "transformer.h.9.attn",
+            int(steps * 0.30),
+            float("nan"),
+            0.0,
+            "NaN in the gradient at the block's output.",
+            "Run gradflow.debug.anomaly() around this step to find the operation.",
+            healed_step=int(steps * 0.34),
+        ),
+    )
+
+
+def _fall_ill(step, steps, bad, gain, dead, loss):
+    share = step / steps
+    gain[: bad - 3] *= 1.0 - 0.75 * max(0.0, share - 0.6)
+    if share > 0.5:
+        gain[bad] *= min(38.0, math.exp(60 * (share - 0.5)))
+        loss += 0.8 * (share - 0.5) + (3.0 if step % 97 == 0 else 0.0)
+    if 0.30 <= share < 0.34:
+        gain[bad + 4] = math.nan if step % 2 else math.inf
+    dead[3] = min(0.94, 0.05 + 1.4 * max(0.0, share - 0.35))
+    return gain, dead, loss
+
+
+def _or_missing(gain, step, sick):
+    values = [float(value) for value in gain]
+    if sick and 420 <= step < 560:
+        values[-2] = None
+    return values

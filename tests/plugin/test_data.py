@@ -1,0 +1,108 @@
+"""Runs, sessions and issues as the panel is told them."""
+
+import pytest
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
+from tensorboard_plugin_gradflow.errors import RequestError
+
+
+def issue_record(logs, step, *issues):
+    """Return a record that holds nothing but issues."""
+    return StepRecord(step, logs.EPOCH + step, issues=issues)
+
+
+def test_runs_with_our_data_are_listed_newest_first(tmp_path, logs, open_source):
+    """A directory without GradFlow data is no run of ours."""
+    logs.write_run(tmp_path / "old", logs.plain_records(range(1, 5)))
+    logs.write_run(tmp_path / "new" / "nested", logs.plain_records(range(10, 90)), start=5)
+    (tmp_path / "other").mkdir()
+    runs = list_runs(open_source(tmp_path))["runs"]
+    assert [(run["run"], run["first"], run["last"]) for run in runs] == [("new/nested", 10, 89), ("old", 1, 4)]
+
+
+def test_an_empty_directory_has_no_runs(tmp_path, open_source):
+    """Nothing written is an empty list and no error."""
+    assert list_runs(open_source(tmp_path))["runs"] == []
+
+
+def test_the_version_changes_when_and_only_when_something_is_new(tmp_path, logs, open_source):
+    """A client may poll the list of runs alone."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 5)))
+    first, again = (list_runs(open_source(tmp_path))["runs"][0]["version"] for _ in range(2))
+    logs.write_run(tmp_path / "a", logs.plain_records(range(5, 9)), start=60)
+    assert first == again
+    assert list_runs(open_source(tmp_path))["runs"][0]["version"] != first
+
+
+def test_meta_describes_the_run_and_every_metric_it_holds(tmp_path, logs, open_source):
+    """Model, sessions, and each metric with its catalogue entry and how many sites it has."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 100)), model="Net", parameters=7, blocks=("a", "b"))
+    meta = run_meta(open_source(tmp_path), "a")
+    assert (meta["sessions"][0]["model"], meta["sessions"][0]["parameters"]) == ("Net", 7)
+    found = {item["name"]: (item["kind"], item["sites"], item["first"], item["last"]) for item in meta["metrics"]}
+    assert found == {"block.gain": ("block", 2, 1, 99), "loss": ("run", 1, 1, 99)}
+
+
+def test_a_metric_outside_the_catalogue_is_described_plainly(tmp_path, logs, open_source):
+    """A log of another version stays readable."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 5), metric="parameter.of_tomorrow"))
+    names = {item["name"]: item["kind"] for item in run_meta(open_source(tmp_path), "a")["metrics"]}
+    assert names["parameter.of_tomorrow"] == "parameter"
+
+
+def test_issues_come_open_first_and_worst_first(tmp_path, logs, open_source):
+    """What matters most stands at the top; healed ones come last."""
+    written = (
+        logs.issue(severity=Severity.LOW, layer="low"),
+        logs.issue(severity=Severity.CRITICAL, layer="healed", healed=9),
+        logs.issue(severity=Severity.HIGH, layer="late", step=9),
+        logs.issue(severity=Severity.HIGH, layer="early", step=2),
+    )
+    logs.write_run(tmp_path / "a", [issue_record(logs, 20, *written)])
+    answer = run_issues(open_source(tmp_path), "a")
+    assert [item["layer"] for item in answer["issues"]] == ["early", "late", "low", "healed"]
+    assert [item["state"] for item in answer["issues"]] == ["open", "open", "open", "healed"]
+    assert answer["open"] == 3
+
+
+def test_the_last_word_about_an_issue_counts(tmp_path, logs, open_source):
+    """An issue that opened and healed is one healed issue."""
+    opened, healed = logs.issue(), logs.issue(healed=8)
+    logs.write_run(tmp_path / "a", [issue_record(logs, 3, opened), issue_record(logs, 8, healed)], rows=1)
+    issues = run_issues(open_source(tmp_path), "a")["issues"]
+    assert [(item["state"], item["healed_step"], item["seen"]) for item in issues] == [("healed", 8, 8)]
+
+
+def test_an_issue_left_open_by_an_earlier_session_is_not_called_open(tmp_path, logs, open_source):
+    """Nothing watches it any more; one beyond the point of resumption never happened."""
+    kept, undone = logs.issue(step=3), logs.issue(IssueType.DEAD, step=7)
+    logs.write_run(tmp_path / "a", [issue_record(logs, 3, kept), issue_record(logs, 7, undone)], rows=1)
+    logs.write_run(tmp_path / "a", logs.plain_records(range(5, 9)), start=60)
+    issues = run_issues(open_source(tmp_path), "a")["issues"]
+    assert [(item["issue_type"], item["state"]) for item in issues] == [("EXPLODING", "ended")]
+
+
+def test_of_several_ranks_the_lowest_is_read(tmp_path, logs, open_source):
+    """Ranks of one run never mix."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 5)), rank=0)
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 9)), rank=1, start=9)
+    meta = run_meta(open_source(tmp_path), "a")
+    assert [session["session"] for session in meta["sessions"]] == [logs.session_name()]
+    assert meta["last"] == 4
+
+
+def test_an_unknown_run_is_a_request_error(tmp_path, logs, open_source):
+    """The error says what came."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 3)))
+    for answer in (run_meta, run_issues):
+        with pytest.raises(RequestError, match="'b'") as caught:
+            answer(open_source(tmp_path), "b")
+        assert caught.value.status == 404
+
+
+def test_the_catalogue_is_served_whole():
+    """Every metric comes with unit, formula and source."""
+    metrics = catalog()["metrics"]
+    assert len(metrics) == len({item["name"] for item in metrics})
+    assert all(item["formula"] and item["unit"] and item["source"] for item in metrics)
