@@ -92,7 +92,8 @@ def _flatten(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, An
         raise ArgumentTypeError(
             f"config must be a dictionary or the path of a .yaml or .toml file, got {type(config).__name__}."
         )
-    section = config.get(SECTION, {})
+    section = config.get(SECTION)
+    section = {} if section is None else section
     if not isinstance(section, Mapping):
         raise ArgumentTypeError(f"config's section {SECTION!r} must hold keys and values, got {section!r}.")
     return {**{key: value for key, value in config.items() if key != SECTION}, **section}
@@ -109,6 +110,8 @@ def read_file(path: Path) -> Mapping[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise StorageError(f"config file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"config file {str(path)!r} is no UTF-8 text: {error}.") from error
     if path.suffix not in {".yaml", ".yml", ".toml"}:
         raise ArgumentError(f"config file must end in .yaml, .yml or .toml, got {path.name!r}.")
     try:

@@ -40,5 +40,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
         ``"; did you mean 'x'?"`` when one is close, else ``"; known are: a, b, c"``.
     """
     words = sorted(known)
-    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), words, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known are: {', '.join(words)}"
