@@ -18,6 +18,7 @@ from gradflow_export.transfer import Bundle, spread
 Floats = npt.NDArray[np.float64]
 POOLED_BATCHES = 4
 HISTOGRAM_BINS = 32
+_WIDEST = 8e307  # so that the width of a range is finite too
 _NORM = "parameter.gradient_norm"
 
 
@@ -165,8 +166,10 @@ def histogram_of(metric: str, site: str, entries: npt.NDArray[np.floating]) -> H
     finite = entries[np.isfinite(entries)].astype(np.float64)
     if finite.size == 0:
         return Histogram(metric, site, np.array([0.0, 1.0]), np.array([0]), int(entries.size))
+    np.clip(finite, -_WIDEST, _WIDEST, out=finite)
     low, high = float(finite.min()), float(finite.max())
-    if not high > low or not math.isfinite(high - low):
-        high = low + max(abs(low) * 1e-6, 1e-12) if math.isfinite(high - low) else high
+    # Entries that differ by rounding alone leave no room for bins between them.
+    if high - low <= 1e-12 * max(abs(low), abs(high)) + 1e-300:
+        high = low + max(abs(low) * 1e-6, 1e-12)
     counts, edges = np.histogram(finite, bins=HISTOGRAM_BINS, range=(low, high))
     return Histogram(metric, site, edges, counts, int(entries.size - finite.size))
