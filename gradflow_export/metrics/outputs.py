@@ -57,6 +57,9 @@ def effective_rank(rows: npt.NDArray[np.floating]) -> float:
     matrix = np.asarray(rows, dtype=np.float64)
     if not np.isfinite(matrix).all():
         return float("nan")
+    # Equal float64 rows may differ from their own mean by rounding, which is no direction.
+    if (matrix == matrix[:1]).all():
+        return 0.0
     return rank_of_spectrum(np.linalg.svd(matrix - matrix.mean(axis=0), compute_uv=False))
 
 
