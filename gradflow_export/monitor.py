@@ -123,7 +123,10 @@ class GradientGainMonitor:
             if gain is None or log_gain is None:
                 lines.append(f"{where}no gradient [MISSING]")
             else:
-                lines.append(f"{where}gamma={gain:.4f}, log_gamma={log_gain:.4f} [{label(gain)}]")
+                # An infinite norm makes a gain of 0 or inf that says nothing; it is counted apart too.
+                broken = any(n is not None and not math.isfinite(n) for n in norms[index : index + 2])
+                word = label(math.nan if broken else gain)
+                lines.append(f"{where}gamma={gain:.4f}, log_gamma={log_gain:.4f} [{word}]")
         return "\n".join([*lines, "", *_summary_lines(summary_stats(norms, self.eps))])
 
     def reset(self) -> None:
