@@ -107,7 +107,8 @@ class GradientStore:
             )
         now = norm(gradient, self.norm_type)
         if earlier is not None and self.repeat == "combine":
-            now = torch.hypot(earlier.to(now), now)
+            # One of the two may be float64 because float32 could not hold it.
+            now = torch.hypot(earlier.double(), now.double())
         self._norms[index] = now
 
 
