@@ -64,7 +64,7 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .hline { position:absolute; left:0; right:0; border-top:1px solid var(--cursor); opacity:.5 }
 .band { position:absolute; top:0; bottom:0; background:var(--accent); opacity:.22 }
 .pinrow { position:absolute; left:0; right:0; border:1.5px solid; border-left-width:4px; border-radius:2px; box-shadow:0 0 0 1px rgb(255 255 255 / 60%) }
-.axis { font-size:11.5px; color:var(--dim); height:24px; position:relative } .axis span { position:absolute; top:5px; transform:translateX(-50%); white-space:nowrap }
+.axis { font-size:11.5px; color:var(--dim); height:42px; position:relative; min-width:0 } .axis p { position:absolute; top:21px; left:0; margin:0; max-width:100%; overflow:hidden; text-overflow:ellipsis; white-space:nowrap } .axis span { position:absolute; top:5px; transform:translateX(-50%); white-space:nowrap }
 .axis span::before { content:""; position:absolute; left:50%; top:-5px; height:4px; border-left:1px solid var(--faint) }
 .legend { display:flex; gap:16px; align-items:center; flex-wrap:wrap; padding:4px 16px 13px; font-size:12px; color:var(--dim); min-height:44px }
 .legend .ramp { display:grid; grid-template-columns:auto auto auto; gap:8px; align-items:center } .legend canvas { display:block; border-radius:2px }

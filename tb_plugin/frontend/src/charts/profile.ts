@@ -1,6 +1,6 @@
 // One step across the depth of the model: bars on the same rows as the map.
 import { el, sharpContext } from "../dom";
-import { colourOf, css, type ColourScale } from "../model/colour";
+import { css, type ColourScale } from "../model/colour";
 import { formatNumber } from "../model/format";
 import { rowTop } from "../model/heat";
 import { cellKind, type Block, type Series } from "../model/series";
@@ -8,10 +8,20 @@ import { cssVariable } from "../style";
 
 const TEXT_WIDTH = 58;
 const TEXT_FROM = 11;
+const PALEST = 0.34;
+
+/** The map's colour, but never so pale that a bar on its own cannot be seen. */
+function barColour(scale: ColourScale, at: number): number {
+  const seen = scale.diverging ? (at < 0.5 ? Math.min(at, PALEST) : Math.max(at, 1 - PALEST)) : at;
+  return scale.words[Math.round(seen * (scale.words.length - 1))] ?? 0;
+}
 
 export class Profile {
   private readonly canvas = el("canvas");
   readonly root = el("div", { class: "profile", attrs: { "data-part": "profile" } }, this.canvas);
+
+  /** Where which value lies on the axis below; known after painting. */
+  ticks: { x: number; text: string }[] = [];
 
   paint(series: Series, block: Block, column: number, scale: ColourScale, marks: readonly number[], height: number): void {
     const width = this.root.clientWidth;
@@ -33,7 +43,7 @@ export class Profile {
       const top = rowTop(site, series.sites.length, height) + (row - thickness) / 2;
       if (kind === "value") {
         const x = scale.position(value) * plot;
-        context.fillStyle = scale.diverging && Math.abs(x - origin) < plot * 0.04 ? cssVariable("--faint") : css(colourOf(scale, value));
+        context.fillStyle = scale.diverging && Math.abs(x - origin) < plot * 0.04 ? cssVariable("--faint") : css(barColour(scale, scale.position(value)));
         context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), thickness);
       } else {
         context.fillStyle = kind === "missing" ? cssVariable("--missing") : "#0c0c0e";
@@ -45,9 +55,11 @@ export class Profile {
       }
     }
     context.fillStyle = cssVariable("--faint");
-    for (const mark of scale.diverging ? [...marks, scale.log ? 1 : 0] : marks) {
+    this.ticks = [];
+    for (const mark of scale.diverging ? [...marks, scale.log ? 1 : 0] : [scale.low, ...marks, scale.high]) {
       const x = scale.position(mark) * plot;
       if (x > 0 && x < plot) context.fillRect(Math.round(x), 0, 1, height);
+      this.ticks.push({ x, text: formatNumber(mark, 2) });
     }
   }
 }

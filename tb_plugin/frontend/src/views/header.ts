@@ -39,7 +39,7 @@ export class Header {
   }
 
   showRuns(runs: readonly RunSummary[], chosen: string): void {
-    setOptions(this.runs, runs.map(({ run }) => ({ value: run, label: run === "." ? "(root)" : run })), chosen);
+    setOptions(this.runs, runs.map(({ run }) => ({ value: run, label: run === "." ? "(root)" : run.replace(/\/\.$/, "") })), chosen);
   }
 
   showMeta(meta: RunMeta): void {

@@ -115,9 +115,10 @@ export class MapView {
     if (this.series === null || this.block === null || this.scale === null || this.spec === null) return;
     const column = columnAt(this.series.first, step);
     this.profile.paint(this.series, this.block, column, this.scale, this.spec.marks, this.height);
-    const caption = el("span", { text: `${this.spec.title} at step ${steps(this.series, column)}` });
-    caption.style.cssText = "left:0;transform:none;max-width:100%;overflow:hidden;text-overflow:ellipsis";
-    this.caption.replaceChildren(caption);
+    this.caption.replaceChildren(
+      ...this.profile.ticks.map(({ x, text }) => tickLabel(x, text)),
+      el("p", { text: `${this.spec.title} at step ${steps(this.series, column)}` }),
+    );
   }
 
   private get block(): Block | null {
@@ -160,11 +161,8 @@ export class MapView {
   private showAxis(): void {
     const ticks = linearTicks(this.range[0], this.range[1], Math.max(2, this.heat.width / 110)).filter(Number.isInteger);
     this.axis.replaceChildren(
-      ...ticks.map((tick) => {
-        const label = el("span", { text: formatStep(tick) });
-        label.style.left = `${this.heat.toX(tick)}px`;
-        return label;
-      }),
+      ...ticks.map((tick) => tickLabel(this.heat.toX(tick), formatStep(tick))),
+      el("p", { text: "optimizer step" }),
     );
   }
 
@@ -184,6 +182,12 @@ export class MapView {
     this.tooltip.show({ layer: series.sites[at.site] ?? "", value, lines }, at.x, at.y);
     this.events.hover(series.first[column] ?? at.step);
   }
+}
+
+function tickLabel(x: number, text: string): HTMLElement {
+  const label = el("span", { text });
+  label.style.left = `${x}px`;
+  return label;
 }
 
 function steps(series: Series, column: number): string {

@@ -1,0 +1,134 @@
+"""A real TensorBoard in a real browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+WATCH_CSP = "document.addEventListener('securitypolicyviolation', e => console.error('CSP ' + e.violatedDirective))"
+
+
+@pytest.fixture(scope="session")
+def logs():
+    """The module that writes known runs, shared with the tests of the plugin."""
+    path = Path(__file__).parents[1] / "plugin" / "logs.py"
+    spec = importlib.util.spec_from_file_location("gradflow_test_logs", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium of this machine."""
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "the browser tests need the program chromium on the PATH: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def context(browser):
+    """One profile for all pages, so that TensorBoard's own code is compiled once."""
+    with browser.new_context() as context:
+        yield context
+
+
+@contextmanager
+def running_tensorboard(*flags):
+    """Start TensorBoard on a free port of this machine and wait until it answers; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--host=127.0.0.1", f"--port={port}", *flags]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
+        try:
+            prefix = next((flag.partition("=")[2] for flag in flags if flag.startswith("--path_prefix=")), "")
+            address = f"http://127.0.0.1:{port}{prefix}"
+            wait_for(lambda: answers(f"{address}/data/plugin/gradflow/runs"), process)
+            yield address
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def answers(address):
+    """Return whether a GET succeeds."""
+    try:
+        with urllib.request.urlopen(address) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def wait_for(condition, process=None, seconds=60):
+    """Return once ``condition`` holds; fail with the process's output when it died or time is over."""
+    end = time.monotonic() + seconds
+    while not condition():
+        died = process is not None and process.poll() is not None
+        assert not died, process.stdout.read().decode()
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def tensorboard():
+    """Return the context manager that runs TensorBoard with the flags it is given."""
+    return running_tensorboard
+
+
+def is_ours(message):
+    """Return whether a console message is an error; TensorBoard's own page looks for its font outside --path_prefix."""
+    return message.type == "error" and "/font-roboto/" not in message.location["url"]
+
+
+def said(message):
+    """Return what a console message said and where."""
+    return f"{message.text} {message.location['url']}"
+
+
+@pytest.fixture
+def open_panel(context):
+    """Return a function that opens the GradFlow tab; at the end nothing may have gone to the error console."""
+    errors, pages = [], []
+
+    def open_panel(address, state="", width=1280, height=1120):
+        page = context.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.add_init_script(WATCH_CSP)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(said(message)) if is_ours(message) else None)
+        page.goto(f"{address}/#gradflow{state}")
+        page.wait_for_selector("iframe")
+        frame = page.frame_locator("iframe")
+        frame.locator("body[data-ready='1']").wait_for()
+        return page, frame
+
+    yield open_panel
+    for page in pages:
+        page.close()
+    assert errors == []

@@ -1,0 +1,196 @@
+"""The panel as a person sees it: real TensorBoard, real browser, its real content-security policy."""
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from gradflow_export.records import StepRecord
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory, logs):
+    """A healthy, a sick and a hostile run, and one whose values are known."""
+    root = tmp_path_factory.mktemp("logs")
+    logs.sick_run(root / "healthy", sick=False)
+    logs.sick_run(root / "sick")
+    hostile = logs.plain_records(range(1, 50), sites=logs.HOSTILE)
+    found = tuple(logs.issue(layer=name, message=name, advice=name) for name in logs.HOSTILE)
+    logs.write_run(root / logs.HOSTILE[2], [*hostile, StepRecord(50, logs.EPOCH + 50, issues=found)])
+    logs.write_run(root / "known", logs.plain_records(range(1, 9), value=lambda step, site: step + 100 * site + 0.125))
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(logdir, tensorboard):
+    """A TensorBoard with the fast loader, as it starts by default."""
+    with tensorboard(f"--logdir={logdir}", "--load_fast=true") as address:
+        yield address
+
+
+def texts(frame, part):
+    """Return layer and type of the issues in one list."""
+    items = frame.locator(f"[data-part={part}] .issue")
+    return [
+        (
+            item.get_attribute("data-type"),
+            item.locator(".layer").text_content(),
+            item.locator(".message").text_content(),
+        )
+        for item in items.all()
+    ]
+
+
+def test_the_tab_shows_the_verdict_and_the_issues_that_were_written(address, open_panel, logs):
+    """The worst comes first, healed ones stand apart."""
+    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    expect(page.get_by_role("tab", name="GradFlow")).to_be_visible()
+    expect(frame.locator("[data-part=run] option")).to_have_count(4)
+    verdict = frame.locator("[data-part=verdict]")
+    expect(verdict.locator("h1")).to_have_text("2 problems")
+    expect(verdict).to_contain_text("EXPLODING in transformer.h.7.mlp since step 1\u202f320")
+    explosion, dead, healed = logs.sick_issues(2400)
+    assert texts(frame, "open") == [(str(item.issue_type), item.layer, item.message) for item in (explosion, dead)]
+    assert texts(frame, "past") == [(str(healed.issue_type), healed.layer, healed.message)]
+    expect(frame.locator("[data-part=note]")).to_contain_text("steps per column: extreme shown")
+
+
+def test_a_healthy_run_is_called_healthy(address, open_panel):
+    """Choosing another run in the panel changes everything, and the address."""
+    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    frame.locator("[data-part=run]").select_option("healthy")
+    expect(frame.locator("[data-part=verdict] h1")).to_have_text("Healthy")
+    expect(frame.locator("[data-part=open]")).to_be_hidden()
+    page.wait_for_function("location.hash.includes('p.gradflow.run=healthy')")
+
+
+def test_hovering_the_map_shows_the_value_that_was_written(address, open_panel):
+    """Site "b" lies above "a"; eight steps share the width."""
+    page, frame = open_panel(address, "&p.gradflow.run=known")
+    plot = frame.locator("[data-part=map]")
+    box = plot.bounding_box()
+    for site, height in (("a", 0.75), ("b", 0.25)):
+        for step in (1, 6, 8):
+            plot.hover(position={"x": box["width"] * (step - 0.5) / 8, "y": box["height"] * height})
+            tip = frame.locator(".tip")
+            expect(tip.locator(".l")).to_have_text(site)
+            expect(tip.locator(".v")).to_have_text(str(step + (100 if site == "b" else 0) + 0.125))
+            expect(tip).to_contain_text(f"gain, step {step}")
+    page.mouse.move(5, 5)
+    expect(frame.locator(".tip")).to_be_hidden()
+
+
+def test_an_issue_moves_the_step_and_pins_its_layer_and_a_link_opens_the_same_view(address, open_panel):
+    """One click answers where and since when, with the metric that shows it; all of it lives in the address."""
+    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    frame.locator("[data-part=open] .issue[data-type=DEAD]").click()
+    page.wait_for_function("location.hash.includes('activation.dead_share')")
+    link = page.evaluate("location.hash").removeprefix("#gradflow")
+    _, again = open_panel(address, link)
+    for view in (frame, again):
+        expect(view.locator("[data-part=step]")).to_have_text("1\u202f680")
+        expect(view.locator("[data-part=metric]")).to_have_value("activation.dead_share")
+        expect(view.locator("[data-part=names] .pinned")).to_have_text("transformer.h.3.mlp.act")
+
+
+def test_hostile_names_are_shown_as_text(address, open_panel, logs):
+    """A layer's name is never markup, wherever it appears."""
+    page, frame = open_panel(address, "&p.gradflow.run=%C3%A9moji%20%F0%9F%94%A5%20%E5%90%8D%E5%89%8D")
+    assert {layer for _, layer, _ in texts(frame, "open")} == set(logs.HOSTILE)
+    assert {message for _, _, message in texts(frame, "open")} == set(logs.HOSTILE)
+    names = frame.locator("[data-part=names] button")
+    assert {button.get_attribute("title") for button in names.all()} == set(logs.HOSTILE)
+    frame.locator("[data-part=open] .issue").first.click()
+    plot = frame.locator("[data-part=map]")
+    plot.hover(position={"x": 200, "y": 5})
+    expect(frame.locator(".tip .l")).to_have_text(logs.HOSTILE[-1])
+    assert frame.locator("img, script:not([src]) + img").count() == 0
+    assert "owned" not in page.title()
+    assert frame.locator("body").evaluate("() => document.title") == "GradFlow"
+    overflow = frame.locator("body").evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
+    assert overflow <= 0
+
+
+def test_the_theme_follows_the_switch_of_tensorboard(address, open_panel):
+    """The frame is painted in both, and follows without a reload."""
+    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = frame.locator("body").evaluate(ground)
+    page.evaluate("document.body.classList.toggle('dark-mode')")
+    expect(frame.locator("html")).to_have_class("dark")
+    assert frame.locator("body").evaluate(ground) not in {light, "rgba(0, 0, 0, 0)"}
+    page.evaluate("document.body.classList.toggle('dark-mode')")
+    expect(frame.locator("html")).not_to_have_class("dark")
+
+
+def test_any_metric_can_be_put_on_the_map(address, open_panel):
+    """The profile and the pinned lines follow."""
+    _, frame = open_panel(address, "&p.gradflow.run=sick")
+    frame.locator("[data-part=metric]").select_option("block.gradient_norm")
+    expect(frame.get_by_role("heading", name="Pinned layers")).to_have_text(
+        "Pinned layers: gradient norm at the block's output"
+    )
+
+
+def test_dragging_zooms_and_the_server_decimates_anew(address, open_panel):
+    """A fifth of the steps fits at full resolution; a double click shows all again."""
+    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    note = frame.locator("[data-part=note]")
+    expect(note).to_contain_text("steps per column")
+    box = frame.locator("[data-part=map]").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=3)
+    page.mouse.up()
+    expect(note).to_have_text("every reading shown")
+    frame.locator("[data-part=map]").dblclick(position={"x": 300, "y": 40})
+    expect(note).to_contain_text("steps per column")
+
+
+def test_the_panel_fits_a_narrow_window(address, open_panel):
+    """Nothing hangs over the edge on a small screen."""
+    _, frame = open_panel(address, "&p.gradflow.run=sick", width=640)
+    overflow = frame.locator("body").evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
+    assert overflow <= 0
+
+
+def test_new_steps_appear_by_themselves(tmp_path, logs, tensorboard, open_panel):
+    """From how-to page to first verdict without touching the page; another session continues the run."""
+    (tmp_path / "live").mkdir()
+    with tensorboard(f"--logdir={tmp_path}", "--reload_interval=1") as address:
+        _, frame = open_panel(address)
+        expect(frame.locator("[data-part=empty]")).to_contain_text("from gradflow_export import Exporter")
+        logs.write_run(tmp_path / "live", logs.plain_records(range(1, 21)))
+        expect(frame.locator("[data-part=step]")).to_have_text("20", timeout=20_000)
+        logs.write_run(tmp_path / "live", logs.plain_records(range(21, 41)), start=60)
+        expect(frame.locator("[data-part=step]")).to_have_text("40", timeout=20_000)
+
+
+def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, tensorboard, open_panel):
+    """Python's reader instead of the Rust server, named log directories, and all addresses below a prefix."""
+    flags = (f"--logdir_spec=mine:{logdir / 'sick'}", "--load_fast=false", "--path_prefix=/deep/below")
+    with tensorboard(*flags) as address:
+        _, frame = open_panel(address)
+        expect(frame.locator("[data-part=verdict] h1")).to_have_text("2 problems")
+        expect(frame.locator("[data-part=run]")).to_have_value("mine/.")
+        expect(frame.locator("[data-part=run] option")).to_have_text("mine")
+        expect(frame.locator("[data-part=note]")).to_contain_text("steps per column")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_panel_can_be_photographed(address, open_panel, theme):
+    """The pictures of the documentation are renewed when GRADFLOW_SCREENSHOTS=1; the page is painted whole either way."""
+    page, frame = open_panel(address, "&p.gradflow.run=sick", height=1290)
+    page.evaluate("dark => document.body.classList.toggle('dark-mode', dark)", theme == "dark")
+    frame.locator("[data-part=open] .issue").first.click()
+    expect(frame.locator("[data-part=step]")).to_have_text("1\u202f320")
+    expect(frame.locator(".lines canvas")).to_have_count(3)
+    page.mouse.move(640, 60)
+    page.wait_for_load_state("networkidle")
+    picture = page.screenshot()
+    assert len(picture) > 40_000
+    if os.environ.get("GRADFLOW_SCREENSHOTS") == "1":
+        (IMAGES / f"panel-{theme}.png").write_bytes(picture)
