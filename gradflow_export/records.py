@@ -66,14 +66,17 @@ def to_float32(values: npt.ArrayLike) -> FloatArray:
         The same shape in float32; finite values beyond the float32 range become its largest magnitude, non-zero
         values below it become its smallest, and every NaN becomes the one canonical NaN.
     """
-    wide = np.asarray(values, dtype=np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = wide.astype(np.float32)
-    overflowed = np.isinf(narrow) & np.isfinite(wide)
-    vanished = (narrow == 0) & (wide != 0)
-    narrow = np.where(overflowed, np.copysign(_LARGEST, wide).astype(np.float32), narrow)
-    narrow = np.where(vanished, np.copysign(_SMALLEST, wide).astype(np.float32), narrow)
-    return np.where(np.isnan(wide), np.float32(np.nan), narrow).astype(np.float32)
+    wide = np.asarray(values)
+    if wide.dtype == np.float32:
+        narrow = np.array(wide)
+    else:
+        wide = np.asarray(wide, dtype=np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = np.array(wide, dtype=np.float32)
+        np.copyto(narrow, np.copysign(_LARGEST, wide), where=np.isinf(narrow) & np.isfinite(wide), casting="same_kind")
+        np.copyto(narrow, np.copysign(_SMALLEST, wide), where=(narrow == 0) & (wide != 0), casting="same_kind")
+    np.copyto(narrow, np.nan, where=np.isnan(narrow))
+    return narrow
 
 
 @dataclass(frozen=True, eq=False)
