@@ -106,8 +106,12 @@ class ActivationTap:
             self._samples += 1
             if self._samples % WINDOW == 0:
                 self._earlier, self._active = self._active, {}
-        self._touched, self._zero, self._saturated = set(), {}, {}
+        self.forget()
         return out
+
+    def forget(self) -> None:
+        """Forget what was collected outside windows: the step makes no record."""
+        self._touched, self._zero, self._saturated = set(), {}, {}
 
     def _dead_share(self, index: int) -> Tensor:
         active, earlier = self._active[index], self._earlier.get(index)
