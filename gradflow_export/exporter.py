@@ -162,10 +162,14 @@ class Exporter:
         self._reference = _Watched(model)
         self._reference.exporter = weakref.ref(self)
         self._loop = self._make_loop(model, criterion, optimizer, chosen, leaves=leaves)
-        self._worker.start()
-        self._hooks.enter_context(self._loop.attach())
         # Lives as long as the model and is called at exit too; holds the exporter, so that nobody has to.
         self._finalizer = weakref.finalize(model, self.close)
+        self._worker.start()
+        try:
+            self._hooks.enter_context(self._loop.attach())
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def _make_loop(

@@ -73,14 +73,14 @@ class TrainingLoop:
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
-        stack = contextlib.ExitStack()
         self.taps.blocks.store.on_backward = self.notice_lonely
-        for tap in (self.taps.calls, self.taps.blocks, self.taps.activations, self.taps.loss):
-            stack.enter_context(tap.attach())
-        if self.optimizers is not None:
-            stack.enter_context(self.optimizers.attach())
-        self._plan()
-        return stack
+        with contextlib.ExitStack() as stack:
+            for tap in (self.taps.calls, self.taps.blocks, self.taps.activations, self.taps.loss):
+                stack.enter_context(tap.attach())
+            if self.optimizers is not None:
+                stack.enter_context(self.optimizers.attach())
+            self._plan()
+            return stack.pop_all()
 
     def ask(self) -> None:
         """Read everything at the next step; called by the worker when an issue opens."""
@@ -157,6 +157,9 @@ class TrainingLoop:
         bundle.wall_time = time.time()
         self._collected = now
         if not self._recorded:
+            # The step after the first is planned late, so that its forward pass may have been watched in vain.
+            for tap in (self.taps.loss, self.taps.blocks, self.taps.activations):
+                tap.forget()
             return
         began = self.taps.loss.backward_began
         if began is not None:

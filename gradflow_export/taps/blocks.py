@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.norms import norm
-from gradflow_export.metrics.outputs import SAMPLE_FEATURES, SAMPLE_ROWS, is_floating, output_rms, output_spread
+from gradflow_export.metrics.outputs import SAMPLE_FEATURES, SAMPLE_ROWS, is_floating, output_rms, output_spreads
 from gradflow_export.metrics.samples import rows_of
 from gradflow_export.taps.base import Drained, Guard, Pending, Sample, unguarded
 from gradflow_export.taps.calls import ModuleCalls
@@ -76,7 +77,8 @@ class GradientStore:
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
-        output.register_hook(partial(self._take, index, self._generation))  # type: ignore[no-untyped-call]
+        hook = unserializable_hook(partial(self._take, index, self._generation))  # type: ignore[no-untyped-call]
+        output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """Forget all norms, and ignore gradients of outputs watched before now."""
@@ -129,8 +131,8 @@ class BlockTap:
         self._calls = calls
         self._modules = [module for _, module in blocks]
         self._guard = guard
-        self._order: list[int] | None = [] if by_call_order else None
-        self._forward: dict[int, tuple[Tensor, Tensor]] = {}
+        self._order: dict[int, None] | None = {} if by_call_order else None
+        self._sizes: dict[int, Tensor] = {}
         self._rows: dict[int, Tensor] = {}
 
     @property
@@ -150,17 +152,15 @@ class BlockTap:
 
     def _called(self, index: int, _module: nn.Module, output: Any) -> None:
         tensor = output_tensor(output)
-        if self._order is not None and index not in self._order:
-            self._order.append(index)
+        if self._order is not None:
+            self._order.setdefault(index)
         if tensor is None:
             return
         self.store.watch(index, tensor)
         with torch.no_grad():
-            rows = rows_of(tensor, SAMPLE_ROWS, SAMPLE_FEATURES)
-            self._forward[index] = (output_rms(tensor), output_spread(rows))
-            if self.sample_rows:
-                # A copy: the next in-place operation of the model would change a view.
-                self._rows[index] = rows.clone()
+            self._sizes[index] = output_rms(tensor)
+            # A copy: the next in-place operation of the model would change a view.
+            self._rows[index] = rows_of(tensor, SAMPLE_ROWS, SAMPLE_FEATURES).clone()
 
     def depth_order(self) -> list[int]:
         """Return block indices from input to output, as far as known."""
@@ -173,20 +173,30 @@ class BlockTap:
         """Give out norms, sizes, spreads and samples in depth order, and forget them."""
         order = self.depth_order()
         sites = tuple(self.names[index] for index in order)
-        norms = self.store.norms()
+        spreads: dict[int, Tensor] = {}
+        if self._rows:
+            with torch.no_grad():
+                spreads = dict(zip(self._rows, output_spreads(list(self._rows.values())).unbind(), strict=True))
         out: Drained = []
-        columns: tuple[tuple[str, dict[int, Tensor]], ...] = (
-            ("block.gradient_norm", norms),
-            ("block.output_rms", {index: pair[0] for index, pair in self._forward.items()}),
-            ("block.output_spread", {index: pair[1] for index, pair in self._forward.items()}),
-        )
-        for metric, values in columns:
+        for metric, values in (
+            ("block.gradient_norm", self.store.norms()),
+            ("block.output_rms", self._sizes),
+            ("block.output_spread", spreads),
+        ):
             where = [place for place, index in enumerate(order) if index in values]
-            if values:
-                device = next(iter(values.values())).device
-                stacked = torch.stack([values[order[place]].double().to(device) for place in where])
+            if where:
+                stacked = stack_scalars([values[order[place]] for place in where])
                 out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
-        out.extend(Sample("block.effective_rank", self.names[index], rows) for index, rows in self._rows.items())
-        self._forward, self._rows = {}, {}
+        if self.sample_rows:
+            out.extend(Sample("block.effective_rank", self.names[index], rows) for index, rows in self._rows.items())
+        self._sizes, self._rows = {}, {}
         self.store.reset()
         return out
+
+
+def stack_scalars(values: Sequence[Tensor]) -> Tensor:
+    """Join scalar tensors of any dtype and device. Shape: ``[len(values)]``, float64 unless all are of one dtype."""
+    first = values[0]
+    if all(value.dtype is first.dtype and value.device == first.device for value in values):
+        return torch.stack(list(values))
+    return torch.stack([value.to(first.device, torch.float64) for value in values])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.logits import (
@@ -20,6 +22,9 @@ from gradflow_export.metrics.logits import (
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
 
+MICRO_BATCHES = 1024
+"""Losses kept until a step ends; beyond that the oldest are forgotten."""
+
 
 class LossTap:
     """Collects losses over the micro-batches of a step (their mean), and statistics of the last logits."""
@@ -27,7 +32,7 @@ class LossTap:
     def __init__(self, criterion: nn.Module | None = None, *, guard: Guard = unguarded) -> None:
         self._criterion = criterion
         self._guard = guard
-        self._losses: list[Tensor] = []
+        self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
         self.want_logits = False
         self.seen = False
@@ -54,7 +59,7 @@ class LossTap:
             return
         self._losses.append(loss.detach().mean())
         if loss.requires_grad and not torch.compiler.is_compiling():
-            loss.register_hook(self._guard(self._backward))  # type: ignore[no-untyped-call]
+            loss.register_hook(unserializable_hook(self._guard(self._backward)))  # type: ignore[no-untyped-call]
 
     def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
         """Take logits, and targets when they are known, if this step is due."""
@@ -77,8 +82,13 @@ class LossTap:
             out.append(Pending("loss", (RUN_SITE,), losses.mean().reshape(1)))
         for names, values in self._statistics:
             out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
-        self._losses, self._statistics, self.backward_began = [], [], None
+        self.forget()
         return out
+
+    def forget(self) -> None:
+        """Forget what was collected, without any work on it: the step makes no record."""
+        self._losses.clear()
+        self._statistics, self.backward_began = [], None
 
     def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or not output.requires_grad:

@@ -93,10 +93,10 @@ class OptimizerSteps:
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to listen; closing the returned stack ends it."""
-        stack = contextlib.ExitStack()
-        stack.callback(register_optimizer_step_pre_hook(self._pre).remove)
-        stack.callback(register_optimizer_step_post_hook(self._post).remove)
-        return stack
+        with contextlib.ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(self._pre).remove)
+            stack.callback(register_optimizer_step_post_hook(self._post).remove)
+            return stack.pop_all()
 
     def owned_by(self, optimizer: Optimizer) -> Owned | None:
         """Return the watched parameters of an optimizer, ``None`` when it owns none."""
@@ -130,7 +130,8 @@ class OptimizerSteps:
         owned = self.owned_by(optimizer)
         if owned is None:
             return
-        closure = kwargs.get("closure", args[0] if args else None) is not None
+        # The hook's args begin with the optimizer itself.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         scale = getattr(optimizer, "grad_scale", None)
         step = OptimizerStep(optimizer, owned, closure, scale if isinstance(scale, Tensor) else None)
         self._open[optimizer] = step
