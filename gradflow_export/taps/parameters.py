@@ -91,4 +91,6 @@ class GradientTap:
             gradient = parameter.grad
             for metric, tensor in (("parameter.gradient", gradient), ("parameter.weight", parameter)):
                 if tensor is not None and tensor.layout is torch.strided and not tensor.is_complex():
-                    self._out.append(Sample(metric, site, even_sample(tensor, HISTOGRAM_ENTRIES).double()))
+                    # A copy, of float64 too: the optimizer is about to change what lies there.
+                    sample = even_sample(tensor, HISTOGRAM_ENTRIES).to(torch.float64, copy=True)
+                    self._out.append(Sample(metric, site, sample))
