@@ -128,7 +128,7 @@ class BlockTap:
         self.names = tuple(name for name, _ in blocks)
         self.store = GradientStore(self.names, guard=guard)
         self.sample_rows = False
-        self._calls = calls
+        self.calls = calls
         self._modules = [module for _, module in blocks]
         self._guard = guard
         self._order: dict[int, None] | None = {} if by_call_order else None
@@ -144,9 +144,9 @@ class BlockTap:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the blocks' calls."""
         for index, module in enumerate(self._modules):
-            self._calls.add(module, self._guard(partial(self._called, index)))
+            self.calls.add(module, self._guard(partial(self._called, index)))
         self._modules.clear()
-        stack = contextlib.ExitStack()
+        stack = self.calls.attach()
         stack.callback(self.store.reset)
         return stack
 
@@ -159,8 +159,9 @@ class BlockTap:
         self.store.watch(index, tensor)
         with torch.no_grad():
             self._sizes[index] = output_rms(tensor)
+            limits = (RANK_ROWS, RANK_FEATURES) if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
-            self._rows[index] = rows_of(tensor, SAMPLE_ROWS, SAMPLE_FEATURES).clone()
+            self._rows[index] = rows_of(tensor, *limits).clone()
 
     def depth_order(self) -> list[int]:
         """Return block indices from input to output, as far as known."""
@@ -189,9 +190,13 @@ class BlockTap:
                 out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
         if self.sample_rows:
             out.extend(Sample("block.effective_rank", self.names[index], rows) for index, rows in self._rows.items())
+        self.forget()
+        return out
+
+    def forget(self) -> None:
+        """Forget what was collected, and what is still on its way: the step makes no record."""
         self._sizes, self._rows = {}, {}
         self.store.reset()
-        return out
 
 
 def stack_scalars(values: Sequence[Tensor]) -> Tensor:
