@@ -75,7 +75,8 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     """
     index = source.index(run)
     tables = site_tables(source, index)
-    pairs = [pair for pair in value_chunks(index, tables, query.metric) if _overlaps(*pair, query)]
+    everywhere = value_chunks(index, tables, query.metric)
+    pairs = [pair for pair in _of_one_phase(everywhere) if _overlaps(*pair, query)]
     sites = _chosen_sites(pairs, tables, query)
     clocks = _read_clocks(source, index, pairs, query)
     pairs = [(session, chunk) for session, chunk in pairs if _clock_key(session, chunk) in clocks]
@@ -97,6 +98,18 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     return encode_series(header, [fact.astype(np.float64) for fact in facts], blocks)
 
 
+def _of_one_phase(pairs: Sequence[tuple[Session, Chunk]]) -> list[tuple[Session, Chunk]]:
+    """Keep the training phase, or the first by name where the metric was never read in training."""
+    phases = [_phase(session, chunk) for session, chunk in pairs]
+    chosen = min(phases, key=lambda phase: (phase != "train", phase))
+    return [pair for pair, phase in zip(pairs, phases, strict=True) if phase == chosen]
+
+
+def _phase(session: Session, chunk: Chunk) -> str:
+    clock = session.chunks.get(str(chunk.content["clock"]))
+    return "" if clock is None else str(clock.content["phase"])
+
+
 def _overlaps(session: Session, chunk: Chunk, query: Query) -> bool:
     first, last = int(chunk.content["first"]), min(int(chunk.content["last"]), session.cut - 1)
     too_late = query.last is not None and first > query.last
@@ -113,11 +126,10 @@ def _read_clocks(
 ) -> dict[tuple[str, str], _Clock]:
     wanted: dict[str, tuple[str, str]] = {}
     chunks, cuts = [], {}
-    phase = index.phases[:1]
     for session, chunk in pairs:
         key = _clock_key(session, chunk)
         steps, wall = session.chunks.get(key[1]), session.chunks.get(key[1].replace("steps/", "wall/", 1))
-        if steps is None or wall is None or key in cuts or (steps.content["phase"],) != phase:
+        if steps is None or wall is None or key in cuts:
             continue
         cuts[key] = session.cut
         for part in (steps, wall):

@@ -112,11 +112,13 @@ def test_hostile_names_of_layers_come_back_unchanged(tmp_path, logs, read):
 
 
 def test_validation_steps_do_not_mix_with_training_steps(tmp_path, logs, read):
-    """Series show the training phase when there is one."""
+    """Series show the training phase where the metric was read in it, and another phase otherwise."""
     rows = logs.plain_records(range(1, 4))
-    rows.append(StepRecord(4, 1.0, (Reading.of("block.gain", ("a", "b"), [9.0, 9.0]),), phase="eval"))
+    both = (Reading.of("block.gain", ("a", "b"), [9.0, 9.0]), Reading.run("alignment.accuracy", 0.5))
+    rows.append(StepRecord(4, 1.0, both, phase="eval"))
     logs.write_run(tmp_path / "a", rows)
     assert read(tmp_path, "block.gain").first == [1, 2, 3]
+    assert read(tmp_path, "alignment.accuracy").first == [4]
 
 
 def test_a_truncated_file_is_read_up_to_its_last_whole_chunk(tmp_path, logs, read):

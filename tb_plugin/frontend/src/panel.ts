@@ -20,10 +20,19 @@ const RESIZE_MS = 120;
 export class Panel {
   readonly root = el("div");
   private readonly tooltip = new Tooltip();
-  private readonly header = new Header({ run: (run) => void this.openRun(run), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) }, true);
+  private readonly header = new Header(
+    { run: (run) => void this.openRun(run), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) },
+    true,
+  );
   private readonly verdict = new VerdictView((issue) => void this.pick(issue));
   private readonly map = new MapView(
-    { metric: (name) => void this.setMetric(name), step: (step) => this.moveTo(step), pin: (site) => void this.togglePin(site), hover: (step) => this.point(step, null), zoom: (range) => void this.zoom(range) },
+    {
+      metric: (name) => void this.setMetric(name),
+      step: (step) => this.moveTo(step),
+      pin: (site) => void this.togglePin(site),
+      hover: (step) => this.point(step, null),
+      zoom: (range) => void this.zoom(range),
+    },
     this.tooltip,
   );
   private readonly lines: readonly LineCard[];
@@ -38,7 +47,9 @@ export class Panel {
   private pins: readonly string[] = [];
   private live = true;
   private dark = false;
+  /** Counts what was asked for; an answer to an earlier question is dropped. */
   private job = 0;
+  private busy = false;
   private resizeTimer = 0;
 
   constructor() {
@@ -61,7 +72,7 @@ export class Panel {
     await this.refresh();
     document.body.dataset["ready"] = "1";
     window.setInterval(() => {
-      if (this.live && isVisible()) void this.refresh();
+      if (this.live && !this.busy && isVisible()) void this.refresh();
     }, POLL_MS);
     window.addEventListener("resize", () => {
       window.clearTimeout(this.resizeTimer);
@@ -88,7 +99,8 @@ export class Panel {
 
   themed(dark: boolean): void {
     this.dark = dark;
-    if (this.meta !== null) void this.guard(() => this.loadCharts(this.job));
+    this.map.themed(dark);
+    for (const card of this.lines) card.redraw();
   }
 
   private async openRun(run: string): Promise<void> {
@@ -110,7 +122,7 @@ export class Panel {
     if (!wide.includes(this.metric)) this.metric = wide.includes("block.gain") ? "block.gain" : (wide[0] ?? "");
     this.map.showMeta(meta, this.metric);
     this.lines[0]?.showMeta(meta, ["loss"]);
-    this.lines[1]?.showMeta(meta, ["gradient.total_norm", "gain.max", "update.ratio"]);
+    this.lines[1]?.showMeta(meta, ["gradient.total_norm", "gain.max", "update.ratio"], this.lines[0]?.metric);
     await this.loadCharts(job, fresh ? issues : []);
   }
 
@@ -128,6 +140,7 @@ export class Panel {
   }
 
   private async loadMap(job: number): Promise<void> {
+    this.map.showZoom(this.range !== null);
     const spec = this.spec(this.metric);
     if (spec === undefined) return this.map.clear("this run holds no per-layer metric; watch the model with blocks or parameters");
     const series = await fetchSeries({ run: this.run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range });
@@ -226,12 +239,15 @@ export class Panel {
 
   /** Nothing is lost on an error: what was shown stays, and the error is said above it. */
   private async guard(work: () => Promise<void>): Promise<void> {
+    this.busy = true;
     try {
       await work();
       this.error.textContent = "";
     } catch (error) {
       this.page.hidden = false;
       this.error.textContent = `Could not load: ${error instanceof Error ? error.message : String(error)}`;
+    } finally {
+      this.busy = false;
     }
   }
 }

@@ -49,9 +49,9 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .bar { display:flex; align-items:center; gap:10px; padding:11px 16px 7px; min-height:50px; flex-wrap:wrap }
 .bar h2 { margin:0; font-size:14.5px; font-weight:650 }
 .bar select { height:28px; font-size:13px; padding:0 6px }
-.bar .note { color:var(--dim); font-size:12.5px; margin-left:auto; text-align:right }
+.bar .note { flex:none; color:var(--dim); font-size:12.5px; margin-left:auto; text-align:right }
 .formula { color:var(--faint); font-size:12.5px; overflow:hidden; text-overflow:ellipsis; white-space:nowrap; min-width:0; flex:1 1 60px }
-.map { display:grid; grid-template-columns:190px minmax(0,1fr) 250px; column-gap:10px; padding:0 16px 4px; position:relative }
+.map { display:grid; align-content:start; grid-template-columns:190px minmax(0,1fr) 250px; column-gap:10px; padding:0 16px 4px; position:relative }
 .names { position:relative; overflow:hidden; font-size:11.5px }
 .names button { all:unset; box-sizing:border-box; position:absolute; right:0; max-width:100%; height:14px; line-height:14px; padding:0 4px; overflow:hidden; text-overflow:ellipsis; white-space:nowrap; cursor:pointer; color:var(--dim); border-radius:3px; direction:ltr }
 .names button:hover { color:var(--text); background:var(--hover) } .names button:focus-visible { outline:2px solid var(--accent) }
@@ -70,11 +70,11 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .legend .ramp { display:grid; grid-template-columns:auto auto auto; gap:8px; align-items:center } .legend canvas { display:block; border-radius:2px }
 .legend .key { display:flex; gap:6px; align-items:center } .legend .key i { width:14px; height:12px; border-radius:2px; display:block }
 .hatch { background:repeating-linear-gradient(135deg,#0c0c0e 0 3px,#fafafa 3px 4.5px) }
-.lines { display:grid; gap:14px; grid-template-columns:repeat(3,minmax(0,1fr)) }
-@media (max-width:1000px) { .lines { grid-template-columns:minmax(0,1fr) } .map { grid-template-columns:130px minmax(0,1fr) } .map .profile { display:none } }
+.lines { display:grid; gap:14px; grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr)) }
+@media (max-width:1000px) { .map { grid-template-columns:150px minmax(0,1fr) } .map .profile,.map .caption { display:none } }
 .line { padding-bottom:8px } .line .bar { padding:9px 12px 3px; gap:7px; min-height:42px } .line .chart { height:210px; margin:0 6px; position:relative }
 .line .chart > p { position:absolute; inset:0; display:grid; place-items:center; margin:0 30px; text-align:center; color:var(--dim) }
-.toggle { height:26px; padding:0 8px; font-size:12px; color:var(--dim); margin-left:auto } .toggle[aria-pressed=true] { color:var(--accent); border-color:var(--accent) }
+.toggle { height:26px; padding:0 8px; font-size:12px; color:var(--dim); margin-left:auto } .bar .toggle + .note { margin-left:0 } .toggle[aria-pressed=true] { color:var(--accent); border-color:var(--accent) }
 .keys { display:flex; gap:5px 12px; flex-wrap:wrap; padding:2px 14px 0; font-size:12px; min-height:22px } .keys button { all:unset; display:flex; gap:6px; align-items:center; cursor:pointer; max-width:100%; min-width:0 }
 .keys button:hover { text-decoration:line-through } .keys button:focus-visible { outline:2px solid var(--accent) } .keys i { width:12px; height:3px; border-radius:2px; flex:none } .keys span { overflow:hidden; text-overflow:ellipsis; white-space:nowrap; max-width:170px }
 .tip { position:fixed; z-index:9; pointer-events:none; max-width:380px; background:var(--text); color:var(--card); border-radius:7px; padding:7px 10px; font-size:12.5px; line-height:1.4; box-shadow:0 3px 12px rgb(0 0 0 / 28%); visibility:hidden; overflow-wrap:anywhere }

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { formatCount, formatDuration, formatNumber, formatStep, linearTicks, shorten } from "../src/model/format";
+import { formatCount, formatDuration, formatNumber, formatStep, linearTicks, shorten, unitText } from "../src/model/format";
 import { parseHash, toStorage } from "../src/model/url";
 
 test("numbers keep six digits, small and large ones an exponent, and all four kinds have a name", () => {
@@ -18,6 +18,10 @@ test("a long name keeps both ends and never splits a character", () => {
   assert.equal(shorten("transformer.h.10.attn.weight", 12), "tran\u2026.weight".slice(0, 4) + "\u2026.weight");
   assert.equal(shorten("\u{1F525}".repeat(9), 5), `\u{1F525}\u2026${"\u{1F525}".repeat(3)}`);
   assert.equal(shorten("short", 12), "short");
+});
+
+test("a unit follows a number only where it is one that people say", () => {
+  assert.deepEqual((["s", "share", "1", "gradient"] as const).map(unitText), ["s", "share", "", ""]);
 });
 
 test("ticks are round and lie inside", () => {

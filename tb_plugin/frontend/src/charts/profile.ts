@@ -9,6 +9,7 @@ import { cssVariable } from "../style";
 const TEXT_WIDTH = 58;
 const TEXT_FROM = 11;
 const PALEST = 0.34;
+const KEEPS = 0.04;
 
 /** The map's colour, but never so pale that a bar on its own cannot be seen. */
 function barColour(scale: ColourScale, at: number): number {
@@ -43,7 +44,8 @@ export class Profile {
       const top = rowTop(site, series.sites.length, height) + (row - thickness) / 2;
       if (kind === "value") {
         const x = scale.position(value) * plot;
-        context.fillStyle = scale.diverging && Math.abs(x - origin) < plot * 0.04 ? cssVariable("--faint") : css(barColour(scale, scale.position(value)));
+        const keeps = scale.diverging && Math.abs(x - origin) < plot * KEEPS;
+        context.fillStyle = keeps ? cssVariable("--faint") : css(barColour(scale, scale.position(value)));
         context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), thickness);
       } else {
         context.fillStyle = kind === "missing" ? cssVariable("--missing") : "#0c0c0e";

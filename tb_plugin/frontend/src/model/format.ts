@@ -1,4 +1,5 @@
 // Numbers and times as people read them.
+import type { Unit } from "../schema";
 
 const THIN = "\u202f";
 
@@ -24,6 +25,12 @@ export function formatCount(value: number): string {
     if (value >= size) return `${Number((value / size).toPrecision(3))}${THIN}${unit}`;
   }
   return String(value);
+}
+
+/** The unit as it follows a number; nothing where the unit is that of another quantity, such as "gradient". */
+export function unitText(unit: Unit): string {
+  const spoken: readonly Unit[] = ["MB", "count", "nats", "s", "share", "steps/s"];
+  return spoken.includes(unit) ? unit : "";
 }
 
 export function formatTime(seconds: number): string {

@@ -1,7 +1,7 @@
 // What the colours mean, in numbers.
 import { el, sharpContext } from "../dom";
 import { css, type ColourScale } from "../model/colour";
-import { formatNumber } from "../model/format";
+import { formatNumber, unitText } from "../model/format";
 import type { MetricSpec } from "../schema";
 
 const [WIDTH, HEIGHT] = [220, 10];
@@ -14,16 +14,16 @@ export function legend(spec: MetricSpec, scale: ColourScale): HTMLElement {
     context.fillRect(x, 0, 1, HEIGHT);
   }
   const [left, right] = scale.diverging ? ["damps", "amplifies"] : ["", ""];
-  const unit = spec.unit === "1" ? "" : ` ${spec.unit}`;
+  const [least, most] = [spec.low === scale.low ? "" : "\u2264 ", spec.high === scale.high ? "" : "\u2265 "];
   return el(
     "div",
     { class: "legend" },
     el(
       "span",
       { class: "ramp" },
-      el("span", { text: `${left} \u2264 ${formatNumber(scale.low, 3)}`.trim() }),
+      el("span", { text: `${left} ${least}${formatNumber(scale.low, 3)}`.trim() }),
       ramp,
-      el("span", { text: `\u2265 ${formatNumber(scale.high, 3)}${unit} ${right}`.trim() }),
+      el("span", { text: `${most}${formatNumber(scale.high, 3)} ${unitText(spec.unit)} ${right}`.trim() }),
     ),
     scale.diverging ? el("span", { text: "white keeps" }) : null,
     key("background:var(--missing)", "nothing arrived"),

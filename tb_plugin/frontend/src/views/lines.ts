@@ -2,10 +2,12 @@
 import type { RunMeta, RunMetric } from "../api";
 import { LineChart, type Curve } from "../charts/line";
 import { el, setOptions } from "../dom";
-import { formatNumber, formatStep } from "../model/format";
+import { formatNumber, formatStep, unitText } from "../model/format";
 import { cellKind, finiteRow, type Series } from "../model/series";
 import { pinColour } from "../style";
 import type { Tooltip } from "./tooltip";
+
+const RUN_COLOUR = "#2f7de1";
 
 export interface LineCardEvents {
   /** The card has to be drawn again from the server. */
@@ -13,6 +15,13 @@ export interface LineCardEvents {
   hover(step: number | null, from: LineCard): void;
   zoom(range: readonly [number, number] | null): void;
   unpin(site: string): void;
+}
+
+interface Shown {
+  readonly series: Series;
+  readonly spec: RunMetric;
+  readonly range: readonly [number, number];
+  readonly pins: readonly string[];
 }
 
 /** One chart. A run card chooses among run-level metrics; the pins card shows the map's metric at the pinned layers. */
@@ -25,7 +34,7 @@ export class LineCard {
   readonly root = el("section", { class: "card line" });
   metric = "";
   private wantsLog: boolean | null = null;
-  private shown: { readonly series: Series; readonly spec: RunMetric; readonly range: readonly [number, number]; readonly pins: readonly string[] } | null = null;
+  private shown: Shown | null = null;
 
   constructor(readonly kind: "run" | "pins", private readonly events: LineCardEvents, private readonly tooltip: Tooltip) {
     this.chart = new LineChart({ hover: (index, x, y) => this.hovered(index, x, y), zoom: (range) => events.zoom(range) });
@@ -42,10 +51,12 @@ export class LineCard {
     });
   }
 
-  showMeta(meta: RunMeta, preferred: readonly string[]): void {
+  /** Offers the run-level metrics; a card hides when all of them are `taken` by another. */
+  showMeta(meta: RunMeta, preferred: readonly string[], taken = ""): void {
     const options = meta.metrics.filter((metric) => metric.kind === "run");
     const names = options.map(({ name }) => name);
-    if (!names.includes(this.metric)) this.metric = preferred.find((name) => names.includes(name)) ?? names[0] ?? "";
+    if (!names.includes(this.metric)) this.metric = preferred.find((name) => names.includes(name)) ?? names.find((name) => name !== taken) ?? "";
+    this.root.hidden = this.metric === "";
     setOptions(this.select, options.map(({ name, title }) => ({ value: name, label: title })), this.metric);
   }
 
@@ -60,6 +71,7 @@ export class LineCard {
 
   clear(message: string, title = ""): void {
     this.shown = null;
+    this.log.hidden = true;
     this.title.textContent = title;
     this.keys.replaceChildren();
     this.chart.clear(message);
@@ -73,15 +85,20 @@ export class LineCard {
     this.chart.showHover(step);
   }
 
-  private redraw(): void {
+  /** Draws what is shown already once more, for another theme or axis. */
+  redraw(): void {
     if (this.shown === null) return;
     const { series, spec, range, pins } = this.shown;
     this.title.textContent = `Pinned layers: ${spec.title}`;
+    this.log.hidden = false;
     this.log.setAttribute("aria-pressed", String(this.isLog));
-    const curves = series.sites.map((site, i) => this.curve(series, i, this.kind === "run" ? "#2f7de1" : pinColour(pins.indexOf(site))));
+    const colour = (site: string): string => (this.kind === "run" ? RUN_COLOUR : pinColour(pins.indexOf(site)));
+    const curves = series.sites.map((site, i) => this.curve(series, i, colour(site)));
     const marks = spec.marks.filter((mark) => !this.isLog || mark > 0);
+    if (this.chart.root.clientWidth === 0) return;
     this.chart.show({ steps: series.first, curves, log: this.isLog, marks, range });
-    this.keys.replaceChildren(...(this.kind === "run" ? [this.unit(series, spec)] : series.sites.map((site, i) => this.key(site, curves[i]?.colour ?? ""))));
+    const keys = series.sites.map((site, i) => this.key(site, curves[i]?.colour ?? ""));
+    this.keys.replaceChildren(...(this.kind === "run" ? [this.unit(series, spec)] : keys));
   }
 
   private get isLog(): boolean {
@@ -101,7 +118,7 @@ export class LineCard {
   }
 
   private unit(series: Series, spec: RunMetric): HTMLElement {
-    const unit = spec.unit === "1" || spec.unit === spec.title ? "" : `in ${spec.unit}`;
+    const unit = unitText(spec.unit) === "" ? "" : `in ${unitText(spec.unit)}`;
     const band = series.most > 1 ? `mean of ${formatStep(series.width)} steps, band from least to greatest` : "";
     const text = el("span", { text: [unit, band].filter(Boolean).join("; ") });
     text.style.cssText = "color:var(--dim);max-width:100%";

@@ -4,7 +4,7 @@ import { HeatMap } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
 import { el, setOptions } from "../dom";
 import { colourScale, type ColourScale } from "../model/colour";
-import { formatNumber, formatStep, formatTime, linearTicks, shorten } from "../model/format";
+import { formatNumber, formatStep, formatTime, linearTicks, shorten, unitText } from "../model/format";
 import { rowTop } from "../model/heat";
 import { cellKind, columnAt, type Block, type Series } from "../model/series";
 import { pinColour } from "../style";
@@ -19,18 +19,19 @@ export interface MapEvents {
   zoom(range: readonly [number, number] | null): void;
 }
 
-const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL] = [150, 408, 17, 14];
+const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL, LETTER] = [187, 408, 17, 14, 6.6];
 
 export class MapView {
   private readonly metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
   private readonly formula = el("span", { class: "formula mono" });
   private readonly note = el("span", { class: "note", attrs: { "data-part": "note" } });
+  private readonly reset = el("button", { class: "btn toggle", text: "Show all steps", attrs: { type: "button", "data-part": "reset" } });
   private readonly title = el("h2", { text: "Gain map" });
   private readonly names = el("div", { class: "names", attrs: { "data-part": "names" } });
   private readonly heat: HeatMap;
   private readonly profile = new Profile();
   private readonly axis = el("div", { class: "axis" });
-  private readonly caption = el("div", { class: "axis" });
+  private readonly caption = el("div", { class: "axis caption" });
   private readonly foot = el("div");
   private readonly body = el("div", { class: "map" });
   readonly root = el("section", { class: "card", attrs: { "aria-label": "Map of the layers" } });
@@ -52,10 +53,12 @@ export class MapView {
       zoom: (range) => events.zoom(range),
     });
     this.body.append(this.names, this.heat.root, this.profile.root, el("div"), this.axis, this.caption);
-    this.body.style.minHeight = "270px";
+    this.reset.hidden = true;
+    this.reset.addEventListener("click", () => events.zoom(null));
+    this.body.style.minHeight = "235px";
     this.foot.style.minHeight = "44px";
     this.metrics.addEventListener("change", () => events.metric(this.metrics.value));
-    this.root.append(el("div", { class: "bar" }, this.title, this.metrics, this.formula, this.note), this.body, this.foot);
+    this.root.append(el("div", { class: "bar" }, this.title, this.metrics, this.formula, this.reset, this.note), this.body, this.foot);
   }
 
   /** Shows the step that another view points at. */
@@ -77,6 +80,11 @@ export class MapView {
     setOptions(this.metrics, wide.map(({ name, title, kind }) => ({ value: name, label: `${title} (${kind})` })), chosen);
   }
 
+  /** Offers the way back from a zoom. */
+  showZoom(zoomed: boolean): void {
+    this.reset.hidden = !zoomed;
+  }
+
   show(series: Series, spec: RunMetric, range: readonly [number, number], dark: boolean): void {
     [this.series, this.spec, this.range] = [series, spec, range];
     this.title.textContent = spec.name === "block.gain" ? "Gain map" : "Layer map";
@@ -93,6 +101,11 @@ export class MapView {
     this.showAxis();
     this.showPins(this.pins);
     this.showStep(this.step);
+  }
+
+  /** Paints what is shown already once more. */
+  themed(dark: boolean): void {
+    if (this.series !== null && this.spec !== null && this.heat.width > 0) this.show(this.series, this.spec, this.range, dark);
   }
 
   clear(message: string): void {
@@ -140,20 +153,24 @@ export class MapView {
     const middle = this.height / Math.max(1, sites.length) / 2 - LABEL / 2;
     const chosen = new Set(this.pins.map((pin) => sites.indexOf(pin)).filter((site) => site >= 0));
     const near = (site: number): boolean => [...chosen].some((pin) => pin !== site && Math.abs(pin - site) < every);
-    const shown = sites.map((_, i) => i).filter((i) => chosen.has(i) || (i % every === 0 && !near(i)));
-    this.names.replaceChildren(...shown.map((site) => this.nameButton(sites[site] ?? "", rowTop(site, sites.length, this.height) + middle)));
+    const top = (site: number): number => Math.max(0, Math.min(this.height - LABEL, rowTop(site, sites.length, this.height) + middle));
+    // Labels at the edges are moved inwards, where the next one may stand already.
+    const free = (site: number): boolean => site % every === 0 && !near(site) && (site === 0 || top(0) - top(site) >= LABEL);
+    const shown = sites.map((_, i) => i).filter((i) => chosen.has(i) || free(i));
+    this.names.replaceChildren(...shown.map((site) => this.nameButton(sites[site] ?? "", top(site))));
   }
 
   private nameButton(site: string, top: number): HTMLElement {
     const pin = this.pins.indexOf(site);
-    const button = el("button", { title: site, class: pin < 0 ? "mono" : "mono pinned", attrs: { type: "button", "aria-pressed": String(pin >= 0) } });
+    const attrs = { type: "button", "aria-pressed": String(pin >= 0) };
+    const button = el("button", { title: site, class: pin < 0 ? "mono" : "mono pinned", attrs });
     if (pin >= 0) {
       const dot = el("i");
       dot.style.background = pinColour(pin);
       button.append(dot);
     }
-    button.append(shorten(site, 26));
-    button.style.top = `${Math.max(0, Math.min(this.height - LABEL, top))}px`;
+    button.append(shorten(site, Math.floor(this.names.clientWidth / LETTER) - (pin >= 0 ? 4 : 2)));
+    button.style.top = `${top}px`;
     button.addEventListener("click", () => this.events.pin(site));
     return button;
   }
@@ -176,8 +193,8 @@ export class MapView {
     }
     const cell = at.site * series.columns + column;
     const kind = cellKind(block.bits[cell] ?? 0);
-    const unit = this.spec?.unit === "1" || this.spec === null ? "" : ` ${this.spec.unit}`;
-    const value = kind === "missing" ? "nothing arrived" : `${formatNumber(block.values[cell] ?? NaN)}${kind === "value" ? unit : ""}`;
+    const unit = kind === "value" && this.spec !== null ? unitText(this.spec.unit) : "";
+    const value = kind === "missing" ? "nothing arrived" : `${formatNumber(block.values[cell] ?? NaN)} ${unit}`.trim();
     const lines = [`${this.spec?.title ?? ""}, step ${steps(series, column)}`, formatTime(series.wall[column] ?? 0)];
     this.tooltip.show({ layer: series.sites[at.site] ?? "", value, lines }, at.x, at.y);
     this.events.hover(series.first[column] ?? at.step);
