@@ -201,7 +201,9 @@ class Exporter:
         loop = TrainingLoop(taps, self.settings.schedule, self._guard, self._worker.put)
         only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
         step = part("the optimizer step")
-        loop.optimizers = OptimizerSteps(self._model, step(loop.before), step(loop.after), only)
+        loop.optimizers = OptimizerSteps(
+            self._model, step(loop.before), step(loop.after), only, skipped=step(loop.skip)
+        )
         return loop
 
     def observe(self, **tensors: Any) -> None:

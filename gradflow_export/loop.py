@@ -112,6 +112,11 @@ class TrainingLoop:
         elif all(optimizer in self._stepped for optimizer in self._partners):
             self._finish()
 
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
+        self.taps.gradients.forget(step.optimizer)
+        self.taps.blocks.forget()
+
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook tells of; the updates are those since the last call."""
         if self._partners:

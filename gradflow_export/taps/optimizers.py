@@ -83,9 +83,11 @@ class OptimizerSteps:
         before: Listener,
         after: Listener,
         only: Sequence[Optimizer] | None = None,
+        *,
+        skipped: Listener,
     ) -> None:
         self._model = model
-        self._before, self._after = before, after
+        self._before, self._after, self._skipped = before, after, skipped
         self._only = None if only is None else weakref.WeakSet(only)
         self._owned: weakref.WeakKeyDictionary[Optimizer, tuple[Any, Owned | None]] = weakref.WeakKeyDictionary()
         self._open: weakref.WeakKeyDictionary[Optimizer, OptimizerStep] = weakref.WeakKeyDictionary()
@@ -146,5 +148,6 @@ class OptimizerSteps:
         found_inf = getattr(optimizer, "found_inf", None)
         if isinstance(found_inf, Tensor) and bool(torch.any(found_inf)):
             self.skipped += 1
+            self._skipped(step)
             return
         self._after(step)

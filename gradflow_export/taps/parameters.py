@@ -66,6 +66,11 @@ class GradientTap:
         out, self._out = self._out, []
         return out
 
+    def forget(self, optimizer: object) -> None:
+        """Forget what was read for a step that was skipped."""
+        self._out = []
+        self._previous.pop(optimizer, None)
+
     def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
         device = gradients[0].device
         if any(g.layout is not torch.strided or g.device != device for g in gradients):
