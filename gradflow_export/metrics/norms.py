@@ -94,7 +94,7 @@ def linf(entries: Tensor) -> Tensor:
     if entries.numel() == 0:
         return entries.new_zeros(())
     low, high = torch.aminmax(entries)
-    return torch.maximum(-low, high)
+    return torch.maximum(-low, high).abs()  # abs: -0.0 is no norm
 
 
 def norm(tensor: Tensor, kind: str) -> Tensor:
