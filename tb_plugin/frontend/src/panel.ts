@@ -16,6 +16,7 @@ type Range = readonly [number, number];
 
 const POLL_MS = 4000;
 const RESIZE_MS = 120;
+const MOST_SUGGESTED = 3;
 
 export class Panel {
   readonly root = el("div");
@@ -176,7 +177,7 @@ export class Panel {
 
   private suggestedPins(issues: readonly Issue[]): readonly string[] {
     const open = issues.filter(({ state }) => state === "open").flatMap(({ layers }) => layers);
-    return [...new Set(open)].filter((layer) => this.map.sites.includes(layer)).slice(0, 3);
+    return [...new Set(open)].filter((layer) => this.map.sites.includes(layer)).slice(0, MOST_SUGGESTED);
   }
 
   private showStep(): void {
@@ -200,7 +201,8 @@ export class Panel {
   private async pick(issue: Issue): Promise<void> {
     const names = this.meta?.metrics.map(({ name }) => name) ?? [];
     this.metric = metricFor(issue, names, this.metric);
-    this.pins = [issue.layer, ...this.pins.filter((pin) => pin !== issue.layer)].filter((pin) => pin !== "").slice(0, PIN_COLOURS.length);
+    const concerned = issue.layers.slice(0, MOST_SUGGESTED);
+    this.pins = [...new Set([...concerned, ...this.pins])].filter((pin) => pin !== "").slice(0, PIN_COLOURS.length);
     this.step = issue.step;
     if (this.range !== null && (issue.step < this.range[0] || issue.step > this.range[1])) this.range = null;
     if (this.meta !== null) this.map.showMeta(this.meta, this.metric);
