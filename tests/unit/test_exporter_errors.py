@@ -1,0 +1,250 @@
+"""Bad input to the Exporter: one clear error at once, that says what was expected, what came and what to do."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, GradflowError, StorageError
+
+
+def net():
+    """Return a small model."""
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+
+
+MODEL = net()
+
+
+class Bare(nn.Module):
+    """Layers kept in a plain list, which registers nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(2, 2)]
+
+
+BAD = {
+    "a class": (lambda: Exporter(nn.Linear), ArgumentTypeError, ("torch.nn.Module", "type", "pass the module itself")),
+    "none": (lambda: Exporter(None), ArgumentTypeError, ("torch.nn.Module", "NoneType", "pass the module itself")),
+    "an optimizer": (
+        lambda: Exporter(torch.optim.SGD(net().parameters())),
+        ArgumentTypeError,
+        ("torch.nn.Module", "SGD", "pass the module itself"),
+    ),
+    "no parameters": (lambda: Exporter(nn.ReLU()), ArgumentError, ("ReLU", "no parameters", "nn.ModuleList")),
+    "layers in a list": (lambda: Exporter(Bare()), ArgumentError, ("Bare", "no parameters", "nn.ModuleList")),
+    "unknown backend": (
+        lambda: Exporter(net(), backends="tensorbord"),
+        ArgumentError,
+        ("unknown backend", "'tensorbord'", "did you mean 'tensorboard'?"),
+    ),
+    "unknown backend in a list": (
+        lambda: Exporter(net(), backends=["memory", "xyz"]),
+        ArgumentError,
+        ("unknown backend", "'xyz'", "known are: console, jsonl, memory, tensorboard"),
+    ),
+    "backend of a wrong type": (
+        lambda: Exporter(net(), backends=[3]),
+        ArgumentTypeError,
+        ("expects a name or a writer", "got 3", "pass 'tensorboard'"),
+    ),
+    "backend class": (
+        lambda: Exporter(net(), backends=[MemoryWriter]),
+        ArgumentTypeError,
+        ("expects a name or a writer", "MemoryWriter", "an instance"),
+    ),
+    "unknown keyword": (
+        lambda: Exporter(net(), gradient_explosion_treshold=3.0, backends="memory"),
+        ArgumentError,
+        ("unknown setting", "'gradient_explosion_treshold'", "did you mean 'gradient_explosion_threshold'?"),
+    ),
+    "unknown config key": (
+        lambda: Exporter(net(), config={"diagnostics": {"evry": 3}}, backends="memory"),
+        ArgumentError,
+        ("unknown setting", "'evry'", "did you mean 'every'?"),
+    ),
+    "config of a wrong type": (
+        lambda: Exporter(net(), config=[1], backends="memory"),
+        ArgumentTypeError,
+        ("config must be a dictionary or the path", "list"),
+    ),
+    "no config file": (
+        lambda: Exporter(net(), config="/nowhere/x.yaml", backends="memory"),
+        StorageError,
+        ("config file", "/nowhere/x.yaml", "No such file"),
+    ),
+    "every zero": (
+        lambda: Exporter(net(), every=0, backends="memory"),
+        ArgumentError,
+        ("at least 1 step", "got 0", "exporter.pause()"),
+    ),
+    "every a word": (
+        lambda: Exporter(net(), every="often", backends="memory"),
+        ArgumentTypeError,
+        ("whole number of steps", "'often'", "every=10"),
+    ),
+    "every true": (
+        lambda: Exporter(net(), every=True, backends="memory"),
+        ArgumentTypeError,
+        ("whole number of steps", "True", "every=10"),
+    ),
+    "unknown instrument": (
+        lambda: Exporter(net(), intervals={"block": 3}, backends="memory"),
+        ArgumentError,
+        ("intervals names 'block'", "no instrument", "did you mean 'blocks'?"),
+    ),
+    "interval of zero": (
+        lambda: Exporter(net(), intervals={"blocks": 0}, backends="memory"),
+        ArgumentError,
+        ("intervals['blocks']", "at least 1 step", "got 0"),
+    ),
+    "interval of a wrong type": (
+        lambda: Exporter(net(), intervals={"blocks": 2.5}, backends="memory"),
+        ArgumentTypeError,
+        ("intervals['blocks']", "whole number", "2.5"),
+    ),
+    "intervals a number": (
+        lambda: Exporter(net(), intervals=5, backends="memory"),
+        ArgumentTypeError,
+        ("intervals must map instruments to steps", "got 5", "{'blocks': 50}"),
+    ),
+    "unknown profile": (
+        lambda: Exporter(net(), profile="strict", backends="memory"),
+        ArgumentError,
+        ("unknown profile", "'strict'", "known are: robust, seed"),
+    ),
+    "negative threshold": (
+        lambda: Exporter(net(), gradient_explosion_threshold=-1.0, backends="memory"),
+        ArgumentError,
+        ("at least 0", "got -1.0", "Pass a float"),
+    ),
+    "threshold NaN": (
+        lambda: Exporter(net(), gradient_vanishing_threshold=float("nan"), backends="memory"),
+        ArgumentError,
+        ("at least 0", "got nan", "Pass a float"),
+    ),
+    "threshold a word": (
+        lambda: Exporter(net(), loss_spike_threshold="high", backends="memory"),
+        ArgumentError,
+        ("must be a number", "'high'", "Pass a float"),
+    ),
+    "enabled a word": (
+        lambda: Exporter(net(), enabled="no", backends="memory"),
+        ArgumentTypeError,
+        ("enabled must be true or false", "'no'"),
+    ),
+    "criterion a function": (
+        lambda: Exporter(MODEL, backends="memory").watch(nn.functional.mse_loss),
+        ArgumentTypeError,
+        ("criterion must be a loss module", "function", "exporter.observe(loss=loss)"),
+    ),
+    "criterion a class": (
+        lambda: Exporter(MODEL, backends="memory").watch(nn.MSELoss),
+        ArgumentTypeError,
+        ("criterion must be a loss module", "type", "exporter.observe(loss=loss)"),
+    ),
+    "optimizer of a wrong type": (
+        lambda: Exporter(MODEL, backends="memory").watch(optimizer="sgd"),
+        ArgumentTypeError,
+        ("optimizer must be a torch.optim.Optimizer", "str", "exporter.step()"),
+    ),
+    "optimizer in a list of a wrong type": (
+        lambda: Exporter(MODEL, backends="memory").watch(optimizer=[torch.optim.SGD(net().parameters()), 3]),
+        ArgumentTypeError,
+        ("optimizer must be a torch.optim.Optimizer", "int", "exporter.step()"),
+    ),
+    "unknown block": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks=["1", "head"]),
+        ArgumentError,
+        ("blocks names 'head'", "no module of the model"),
+    ),
+    "foreign block": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks=[nn.Linear(2, 2)]),
+        ArgumentError,
+        ("Linear", "not part of the watched model", "pass modules of the model itself"),
+    ),
+    "block of a wrong type": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks=[0]),
+        ArgumentTypeError,
+        ("module names or modules", "int", "for example"),
+    ),
+    "a model nobody keeps": (
+        lambda: Exporter(net(), backends="memory").watch(),
+        ArgumentError,
+        ("is gone", "keep a reference"),
+    ),
+    "no blocks": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks=[]),
+        ArgumentError,
+        ("blocks is empty", "name at least one module"),
+    ),
+    "a block twice": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks=["0", "0"]),
+        ArgumentError,
+        ("same module twice", "'0'", "separate nn.Module"),
+    ),
+    "analyzer": (
+        lambda: Exporter(net(), backends="memory").register_analyzer("mine", 3),
+        ArgumentTypeError,
+        ("analyzer must be callable", "int"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_error(name, caplog):
+    """Each mistake raises one error of ours, at once, that says what was expected, what came and what to do."""
+    call, kind, words = BAD[name]
+    with pytest.raises(kind) as caught:
+        call()
+    assert isinstance(caught.value, GradflowError)
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert caplog.records == []
+
+
+def test_a_logdir_below_a_file_cannot_be_written(tmp_path):
+    """An unwritable logdir is told when the exporter is constructed, whoever runs it, and is an OSError too."""
+    (tmp_path / "file").write_text("x")
+    for backend in ("tensorboard", "jsonl"):
+        with pytest.raises(StorageError, match=r"expects a directory it can write to, got .*; pass another logdir"):
+            Exporter(net(), backends=backend, logdir=tmp_path / "file" / "run")
+    with pytest.raises(OSError, match="Not a directory"):
+        Exporter(net(), logdir=tmp_path / "file" / "run")
+
+
+def test_errors_leave_nothing_behind(tmp_path):
+    """After a failed watch() the same exporter can be told again, rightly."""
+    model = net()
+    with Exporter(model, backends=[MemoryWriter()]) as exporter:
+        with pytest.raises(ArgumentTypeError):
+            exporter.watch(nn.functional.mse_loss)
+        with pytest.raises(ArgumentError):
+            exporter.watch(blocks=["none"])
+        assert exporter.watch(nn.MSELoss(), blocks=["0", "2"]) is exporter
+        nn.functional.mse_loss(model(torch.ones(1, 2)), torch.zeros(1, 2)).backward()
+
+
+def test_save_names_what_it_wants(tmp_path):
+    """save() wants a .json path that can be written."""
+    exporter = Exporter(net(), backends=[MemoryWriter()])
+    with pytest.raises(ArgumentError, match=r"ending in \.json, got '.*report\.txt'"):
+        exporter.save(tmp_path / "report.txt")
+    with pytest.raises(StorageError, match=r"cannot write .*x\.json"):
+        exporter.save(tmp_path / "none" / "x.json")
+    exporter.save(tmp_path / "x.json")
+    assert '"verdict"' in (tmp_path / "x.json").read_text()
+
+
+def test_an_unknown_observation_only_logs(caplog):
+    """An unknown keyword of observe() is named once in the log and never raises, nor does a value of a wrong type."""
+    caplog.set_level(logging.WARNING, logger="gradflow_export")
+    model = net()
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(3):
+            exporter.observe(los=1.0, loss="low", logits=[1, 2], targets=None)
+    assert [r.getMessage() for r in caplog.records] == ["gradflow: observe() does not know 'los'; did you mean 'loss'?"]
