@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 
 .PHONY: help demo test lint types format frontend schema clean
@@ -33,6 +33,8 @@ demo: $(VENV)/.stamp-demo
 	$(BIN)/gradflow demo --logdir runs/demo --fault none
 	$(BIN)/gradflow demo --logdir runs/demo --fault vanishing --program mlp
 
+# Small models wait for each other's threads where other work shares the cores.
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest
 

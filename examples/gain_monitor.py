@@ -6,7 +6,7 @@ from torch import nn
 from gradflow_export import GradientGainMonitor
 
 torch.manual_seed(0)
-blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8))
+blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(8))
 
 with GradientGainMonitor(blocks) as monitor:
     hidden = torch.randn(32, 64)

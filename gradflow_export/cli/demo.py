@@ -1,4 +1,4 @@
-"""``gradflow demo``: train small models on real data, healthy or with one fault in one named layer, and report."""
+"""``gradflow demo``: train small models on real data, healthy or with one fault, and report."""
 
 from __future__ import annotations
 
@@ -26,12 +26,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Train and report; 0 also when the report names a fault."""
-    from gradflow_export.cli import programs
+    import torch
 
-    for name in PROGRAMS if args.program == "all" else (args.program,):
-        folder = _fresh(Path(args.logdir), f"{name}-{'healthy' if args.fault == 'none' else args.fault}")
-        print(f"\n{_title(name, args.fault)}, {args.steps} steps, into {folder}")
-        _train(programs.build(name, args.fault), folder, args.steps)
+    from gradflow_export.cli.programs import build
+
+    threads = torch.get_num_threads()
+    # Such small models gain nothing from a second thread, and wait for it for long where the cores are busy.
+    torch.set_num_threads(1)
+    try:
+        for name in PROGRAMS if args.program == "all" else (args.program,):
+            folder = _fresh(Path(args.logdir), f"{name}-{'healthy' if args.fault == 'none' else args.fault}")
+            print(f"\n{_title(name, args.fault)}, {args.steps} steps, into {folder}")
+            _train(build(name, args.fault), folder, args.steps)
+    finally:
+        torch.set_num_threads(threads)
     print(f"\nTo see the runs in TensorBoard:\n  tensorboard --logdir {args.logdir}")
     print("then open http://localhost:6006/#gradflow")
     return 0
@@ -54,11 +62,19 @@ def _train(program: Program, folder: Path, steps: int) -> None:
 
 
 def _title(name: str, fault: str) -> str:
-    from gradflow_export.cli.programs import SICK_BLOCK
+    from gradflow_export.cli.programs import NAN_STEP, SICK_BLOCK
 
     data = "the sources of Python's standard library" if name == "transformer" else "handwritten digits"
-    state = "healthy" if fault == "none" else f"with the fault {fault!r} in blocks.{SICK_BLOCK}"
-    return f"{name} on {data}, {state}"
+    sick = f"blocks.{SICK_BLOCK}"
+    what = {
+        "none": "healthy",
+        "vanishing": "sick: every block passes on too little of the gradient",
+        "exploding": "sick: every block enlarges the gradient",
+        "dead": f"sick: no unit of {sick} is ever on",
+        "nan": f"sick: {sick} divides zero by zero from step {NAN_STEP} on",
+        "stagnation": f"sick: {sick} was left out of the optimizer",
+    }
+    return f"{name} on {data}, {what[fault]}"
 
 
 def _fresh(logdir: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Small training programs on real data, each healthy or with one fault in one named layer.
+"""Small training programs on real data, each healthy or with one fault.
 
 The data need no download: scikit-learn's handwritten digits, and the sources of Python's own standard library.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn import functional
 from gradflow_export.errors import MissingPackageError, StorageError
 
 SICK_BLOCK = 3
-"""Index of the block that every fault is put into."""
+"""Index of the block that a fault of one block is put into."""
 
 NAN_STEP = 20
 """The step, counted from 1, at which the fault ``nan`` strikes."""
@@ -29,7 +28,6 @@ Batch = tuple[Tensor, Tensor]
 
 _SOURCES = ("argparse.py", "ast.py", "configparser.py", "dataclasses.py", "inspect.py", "tarfile.py", "typing.py")
 _CHARACTERS = 96
-_GRADIENT_FACTORS: Mapping[str, float] = MappingProxyType({"vanishing": 1e-6, "exploding": 1e4})
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Program:
 
 
 class ScaleGradient(torch.autograd.Function):
-    """Identity forward; multiplies the gradient by a number on its way back, as a half-forgotten ``detach()`` does."""
+    """Identity forward; multiplies the gradient by a number on its way back, as a misplaced ``detach()`` does."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, factor: float) -> Tensor:
@@ -96,43 +94,47 @@ class Block(nn.Module, ABC):
         hidden = self.transform(hidden)
         return hidden * (hidden.new_zeros(()) / 0.0) if self.poisoned else hidden
 
+    def vanish(self) -> None:
+        """Pass on too little of the gradient."""
+        self.gradient_factor = 0.05
 
-class LinearBlock(Block):
-    """Linear layer and ReLU. Shapes: ``[batch, width]`` to the same."""
+    def explode(self) -> None:
+        """Enlarge the gradient."""
+        self.gradient_factor = 8.0
 
-    def __init__(self, width: int) -> None:
+    def die(self) -> None:
+        """Let no unit be on."""
+        with torch.no_grad():
+            cast("Tensor", self.rectified().bias).fill_(-30.0)
+
+
+class PlainBlock(Block):
+    """One layer, initialised for it, and ReLU. Shapes: those of the layer."""
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
-        _he(self.linear)
-        self.relu = nn.ReLU()
+        self.layer, self.activation = layer, cast("nn.Module", nn.ReLU())
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # He et al. 2015, arXiv:1502.01852, eq. 10
+        nn.init.zeros_(cast("Tensor", layer.bias))
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Apply the layer."""
-        output: Tensor = self.relu(self.linear(hidden))
+        output: Tensor = self.activation(self.layer(hidden))
         return output
 
-    def rectified(self) -> nn.Linear:
+    def rectified(self) -> nn.Linear | nn.Conv2d:
         """Return the layer."""
-        return self.linear
+        return self.layer
 
+    def vanish(self) -> None:
+        """Use a sigmoid, and PyTorch's own initialisation."""
+        self.activation = nn.Sigmoid()
+        self.layer.reset_parameters()
 
-class ConvBlock(Block):
-    """3 x 3 convolution and ReLU. Shapes: ``[batch, channels, height, width]`` to the same."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-        _he(self.conv)
-        self.relu = nn.ReLU()
-
-    def transform(self, hidden: Tensor) -> Tensor:
-        """Apply the layer."""
-        output: Tensor = self.relu(self.conv(hidden))
-        return output
-
-    def rectified(self) -> nn.Conv2d:
-        """Return the layer."""
-        return self.conv
+    def explode(self) -> None:
+        """Make the initial weights three times too large."""
+        with torch.no_grad():
+            self.layer.weight.mul_(3.0)
 
 
 class TransformerBlock(Block):
@@ -146,7 +148,7 @@ class TransformerBlock(Block):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.relu, self.down = nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        self.up, self.activation, self.down = nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Add attention, then the feed-forward layer."""
@@ -155,7 +157,7 @@ class TransformerBlock(Block):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
-        output: Tensor = hidden + self.down(self.relu(self.up(self.norm2(hidden))))
+        output: Tensor = hidden + self.down(self.activation(self.up(self.norm2(hidden))))
         return output
 
     def rectified(self) -> nn.Linear:
@@ -168,7 +170,7 @@ class DigitsMLP(nn.Module):
 
     def __init__(self, width: int = 64, depth: int = 8) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(LinearBlock(width) for _ in range(depth))
+        self.blocks = nn.ModuleList(PlainBlock(nn.Linear(width, width)) for _ in range(depth))
         self.head = nn.Linear(width, 10)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -180,12 +182,12 @@ class DigitsMLP(nn.Module):
 
 
 class DigitsCNN(nn.Module):
-    """Five convolution blocks on 8 x 8 images. Shapes: ``[batch, 64]`` to ``[batch, 10]``."""
+    """Eight 3 x 3 convolution blocks on 8 x 8 images. Shapes: ``[batch, 64]`` to ``[batch, 10]``."""
 
-    def __init__(self, channels: int = 16, depth: int = 5) -> None:
+    def __init__(self, channels: int = 16, depth: int = 8) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, channels, 3, padding=1)
-        self.blocks = nn.ModuleList(ConvBlock(channels) for _ in range(depth))
+        self.blocks = nn.ModuleList(PlainBlock(nn.Conv2d(channels, channels, 3, padding=1)) for _ in range(depth))
         self.head = nn.Linear(channels * 16, 10)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -238,20 +240,12 @@ def build(program: str, fault: str, seed: int = 0) -> Program:
         pixels, digits = _digits()
         batches, held_out = _shuffled(pixels[360:], digits[360:], generator, batch=64), (pixels[:360], digits[:360])
 
-    block = model.get_submodule(f"blocks.{SICK_BLOCK}")
-    assert isinstance(block, Block)
-    learning = list(model.parameters())
-    if fault in _GRADIENT_FACTORS:
-        block.gradient_factor = _GRADIENT_FACTORS[fault]
-    elif fault == "dead":
-        nn.init.constant_(cast("Tensor", block.rectified().bias), -30.0)
-    elif fault == "stagnation":
-        left_out = set(block.parameters())
-        learning = [parameter for parameter in learning if parameter not in left_out]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    learning = _sicken(model, blocks, fault)
 
     def before_step(step: int) -> None:
         if fault == "nan" and step == NAN_STEP:
-            block.poisoned = True
+            blocks[SICK_BLOCK].poisoned = True
 
     def accuracy() -> float:
         model.eval()
@@ -266,11 +260,20 @@ def build(program: str, fault: str, seed: int = 0) -> Program:
     return Program(model, optimizer, nn.CrossEntropyLoss(), batches, accuracy, before_step)
 
 
-def _he(layer: nn.Linear | nn.Conv2d) -> None:
-    """Initialise for ReLU. Source: He et al. 2015, arXiv:1502.01852, eq. 10."""
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+def _sicken(model: nn.Module, blocks: Sequence[Block], fault: str) -> list[nn.Parameter]:
+    """Put a fault into the model; return the parameters that the optimizer is to be given."""
+    left_out: set[nn.Parameter] = set()
+    if fault == "vanishing":
+        for block in blocks:
+            block.vanish()
+    elif fault == "exploding":
+        for block in blocks:
+            block.explode()
+    elif fault == "dead":
+        blocks[SICK_BLOCK].die()
+    elif fault == "stagnation":
+        left_out = set(blocks[SICK_BLOCK].parameters())
+    return [parameter for parameter in model.parameters() if parameter not in left_out]
 
 
 def _digits() -> Batch:

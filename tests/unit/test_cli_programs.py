@@ -14,13 +14,28 @@ from gradflow_export.errors import MissingPackageError, StorageError
 CHANCE = {"mlp": 0.1, "cnn": 0.1, "transformer": 0.16}  # the most frequent character, a blank, has a share below this
 
 
-def gradients(program, fault):
-    """Gradients of one step, by parameter name; the loss too."""
-    made = build(program, fault)
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Such small models wait for a second thread where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def depth_gain(program, fault):
+    """Norm of the gradient at the first block's output over that at the last block's, in one backward pass."""
+    made, norms = build(program, fault), []
+
+    def catch(_module, _inputs, output):
+        output.register_hook(lambda gradient: norms.append(gradient.norm().item()))
+
+    for block in made.model.blocks:
+        block.register_forward_hook(catch)
     inputs, targets = next(made.batches)
-    loss = made.criterion(made.model(inputs), targets)
-    loss.backward()
-    return loss.item(), {name: parameter.grad for name, parameter in made.model.named_parameters()}
+    made.criterion(made.model(inputs), targets).backward()
+    assert len(norms) == len(made.model.blocks)
+    return norms[-1] / norms[0]
 
 
 def train(made, steps):
@@ -52,16 +67,11 @@ def test_programs_are_seeded(program):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize(("fault", "factor"), [("vanishing", 1e-6), ("exploding", 1e4)])
-def test_gradient_faults_lie_between_block_3_and_block_2(program, fault, factor):
-    """Gradients behind block 3 are scaled, all others and the loss are as in the healthy program."""
-    healthy_loss, healthy = gradients(program, "none")
-    loss, sick = gradients(program, fault)
-    assert loss == healthy_loss
-    for name, gradient in healthy.items():
-        behind = not name.startswith(("blocks.3", "blocks.4", "blocks.5", "blocks.6", "blocks.7", "head", "norm"))
-        expected = gradient.double() * (factor if behind else 1.0)
-        assert (sick[name].double() - expected).norm() <= 1e-5 * expected.norm()
+def test_gradients_vanish_and_explode_along_the_blocks(program):
+    """A healthy chain keeps the gradient within a factor of ten; the sick ones lose or gain orders of magnitude."""
+    assert 0.1 < depth_gain(program, "none") < 10
+    assert depth_gain(program, "vanishing") < 1e-5
+    assert depth_gain(program, "exploding") > 1e3
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -73,8 +83,8 @@ def test_dead_units_lie_in_block_3(program):
         if isinstance(module, torch.nn.ReLU):
             module.register_forward_hook(lambda _m, _i, output, name=name: dead.update({name: not output.any()}))
     made.model(next(made.batches)[0])
-    assert [name for name, is_dead in dead.items() if is_dead][:1] == ["blocks.3.relu"]
-    assert not any(dead[f"blocks.{index}.relu"] for index in range(3))
+    assert [name for name, is_dead in dead.items() if is_dead][:1] == ["blocks.3.activation"]
+    assert not any(dead[f"blocks.{index}.activation"] for index in range(3))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,13 @@ def test_every_example_is_run():
 def test_an_example_runs_and_says_what_it_should(name, tmp_path):
     """An example works from an empty folder, on the CPU, and prints what its text promises."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
