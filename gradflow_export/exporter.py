@@ -6,37 +6,28 @@ import contextlib
 import json
 import logging
 import os
-import platform
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.config import Settings, make_settings
+from gradflow_export.arguments import check_model, check_watch, make_writers
+from gradflow_export.config import make_settings
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.guard import Guard
-from gradflow_export.loop import Taps, TrainingLoop
-from gradflow_export.records import Issue, RunInfo
+from gradflow_export.loop import TrainingLoop
+from gradflow_export.records import Issue
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.profiles import profile as rules_of
-from gradflow_export.taps.activations import ActivationTap
-from gradflow_export.taps.blocks import BlockTap
-from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.discover import NamedModule, find_blocks, named_blocks, unwrap
+from gradflow_export.start import default_logdir, describe, is_compiled, make_loop
+from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
-from gradflow_export.taps.optimizers import OptimizerSteps
-from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
-from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.worker import Worker
-from gradflow_export.writers import make_writer
 from gradflow_export.writers.base import Writer
 
 if TYPE_CHECKING:
@@ -101,7 +92,7 @@ class Exporter:
         strict: bool = False,
         **thresholds: float,
     ) -> None:
-        _check_model(model)
+        check_model(model)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, **thresholds,
@@ -109,7 +100,7 @@ class Exporter:
         self.settings = make_settings(config, given)
         inner = unwrap(model)
         self._model = weakref.ref(inner)
-        self._compiled = inner is not model and hasattr(model, "_orig_mod")
+        self._compiled = is_compiled(model)
         self._guard = Guard(strict=strict)
         self._pid = os.getpid()
         self._closed = False
@@ -119,9 +110,9 @@ class Exporter:
         self._unknown: set[str] = set()
         rules = rules_of(self.settings.profile, self.settings.thresholds)
         judge = Judge(rules if self.settings.alerts_enabled else (), strict=strict)
-        self._info = _describe(inner, self.settings)
+        self._info = describe(inner, self.settings)
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
-        self._writers = _make_writers(backends, self.logdir) if self.settings.enabled and self._info.rank == 0 else []
+        self._writers = make_writers(backends, self.logdir) if self.settings.enabled and self._info.rank == 0 else []
         self._worker = Worker(
             self._info, judge, self._writers, memory=RuntimeTap().read, on_issue=self._on_issue, strict=strict
         )
@@ -153,58 +144,35 @@ class Exporter:
         if self._loop is not None:
             _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
             return self
-        model = self._model()
-        if model is None or not self.settings.enabled:
+        check_watch(criterion, optimizer)
+        if not self.settings.enabled:
             return self
-        _check_watch(criterion, optimizer)
-        chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
+        model = self._model()
+        if model is None:
+            raise ArgumentError("the model of this Exporter is gone; keep a reference to the model that is trained.")
+        loop = make_loop(
+            model,
+            self.settings,
+            self._guard,
+            self._worker.put,
+            criterion=criterion,
+            optimizer=optimizer,
+            blocks=blocks,
+            compiled=self._compiled,
+        )
         _close_earlier(model, self)
+        self._loop, self._loss = loop, loop.taps.loss
         self._reference = _Watched(model)
         self._reference.exporter = weakref.ref(self)
-        self._loop = self._make_loop(model, criterion, optimizer, chosen, leaves=leaves)
         # Lives as long as the model and is called at exit too; holds the exporter, so that nobody has to.
         self._finalizer = weakref.finalize(model, self.close)
         self._worker.start()
         try:
-            self._hooks.enter_context(self._loop.attach())
+            self._hooks.enter_context(loop.attach())
         except BaseException:
             self.close()
             raise
         return self
-
-    def _make_loop(
-        self,
-        model: nn.Module,
-        criterion: nn.Module | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None,
-        blocks: list[NamedModule],
-        *,
-        leaves: bool,
-    ) -> TrainingLoop:
-        calls = ModuleCalls()
-        if self._compiled:
-            calls.enabled = False
-            _log.warning(
-                "gradflow: the model is compiled; block gains and activations are not read inside compiled code. "
-                "Gradients, updates, loss and memory are."
-            )
-        part = self._guard.part
-        self._loss = LossTap(criterion, guard=part("loss"))
-        taps = Taps(
-            calls,
-            BlockTap(calls, blocks, by_call_order=leaves, guard=part("blocks")),
-            ActivationTap(calls, model, guard=part("activations")),
-            GradientTap(),
-            UpdateTap(self._model),
-            self._loss,
-        )
-        loop = TrainingLoop(taps, self.settings.schedule, self._guard, self._worker.put)
-        only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-        step = part("the optimizer step")
-        loop.optimizers = OptimizerSteps(
-            self._model, step(loop.before), step(loop.after), only, skipped=step(loop.skip)
-        )
-        return loop
 
     def observe(self, **tensors: Any) -> None:
         """Hand over what the criterion module does not show; call it before ``optimizer.step()``.
@@ -353,60 +321,3 @@ def _close_earlier(model: nn.Module, now: Exporter) -> None:
                 "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir
             )
             earlier.close()
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself.")
-    if not any(True for _ in model.parameters()):
-        raise ArgumentError(
-            f"model {type(model).__name__} has no parameters, so nothing can be learned or watched. If its layers are "
-            "kept in a plain list, use nn.ModuleList so that they are registered."
-        )
-
-
-def _check_watch(criterion: object, optimizer: object) -> None:
-    if criterion is not None and not isinstance(criterion, nn.Module):
-        raise ArgumentTypeError(
-            f"criterion must be a loss module such as nn.CrossEntropyLoss(), got {type(criterion).__name__}; for a "
-            "function, call exporter.observe(loss=loss) in the loop instead."
-        )
-    listed = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-    for item in listed:
-        if not isinstance(item, Optimizer):
-            raise ArgumentTypeError(
-                f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(item).__name__}; for other "
-                "kinds leave it out and call exporter.step() after each update."
-            )
-
-
-def _make_writers(backends: str | Writer | Sequence[str | Writer], logdir: Path) -> list[Writer]:
-    if isinstance(backends, str) or not isinstance(backends, (list, tuple)):
-        backends = (backends,)  # type: ignore[assignment]
-    return [make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
-
-
-def default_logdir(model: nn.Module) -> Path:
-    """Return ``runs/<date>_<time>_<model class>``, with a number when that exists already."""
-    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{type(model).__name__}"
-    candidates = (Path("runs") / (stem if n == 1 else f"{stem}_{n}") for n in range(1, 10_000))
-    return next(path for path in candidates if not path.exists())
-
-
-def _describe(model: nn.Module, settings: Settings) -> RunInfo:
-    now = time.time()
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank = torch.distributed.get_rank() if distributed else 0
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["gradflow-export"] = metadata.version("gradflow-export")
-    return RunInfo(
-        session=f"{int(now * 1000)}-{rank}",
-        started=now,
-        model=type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        rank=rank,
-        world_size=torch.distributed.get_world_size() if distributed else 1,
-        settings=settings.as_json(),
-        versions=versions,
-    )

@@ -20,7 +20,6 @@ from gradflow_export.schedule import Schedule
 from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.base import Drained
 from gradflow_export.taps.blocks import BlockTap
-from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.taps.parameters import GradientTap
@@ -31,13 +30,13 @@ _log = logging.getLogger("gradflow_export")
 
 LONELY_BACKWARD_PASSES = 20
 ASK_AGAIN_STEPS = 10
+UNSEEN_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Taps:
     """The instruments of one exporter."""
 
-    calls: ModuleCalls
     blocks: BlockTap
     activations: ActivationTap
     gradients: GradientTap
@@ -70,12 +69,13 @@ class TrainingLoop:
         self._spent_before = 0.0
         self._times: deque[float] = deque(maxlen=32)
         self._told = False
+        self._unseen = 0
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
         self.taps.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
-            for tap in (self.taps.calls, self.taps.blocks, self.taps.activations, self.taps.loss):
+            for tap in (self.taps.blocks, self.taps.activations, self.taps.loss):
                 stack.enter_context(tap.attach())
             if self.optimizers is not None:
                 stack.enter_context(self.optimizers.attach())
@@ -149,6 +149,18 @@ class TrainingLoop:
                 passes,
             )
 
+    def _notice_unseen(self) -> None:
+        """Say once that steps come and no watched block is called, as when the model was compiled after ``watch``."""
+        calls = self.taps.blocks.calls
+        if calls.enabled and not calls.seen and "blocks" in self._due and self._unseen < UNSEEN_STEPS:
+            self._unseen += 1
+            if self._unseen == UNSEEN_STEPS:
+                _log.warning(
+                    "gradflow: no call of a watched block was seen in %d steps, as when the model is compiled after "
+                    "watch(); block gains and activations are not read. Gradients, updates, loss and memory are.",
+                    UNSEEN_STEPS,
+                )
+
     def _read_gradients(self, step: OptimizerStep) -> None:
         read = self._guard.part("gradients")(self.taps.gradients.read)
         read(step, statistics="statistics" in self._due, histograms="histograms" in self._due)
@@ -163,8 +175,8 @@ class TrainingLoop:
         self._collected = now
         if not self._recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
-            for tap in (self.taps.loss, self.taps.blocks, self.taps.activations):
-                tap.forget()
+            for called in (self.taps.loss, self.taps.blocks, self.taps.activations):
+                called.forget()
             return
         began = self.taps.loss.backward_began
         if began is not None:
@@ -190,6 +202,7 @@ class TrainingLoop:
         self._stepped.clear()
         self.steps += 1
         if bundle is not None and self._recorded:
+            self._notice_unseen()
             scalars = dict(bundle.scalars)
             if self._ended is not None:
                 elapsed = now - self._ended
@@ -213,10 +226,8 @@ class TrainingLoop:
         self._due = frozenset() if self.paused else self._schedule.due(step, asked=asked)
         self.taps.loss.want_logits = "logits" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due
-        if self._due & {"blocks", "activations", "ranks"}:
-            self.taps.calls.arm()
-        else:
-            self.taps.calls.disarm()
+        self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
+        self.taps.activations.calls.arm(on="activations" in self._due)
 
 
 def _learning_rate(optimizer: object) -> dict[str, float]:

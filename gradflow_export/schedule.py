@@ -10,8 +10,8 @@ from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 
 INTERVALS: Mapping[str, int] = MappingProxyType(
     {
-        "blocks": 20,
-        "logits": 20,
+        "blocks": 25,
+        "logits": 25,
         "activations": 50,
         "updates": 50,
         "statistics": 100,
@@ -27,7 +27,7 @@ Loss, gradient norms, cosine and runtime are read every step.
 DENSE_STEPS = 10
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
-RANK_STEPS = (2, 3, 4, 5)
+RANK_STEPS = (1, 2, 3, 4)
 RARE_STEPS = (1, 10, 50, 100)
 
 

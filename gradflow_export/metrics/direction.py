@@ -10,12 +10,12 @@ from torch import Tensor
 from gradflow_export.metrics.norms import dense_entries
 from gradflow_export.metrics.samples import even_sample
 
-TENSORS = 8
-ENTRIES = 512
+TENSORS = 4
+ENTRIES = 1024
 
 
 def gradient_sample(gradients: Sequence[Tensor]) -> Tensor:
-    """Return at most ``TENSORS * ENTRIES`` evenly spaced entries of the gradient; all of it for a small model.
+    """Return evenly spaced entries of evenly spaced tensors: at most ``ENTRIES`` each of at most ``TENSORS``.
 
     Args:
         gradients: Dense, on one device, not empty.
@@ -24,8 +24,7 @@ def gradient_sample(gradients: Sequence[Tensor]) -> Tensor:
         Shape: ``[entries]``, float32 or float64.
     """
     chosen = gradients[:: -(-len(gradients) // TENSORS)]
-    parts = [even_sample(dense_entries(g), ENTRIES) for g in chosen]
-    flat = torch.cat(parts)
+    flat = torch.cat([even_sample(dense_entries(g), ENTRIES) for g in chosen])
     return flat if flat.dtype is torch.float64 else flat.float()
 
 

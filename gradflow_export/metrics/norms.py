@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 _HALF = (torch.float16, torch.bfloat16)
+_PLAIN = frozenset((torch.strided, dtype) for dtype in (torch.float32, torch.float64, *_HALF))
+_LEAST_LIKE, _SMALL = 4, 2**15
 
 
 def dense_entries(tensor: Tensor) -> Tensor:
@@ -34,10 +38,10 @@ def _stored(tensor: Tensor) -> Tensor:
 def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the L2 norm of each tensor, exact where a plain float32 sum of squares is not.
 
-    One ``_foreach_norm`` call serves all tensors of one dtype and device. On CPU, tensors whose norm comes out
-    non-finite, 0 or so small that squares may have lost digits are computed again, scaled by their greatest entry, in
-    float64. On other devices the sum is taken in float64 instead, because looking at the result would wait for the
-    device.
+    Small tensors of one shape are joined and squared by one batched product, the rest go through one ``_foreach_norm``
+    call. On CPU, norms whose squares come near the ends of the float32 range are computed again, scaled by the greatest
+    entry, in float64. On other devices the sum is taken in float64 instead, because looking at the result would wait
+    for the device.
 
     Args:
         tensors: Gradients or weights, not empty. Shape of each: any.
@@ -48,35 +52,71 @@ def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     Unit: that of the entries.
     Source: definition; scaling as in LAPACK dnrm2 (Blue 1978, ACM TOMS 4).
     """
-    entries = [dense_entries(tensor) for tensor in tensors]
-    first = entries[0]
-    if all(e.dtype is first.dtype and e.device == first.device for e in entries):
-        return _same_kind(entries)
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    entries = list(tensors)
+    kinds = {(e.layout, e.dtype) for e in entries}
+    devices = {e.device for e in entries}
+    if kinds & _PLAIN != kinds:
+        entries = [dense_entries(e) for e in entries]
+    if len(devices) == 1 and len({e.dtype for e in entries}) == 1:
+        with torch.no_grad():
+            return _same_kind(entries)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, e in enumerate(entries):
-        kinds.setdefault((e.device, e.dtype), []).append(index)
-    out = torch.empty(len(entries), dtype=torch.float64, device=first.device)
-    for members in kinds.values():
-        norms = _same_kind([entries[index] for index in members])
-        out[members] = norms.to(out)
+        groups.setdefault((e.device, e.dtype), []).append(index)
+    out = torch.empty(len(entries), dtype=torch.float64, device=entries[0].device)
+    with torch.no_grad():
+        for members in groups.values():
+            out[members] = _same_kind([entries[index] for index in members]).to(out)
     return out
 
 
-def _same_kind(entries: list[Tensor]) -> Tensor:
-    first = entries[0]
-    if first.device.type != "cpu":
-        return torch.stack(torch._foreach_norm(entries, 2, torch.float64))  # noqa: SLF001 - no public form
-    dtype = torch.float32 if first.dtype in _HALF else None
-    norms = torch.stack(torch._foreach_norm(entries, 2, dtype))  # noqa: SLF001 - no public form
-    known = norms.numpy()
+def l2_norm(tensor: Tensor) -> Tensor:
+    """Return the L2 norm of one tensor as :func:`l2_norms` does, without what many tensors need. Shape: scalar."""
+    entries = dense_entries(tensor)
+    if entries.device.type != "cpu":
+        wide: Tensor = torch.linalg.vector_norm(entries, dtype=torch.float64)
+        return wide
+    quick: Tensor = torch.linalg.vector_norm(entries, dtype=torch.float32 if entries.dtype in _HALF else None)
+    return quick if _is_safe(float(quick), quick.dtype) else scaled_l2(entries)
+
+
+def _is_safe(norm: float, dtype: torch.dtype) -> bool:
     # Squares below the least normal number keep few digits or none: 5e-23 in float32 would come out 6 % too large.
-    suspicious = ~((known > 1e3 * math.sqrt(torch.finfo(norms.dtype).tiny)) & (known < math.inf))
-    if not suspicious.any():
-        return norms
-    norms = norms.double()
-    for index in suspicious.nonzero()[0].tolist():
-        norms[index] = scaled_l2(entries[index])
-    return norms
+    return 1e3 * math.sqrt(torch.finfo(dtype).tiny) < norm < math.inf
+
+
+def _same_kind(entries: list[Tensor]) -> Tensor:
+    if entries[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(entries, 2, torch.float64))  # noqa: SLF001 - no public form
+    known = np.empty(len(entries), dtype=np.float64 if entries[0].dtype is torch.float64 else np.float32)
+    rest = _norms_of_like(entries, known)
+    if rest:
+        dtype = torch.float32 if entries[0].dtype in _HALF else None
+        norms = torch._foreach_norm([entries[index] for index in rest], 2, dtype)  # noqa: SLF001 - no public form
+        known[rest] = torch.stack(norms).numpy()
+    suspicious = ~((known > 1e3 * math.sqrt(np.finfo(known.dtype).tiny)) & (known < math.inf))
+    if suspicious.any():
+        known = known.astype(np.float64)
+        for index in suspicious.nonzero()[0].tolist():
+            known[index] = scaled_l2(entries[index])
+    return torch.from_numpy(known)
+
+
+def _norms_of_like(entries: list[Tensor], out: npt.NDArray[np.floating]) -> list[int]:
+    """Fill in the norms of small tensors that share a shape, and return the indices of the others."""
+    shapes: dict[torch.Size, list[int]] = {}
+    for index, e in enumerate(entries):
+        shapes.setdefault(e.shape, []).append(index)
+    rest: list[int] = []
+    for shape, members in shapes.items():
+        if len(members) < _LEAST_LIKE or not 0 < shape.numel() <= _SMALL or not shape:
+            rest += members
+            continue
+        joined = torch.cat([entries[index] for index in members]).reshape(len(members), 1, -1)
+        if joined.dtype in _HALF:
+            joined = joined.float()
+        out[members] = torch.bmm(joined, joined.transpose(1, 2)).sqrt_().reshape(-1).numpy()
+    return rest
 
 
 def scaled_l2(entries: Tensor) -> Tensor:
@@ -112,7 +152,7 @@ def norm(tensor: Tensor, kind: str) -> Tensor:
     """
     entries = tensor.detach()
     if kind == "l2":
-        return l2_norms([entries])[0]
+        return l2_norm(entries)
     magnitudes = _stored(entries).abs().double()
     if kind == "linf":
         return linf(magnitudes)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.norms import l2_norms
+from gradflow_export.metrics.norms import l2_norm, l2_norms
 
-SAMPLE_ROWS = 256
-SAMPLE_FEATURES = 512
+SPREAD_ROWS, SPREAD_FEATURES = 64, 64
+RANK_ROWS, RANK_FEATURES = 256, 512
 
 
 def output_rms(output: Tensor) -> Tensor:
@@ -24,22 +25,30 @@ def output_rms(output: Tensor) -> Tensor:
     Returns:
         Shape: scalar. Unit: activation.
     """
-    return torch.div(l2_norms([output])[0], math.sqrt(max(output.numel(), 1)))
+    return torch.div(l2_norm(output), math.sqrt(max(output.numel(), 1)))
 
 
-def output_spread(rows: Tensor) -> Tensor:
-    """Return how far apart different inputs still are after this block.
+def output_spreads(rows: Sequence[Tensor]) -> Tensor:
+    """Return how far apart different inputs still are after each block.
 
     Args:
-        rows: Samples and positions as rows. Shape: ``[rows, features]``.
+        rows: Per block, samples and positions as rows; not empty. Shape of each: ``[rows, features]``.
 
     Returns:
-        Root mean square over features of the standard deviation over rows, ddof=0. Shape: scalar. Unit: activation.
+        Root mean square over features of the standard deviation over rows, ddof=0. Shape: ``[len(rows)]``. Unit:
+        activation.
 
     Source: the forward correlation map of Schoenholz et al. 2017, arXiv:1611.01232, read off the network itself.
     """
-    centred = rows - rows.mean(dim=0, keepdim=True)
-    return torch.div(l2_norms([centred])[0], math.sqrt(max(centred.numel(), 1)))
+    centred: list[Tensor]
+    if len({(r.shape, r.dtype, r.device) for r in rows}) == 1:
+        joined = torch.stack(list(rows))
+        centred = list((joined - joined.mean(dim=1, keepdim=True)).unbind())
+    else:
+        centred = [r - r.mean(dim=0, keepdim=True) for r in rows]
+    norms = l2_norms(centred)
+    sizes = [math.sqrt(max(c.numel(), 1)) for c in centred]
+    return norms / torch.tensor(sizes, dtype=norms.dtype, device=norms.device)
 
 
 def effective_rank(rows: npt.NDArray[np.floating]) -> float:

@@ -43,7 +43,7 @@ class ActivationTap:
     """
 
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
-        self._calls = calls
+        self.calls = calls
         self._guard = guard
         self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
         named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
@@ -66,11 +66,11 @@ class ActivationTap:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the activations' calls."""
         for index, (_, module) in enumerate(self._rectifiers):
-            self._calls.add(module, self._guard(partial(self._rectified, index)))
+            self.calls.add(module, self._guard(partial(self._rectified, index)))
         for index, (_, module, kind) in enumerate(self._saturating):
-            self._calls.add(module, self._guard(partial(self._saturable, index, kind)))
+            self.calls.add(module, self._guard(partial(self._saturable, index, kind)))
         self._rectifiers, self._saturating = [], []
-        return contextlib.ExitStack()
+        return self.calls.attach()
 
     def _rectified(self, index: int, _module: nn.Module, output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:

@@ -14,7 +14,15 @@ from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.norms import norm
-from gradflow_export.metrics.outputs import SAMPLE_FEATURES, SAMPLE_ROWS, is_floating, output_rms, output_spreads
+from gradflow_export.metrics.outputs import (
+    RANK_FEATURES,
+    RANK_ROWS,
+    SPREAD_FEATURES,
+    SPREAD_ROWS,
+    is_floating,
+    output_rms,
+    output_spreads,
+)
 from gradflow_export.metrics.samples import rows_of
 from gradflow_export.taps.base import Drained, Guard, Pending, Sample, unguarded
 from gradflow_export.taps.calls import ModuleCalls

@@ -16,17 +16,21 @@ Handler = Callable[[nn.Module, Any], None]
 
 
 class ModuleCalls:
-    """One process-wide forward hook that serves all taps of one exporter.
+    """One process-wide forward hook that serves all modules of one tap.
 
     A hook on each of 400 modules costs a small model several per cent of every step, and would travel along when the
     model is pickled. PyTorch's global forward hook is registered only while a step is sampled, and nothing of ours is
     ever stored on a module. Calls without gradients (validation) and calls traced by ``torch.compile`` are passed over.
+
+    Args:
+        enabled: False never sees a call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
         self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[Handler]]] = {}
         self._handle: RemovableHandle | None = None
-        self.enabled = True
+        self.seen = False
 
     def add(self, module: nn.Module, handler: Handler) -> None:
         """Call ``handler(module, output)`` after each call of ``module`` while armed."""
@@ -36,14 +40,11 @@ class ModuleCalls:
         handlers.append(handler)
         self._handlers[id(module)] = (reference, handlers)
 
-    def arm(self) -> None:
-        """Begin to see calls; calling it again does nothing."""
-        if self._handle is None and self.enabled:
+    def arm(self, *, on: bool = True) -> None:
+        """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
+        if on and self._handle is None and self.enabled:
             self._handle = register_module_forward_hook(self._called)
-
-    def disarm(self) -> None:
-        """See no more calls; calling it again does nothing."""
-        if self._handle is not None:
+        elif not on and self._handle is not None:
             self._handle.remove()
             self._handle = None
 
@@ -51,14 +52,17 @@ class ModuleCalls:
         """Return a stack whose closing disarms and forgets every handler."""
         stack = contextlib.ExitStack()
         stack.callback(self._handlers.clear)
-        stack.callback(self.disarm)
+        stack.callback(self.arm, on=False)
         return stack
 
     def _called(self, module: nn.Module, _args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+            return
         entry = self._handlers.get(id(module))
-        if entry is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if entry is None or not torch.is_grad_enabled():
             return
         reference, handlers = entry
         if reference() is module:
+            self.seen = True
             for handler in handlers:
                 handler(module, output)

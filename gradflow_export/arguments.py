@@ -1,0 +1,47 @@
+"""Checks of what the user hands to an exporter: each error says what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.writers import make_writer
+from gradflow_export.writers.base import Writer
+
+
+def check_model(model: object) -> None:
+    """Raise unless this is a module that has parameters."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself.")
+    if not any(True for _ in model.parameters()):
+        raise ArgumentError(
+            f"model {type(model).__name__} has no parameters, so nothing can be learned or watched. If its layers are "
+            "kept in a plain list, use nn.ModuleList so that they are registered."
+        )
+
+
+def check_watch(criterion: object, optimizer: object) -> None:
+    """Raise unless criterion and optimizer can be watched."""
+    if criterion is not None and not isinstance(criterion, nn.Module):
+        raise ArgumentTypeError(
+            f"criterion must be a loss module such as nn.CrossEntropyLoss(), got {type(criterion).__name__}; for a "
+            "function, call exporter.observe(loss=loss) in the loop instead."
+        )
+    listed = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+    for item in listed:
+        if not isinstance(item, Optimizer):
+            raise ArgumentTypeError(
+                f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(item).__name__}; for other "
+                "kinds leave it out and call exporter.step() after each update."
+            )
+
+
+def make_writers(backends: str | Writer | Sequence[str | Writer], logdir: Path) -> list[Writer]:
+    """Return a writer for each backend; a single name or writer counts as a list of one."""
+    if isinstance(backends, str) or not isinstance(backends, (list, tuple)):
+        backends = (backends,)  # type: ignore[assignment]
+    return [make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]

@@ -1,0 +1,113 @@
+"""What an exporter needs to begin: its taps and loop, a place for files, a description of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import platform
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.config import Settings
+from gradflow_export.guard import Guard
+from gradflow_export.loop import Taps, TrainingLoop
+from gradflow_export.records import RunInfo
+from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.blocks import BlockTap
+from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
+from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.optimizers import OptimizerSteps
+from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.transfer import Bundle
+
+_log = logging.getLogger("gradflow_export")
+
+
+def make_loop(
+    model: nn.Module,
+    settings: Settings,
+    guard: Guard,
+    hand_over: Callable[[Bundle], None],
+    *,
+    criterion: nn.Module | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    blocks: Iterable[str | nn.Module] | None = None,
+    compiled: bool = False,
+) -> TrainingLoop:
+    """Make the taps of one exporter and the loop that reads them; nothing is attached yet.
+
+    Args:
+        model: The unwrapped model; only a weak reference to it is kept.
+        settings: When instruments are read.
+        guard: Keeps their errors out of the user's loop.
+        hand_over: Takes a finished step.
+        criterion: The loss module, if there is one.
+        optimizer: Count only the steps of these.
+        blocks: Names or modules in depth order; found when ``None``.
+        compiled: Whether calls of modules happen inside compiled code, where they cannot be seen.
+
+    Raises:
+        ArgumentError: A block is not part of the model.
+        ArgumentTypeError: A block is neither a name nor a module.
+    """
+    chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
+    if compiled:
+        _log.warning(
+            "gradflow: the model is compiled; block gains and activations are not read inside compiled code. "
+            "Gradients, updates, loss and memory are."
+        )
+    part, reference = guard.part, weakref.ref(model)
+    taps = Taps(
+        BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
+        ActivationTap(ModuleCalls(enabled=not compiled), model, guard=part("activations")),
+        GradientTap(),
+        UpdateTap(reference),
+        LossTap(criterion, guard=part("loss")),
+    )
+    loop = TrainingLoop(taps, settings.schedule, guard, hand_over)
+    only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    step = part("the optimizer step")
+    loop.optimizers = OptimizerSteps(reference, step(loop.before), step(loop.after), only, skipped=step(loop.skip))
+    return loop
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether ``torch.compile(model)`` made this module, or ``model.compile()`` was called, wrapped or not."""
+    wrapped = any(hasattr(module, "_orig_mod") for module in (model, getattr(model, "module", None)))
+    return wrapped or getattr(unwrap(model), "_compiled_call_impl", None) is not None
+
+
+def default_logdir(model: nn.Module) -> Path:
+    """Return ``runs/<date>_<time>_<model class>``, with a number when that exists already."""
+    stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{type(model).__name__}"
+    candidates = (Path("runs") / (stem if n == 1 else f"{stem}_{n}") for n in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def describe(model: nn.Module, settings: Settings) -> RunInfo:
+    """Return what is known of a run before its first step."""
+    now = time.time()
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else 0
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        versions["gradflow-export"] = metadata.version("gradflow-export")
+    return RunInfo(
+        session=f"{int(now * 1000)}-{rank}",
+        started=now,
+        model=type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        rank=rank,
+        world_size=torch.distributed.get_world_size() if distributed else 1,
+        settings=settings.as_json(),
+        versions=versions,
+    )
