@@ -24,6 +24,14 @@ def check_model(model: object) -> None:
         )
 
 
+def check_start(start_step: object) -> None:
+    """Raise unless this is a number of steps."""
+    if isinstance(start_step, bool) or not isinstance(start_step, int):
+        raise ArgumentTypeError(f"start_step must be a whole number of steps, got {start_step!r}.")
+    if start_step < 0:
+        raise ArgumentError(f"start_step must be 0 or more, got {start_step}; it is the number of steps done before.")
+
+
 def check_watch(criterion: object, optimizer: object) -> None:
     """Raise unless criterion and optimizer can be watched."""
     if criterion is not None and not isinstance(criterion, nn.Module):

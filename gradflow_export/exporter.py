@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.arguments import check_model, check_watch, make_writers
+from gradflow_export.arguments import check_model, check_start, check_watch, make_writers
 from gradflow_export.config import make_settings
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.guard import Guard
@@ -68,6 +68,7 @@ class Exporter:
             ``diagnostics``. Keyword arguments win.
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
+        start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -89,10 +90,12 @@ class Exporter:
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
+        start_step: int = 0,
         strict: bool = False,
         **thresholds: float,
     ) -> None:
         check_model(model)
+        check_start(start_step)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, **thresholds,
@@ -103,6 +106,7 @@ class Exporter:
         self._compiled = is_compiled(model)
         self._guard = Guard(strict=strict)
         self._pid = os.getpid()
+        self._start_step = start_step
         self._closed = False
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
@@ -160,6 +164,7 @@ class Exporter:
             blocks=blocks,
             compiled=self._compiled,
         )
+        loop.steps = self._start_step
         _close_earlier(model, self)
         self._loop, self._loss = loop, loop.taps.loss
         self._reference = _Watched(model)
@@ -277,7 +282,11 @@ class Exporter:
 
     def close(self) -> None:
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed:
+            return
+        if os.getpid() != self._pid:  # a fork: the thread and the files belong to the parent
+            self._closed = True
+            self._hooks.close()
             return
         if self._loop is not None:
             self._guard.part("close")(self._loop.finish)()

@@ -141,7 +141,7 @@ class TrainingLoop:
     def notice_lonely(self) -> None:
         """Say once that backward passes come and no optimizer steps."""
         passes = self.taps.blocks.store.backward_passes
-        if not self._told and self.steps == 0 and self._open is None and passes >= LONELY_BACKWARD_PASSES:
+        if not self._told and self._ended is None and self._open is None and passes >= LONELY_BACKWARD_PASSES:
             self._told = True
             _log.warning(
                 "gradflow: %d backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call "

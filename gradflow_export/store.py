@@ -5,6 +5,7 @@ Nothing is held in memory but an index and the pages being looked at, so a run m
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,15 @@ _PEEKED_FRAMES = 4
 class Records(Sequence[StepRecord]):
     """The records of a run in step order, read from disk when they are asked for.
 
-    Where two sessions hold the same step, the later session's record stands.
+    A later session takes over from its first step on, as when training is resumed from a checkpoint: what an earlier
+    session holds from there is left out.
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self._owner: dict[int, Page] = {}
         for session in sessions:
+            first = min((min(page.steps) for page in session.pages if page.steps), default=math.inf)
+            self._owner = {step: page for step, page in self._owner.items() if step < first}
             for page in session.pages:
                 self._owner.update(dict.fromkeys(page.steps, page))
         self._steps = sorted(self._owner)

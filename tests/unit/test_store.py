@@ -64,6 +64,14 @@ def test_a_later_session_wins_where_steps_come_twice(name, tmp_path):
     assert run.records.steps == tuple(range(1, 16))
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_started_over_replaces_the_longer_one_before_it(name, tmp_path):
+    """A cell run twice into one directory shows the second run alone, not the tail of the first."""
+    write(make_writer(name, tmp_path), rows_of(1, 10, loss=1.0), "9000-0")
+    write(make_writer(name, tmp_path), rows_of(1, 4, loss=2.0), "10000-0")
+    assert [row.value("loss") for row in read_run(tmp_path).records] == [2.0] * 4
+
+
 def test_one_session_in_two_forms_is_one_session(tmp_path):
     """An event file and JSON lines of the same session complete each other."""
     rows = rows_of(1, 20)
