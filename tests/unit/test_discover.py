@@ -1,0 +1,159 @@
+"""Blocks are found where users put them, and carry the names users know."""
+
+import pytest
+import torch
+from torch import nn
+
+from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, MemoryWriter
+from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
+
+
+class Basic(nn.Module):
+    """A residual block."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.linear(x)
+
+
+class Mixture(nn.Module):
+    """A block with a list of experts inside that is longer than the list of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 8)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+
+def module(**children):
+    """Return a module with named children."""
+    out = nn.Module()
+    for name, child in children.items():
+        out.add_module(name, child)
+    return out
+
+
+def names(model):
+    """Return the names of the blocks that are found, and whether they are leaves."""
+    blocks, leaves = find_blocks(model)
+    assert all(dict(model.named_modules(remove_duplicate=False))[n] is m for n, m in blocks)
+    return [name for name, _ in blocks], leaves
+
+
+def test_a_module_list_of_like_modules_is_the_chain():
+    """Embeddings and heads beside it are no blocks."""
+    model = module(embedding=nn.Embedding(5, 4), blocks=nn.ModuleList(Basic() for _ in range(4)), head=nn.Linear(4, 2))
+    assert names(model) == ([f"blocks.{i}" for i in range(4)], False)
+
+
+def test_the_list_may_lie_deep_inside():
+    """Names are dotted from the model's root."""
+    model = module(transformer=module(h=nn.ModuleList(Basic() for _ in range(3))))
+    assert names(model) == (["transformer.h.0", "transformer.h.1", "transformer.h.2"], False)
+
+
+def test_the_stages_of_a_residual_net_are_joined():
+    """Lists of blocks of one class follow one another; a stem and a head of other classes do not belong."""
+    stages = {f"layer{i}": nn.Sequential(Basic(), Basic()) for i in range(1, 5)}
+    model = module(stem=nn.Linear(4, 4), **stages, head=nn.Linear(4, 2))
+    assert names(model) == ([f"layer{i}.{k}" for i in range(1, 5) for k in range(2)], False)
+
+
+def test_experts_inside_blocks_are_no_chain():
+    """The outermost list counts: experts run side by side, not one after the other."""
+    model = module(blocks=nn.ModuleList(Mixture() for _ in range(3)))
+    assert names(model) == (["blocks.0", "blocks.1", "blocks.2"], False)
+
+
+def test_the_longest_list_wins():
+    """Of two lists of different classes the longer one is the chain."""
+    model = module(
+        short=nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), long=nn.ModuleList(Basic() for _ in range(5))
+    )
+    assert names(model)[0] == [f"long.{i}" for i in range(5)]
+
+
+def test_a_sequential_of_sequentials_is_a_chain():
+    """Members that are containers themselves are blocks, and are not joined with unrelated lists."""
+    part = [nn.Linear(4, 4), nn.ReLU()]
+    model = module(body=nn.Sequential(*(nn.Sequential(*part) for _ in range(3))), tail=nn.Sequential(*part))
+    assert names(model) == (["body.0", "body.1", "body.2"], False)
+
+
+def test_a_model_that_is_a_list_itself():
+    """Names start with the number."""
+    assert names(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))) == (["0", "1", "2"], False)
+
+
+def test_without_a_list_the_leaves_with_parameters_are_taken():
+    """A mixed Sequential and lists of two leave only leaves; activations have nothing to learn."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    assert names(model) == (["0", "2", "3"], True)
+    assert names(module(pair=nn.ModuleList([Basic(), Basic()]))) == (["pair.0.linear", "pair.1.linear"], True)
+    assert find_blocks(nn.Linear(2, 2))[0][0][0] == "Linear"
+
+
+class Backwards(nn.Module):
+    """Leaves that are called in another order than they were registered in."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.middle, self.first = nn.Linear(4, 2), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+
+def test_leaves_come_in_the_order_they_are_called_in():
+    """Depth is the order of calls, and the gains follow it."""
+    torch.manual_seed(0)
+    model, memory = Backwards(), MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Exporter(model, backends=memory, strict=True).watch():
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    reading = memory.records[0].get("block.gradient_norm")
+    assert reading.sites == ("first", "middle", "last")
+    norms = reading.values.tolist()
+    gains = memory.records[0].get("block.gain")
+    assert gains.as_dict() == pytest.approx({"middle": norms[0] / norms[1], "last": norms[1] / norms[2]})
+
+
+def test_wrappers_are_looked_through():
+    """DataParallel and compiled wrappers, nested or not, are no part of the names."""
+    inner = nn.Linear(2, 2)
+    compiled = module(_orig_mod=nn.DataParallel(inner))
+    assert unwrap(compiled) is inner
+    assert unwrap(inner) is inner
+    assert site_name("_orig_mod.blocks.0._checkpoint_wrapped_module.w") == "blocks.0.w"
+    assert site_name("_fsdp_wrapped_module.a") == "a"
+    assert site_name("") == ""
+
+
+def test_blocks_may_be_named_or_handed_over():
+    """Names and modules can be mixed and keep the order given."""
+    model = module(a=nn.Linear(2, 2), b=module(c=nn.Linear(2, 2)))
+    assert [n for n, _ in named_blocks(model, ["b.c", model.a])] == ["b.c", "a"]
+    assert named_blocks(model, ["b.c"])[0][1] is model.b.c
+
+
+@pytest.mark.parametrize(
+    ("blocks", "kind", "text"),
+    [
+        (["blokcs"], ArgumentError, "'blokcs', which is no module of the model; did you mean 'blocks'"),
+        ([nn.ReLU()], ArgumentError, "holds a ReLU that is not part of the watched model"),
+        ([3], ArgumentTypeError, "must hold module names or modules, got int"),
+        ([], ArgumentError, "blocks is empty"),
+        (["blocks", "blocks"], ArgumentError, "same module twice, as 'blocks' and 'blocks'"),
+    ],
+)
+def test_blocks_that_cannot_be_used_are_named(blocks, kind, text):
+    """The message says what was expected, what came and what to do."""
+    model = module(blocks=nn.Linear(2, 2))
+    with pytest.raises(kind, match=text):
+        named_blocks(model, blocks)
+    with pytest.raises(kind, match=text):
+        Exporter(model, backends="memory").watch(blocks=blocks)

@@ -1,0 +1,95 @@
+"""What is read when: dense at first, then each instrument on its own interval."""
+
+import pytest
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.schedule import DENSE_STEPS, INTERVALS, RANK_STEPS, RARE_STEPS, SETTLING_STEPS, Schedule
+
+OFTEN = {"blocks", "logits", "activations", "updates"}
+
+
+def test_every_instrument_has_an_interval_beyond_settling():
+    """The names are the public ones, and a settled run is read no more often than a settling one."""
+    assert set(INTERVALS) == {"blocks", "logits", "activations", "updates", "statistics", "ranks", "histograms"}
+    assert min(INTERVALS.values()) >= 5
+
+
+def test_the_first_steps_are_dense():
+    """Every cheap instrument is read in each of the first steps, ranks in a row of four, rare ones at their marks."""
+    schedule = Schedule()
+    for step in range(1, DENSE_STEPS + 1):
+        due = schedule.due(step)
+        assert due >= OFTEN
+        assert ("ranks" in due) is (step in RANK_STEPS)
+        assert ({"statistics", "histograms"} <= due) is (step in RARE_STEPS)
+
+
+def test_settling_steps_are_read_every_fifth():
+    """Until step 100 cheap instruments come every five steps, however long their interval is."""
+    schedule = Schedule()
+    for step in range(DENSE_STEPS + 1, SETTLING_STEPS + 1):
+        expected = {name for name in OFTEN if step % 5 == 0 or step % INTERVALS[name] == 0}
+        assert schedule.due(step) & OFTEN == expected
+
+
+def test_later_each_instrument_has_its_interval():
+    """Beyond step 100 nothing but the interval counts; ranks come four in a row."""
+    schedule = Schedule()
+    for step in range(SETTLING_STEPS + 1, 2100):
+        due = schedule.due(step)
+        for name, interval in INTERVALS.items():
+            assert (name in due) is (step % interval < (4 if name == "ranks" else 1)), (name, step)
+
+
+def test_an_interval_below_the_settling_one_is_kept():
+    """A shorter interval than five is never stretched."""
+    schedule = Schedule(intervals={"blocks": 2})
+    assert [step for step in range(10, 21) if "blocks" in schedule.due(step)] == [10, 12, 14, 16, 18, 20]
+    assert schedule.intervals["logits"] == INTERVALS["logits"]
+
+
+def test_every_thins_out_records_but_never_the_first():
+    """Step 1 and multiples of every make a record; nothing is read in between, asked for or not."""
+    schedule = Schedule(every=7)
+    assert [step for step in range(1, 22) if schedule.recorded(step)] == [1, 7, 14, 21]
+    assert schedule.due(8) == frozenset()
+    assert schedule.due(8, asked=True) == frozenset()
+    assert schedule.due(7) >= OFTEN
+
+
+def test_a_rule_that_asks_gets_everything_but_ranks_and_histograms():
+    """What is dear stays on its interval."""
+    assert Schedule().due(103) == frozenset()
+    assert Schedule().due(103, asked=True) == OFTEN | {"statistics"}
+
+
+def test_the_plan_cannot_be_changed_afterwards():
+    """A schedule is frozen, and does not follow the dictionary it was made from."""
+    mine = {"blocks": 3}
+    schedule = Schedule(intervals=mine)
+    mine["blocks"] = 99
+    assert schedule.intervals["blocks"] == 3
+    with pytest.raises(TypeError):
+        schedule.intervals["blocks"] = 1
+    with pytest.raises(AttributeError):
+        schedule.every = 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"every": 0}, ArgumentError, "every must be at least 1 step, got 0; use exporter.pause"),
+        ({"every": -3}, ArgumentError, "every must be at least 1 step"),
+        ({"every": True}, ArgumentTypeError, "every must be a whole number of steps, got True"),
+        ({"every": 2.0}, ArgumentTypeError, "whole number of steps, got 2.0"),
+        ({"every": "5"}, ArgumentTypeError, "whole number of steps, got '5'"),
+        ({"intervals": {"block": 5}}, ArgumentError, "'block', which is no instrument; did you mean 'blocks'"),
+        ({"intervals": {3: 5}}, ArgumentError, "3, which is no instrument; known are: activations, blocks"),
+        ({"intervals": {"blocks": 0}}, ArgumentError, r"intervals\['blocks'\] must be at least 1"),
+        ({"intervals": {"blocks": None}}, ArgumentTypeError, r"intervals\['blocks'\] must be a whole number"),
+    ],
+)
+def test_bad_plans_are_named(arguments, kind, text):
+    """The message says what was expected, what came and what to do."""
+    with pytest.raises(kind, match=text):
+        Schedule(**arguments)

@@ -1,0 +1,66 @@
+"""Streaming and robust statistics at their edges; values against numpy and scipy stand with the closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gradflow_export.stats import Welford, Window, mad, pair_slopes, theil_sen, theil_sen_bounds
+
+
+def test_nothing_seen_is_no_number():
+    """Before the first number the mean is 0, the spread 0 and the last NaN."""
+    running = Welford()
+    assert (running.count, running.mean, running.std) == (0, 0.0, 0.0)
+    assert math.isnan(running.last)
+    running.add(3.0)
+    assert (running.mean, running.std, running.last) == (3.0, 0.0, 3.0)
+
+
+def test_nonfinite_numbers_are_counted_and_remembered_as_the_last():
+    """They do not spoil the mean."""
+    running = Welford()
+    for value in (1.0, math.nan, 3.0, math.inf):
+        running.add(value)
+    assert (running.mean, running.nonfinite, running.last) == (2.0, 2, math.inf)
+
+
+def test_a_window_forgets_the_oldest():
+    """It never holds more than its size."""
+    window = Window(3)
+    assert len(window) == 0
+    for step in range(5):
+        window.add(step, step * 0.5)
+    assert len(window) == 3
+    assert window.steps.tolist() == [2, 3, 4]
+    assert window.values.tolist() == [1.0, 1.5, 2.0]
+
+
+def test_mad_is_unmoved_by_one_outlier():
+    """The median deviation of (1, 2, 3, 4, 1000) is 1; of nothing NaN."""
+    assert mad(np.array([1.0, 2.0, 3.0, 4.0, 1000.0])) == 1.0
+    assert math.isnan(mad(np.array([])))
+
+
+def test_slopes_leave_out_equal_positions():
+    """Points above one another have no slope; without two positions the slope is NaN."""
+    x, y = np.array([1.0, 1.0, 2.0]), np.array([0.0, 5.0, 3.0])
+    assert sorted(pair_slopes(x, y)) == [-2.0, 3.0]
+    assert theil_sen(x, y) == 0.5
+    for empty in (np.array([]), np.array([1.0]), np.array([1.0, 1.0])):
+        assert math.isnan(theil_sen(empty, empty))
+        assert all(math.isnan(v) for v in theil_sen_bounds(empty, empty))
+
+
+def test_bounds_hold_the_slope_between_them():
+    """For any series the lower bound is at most, the upper at least the slope."""
+    generator = np.random.default_rng(0)
+    for n in range(2, 30):
+        slope, low, high = theil_sen_bounds(np.arange(float(n)), generator.normal(size=n))
+        assert low <= slope <= high
+
+
+def test_a_line_has_its_own_slope_exactly():
+    """Without noise slope and bounds agree."""
+    x = np.arange(10.0)
+    assert theil_sen_bounds(x, 3 * x + 1) == pytest.approx((3.0, 3.0, 3.0))
