@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from statistics import median
 from typing import Any
 
 from gradflow_export.catalog import CATALOG
@@ -16,6 +18,9 @@ from gradflow_export.records import (
     number_to_json,
 )
 from gradflow_export.stats import Welford
+
+LOSSES = 5
+"""Losses at either end whose median tells whether the loss fell."""
 
 
 class RunSummary:
@@ -34,6 +39,8 @@ class RunSummary:
         self.steps = self.first = self.last = 0
         self.headline: dict[str, Welford] = {}
         self._issues: dict[tuple[str, str, int], Issue] = {}
+        self._first_losses: list[float] = []
+        self._last_losses: deque[float] = deque(maxlen=LOSSES)
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
@@ -44,6 +51,11 @@ class RunSummary:
             spec = CATALOG.get(reading.metric)
             if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
                 self.headline.setdefault(reading.metric, Welford()).add(float(reading.values[0]))
+        loss = record.value("loss")
+        if loss is not None and math.isfinite(loss):
+            self._last_losses.append(loss)
+            if len(self._first_losses) < LOSSES:
+                self._first_losses.append(loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
 
@@ -60,10 +72,17 @@ class RunSummary:
         still = [issue for issue in self.issues if issue.open]
         if not still:
             healed = f" ({len(self._issues)} healed)" if self._issues else ""
-            return f"healthy: no open problem in {self.steps} recorded steps{healed}"
+            return f"healthy: no open problem in {self.steps} recorded steps{healed}{self._progress()}"
         worst = still[0]
         where = worst.layer or "the whole model"
         return f"{len(still)} problem{'s' * (len(still) > 1)}: {worst.issue_type} in {where} since step {worst.step}"
+
+    def _progress(self) -> str:
+        if self.steps < 2 * LOSSES or len(self._first_losses) < LOSSES:
+            return ""
+        first, last = median(self._first_losses), median(self._last_losses)
+        went = "fell" if last < first else "has not fallen:"
+        return f"; the loss {went} from {first:.4g} to {last:.4g}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for ``json.dumps(..., allow_nan=False)``; NaN and the infinities are strings."""

@@ -1,0 +1,36 @@
+"""The verdict in words."""
+
+from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.summary import RunSummary
+
+
+def summed(losses, issues=()):
+    """Return a summary of a run with these losses, and these issues at its last step."""
+    summary = RunSummary()
+    for step, loss in enumerate(losses, start=1):
+        found = tuple(issues) if step == len(losses) else ()
+        summary.add(StepRecord(step, float(step), (Reading.run("loss", loss),), issues=found))
+    return summary
+
+
+def issue(severity, layer, healed=None):
+    """Return an issue since step 3."""
+    return Issue(IssueType.DEAD, severity, layer, 3, 1.0, 0.9, "seen", "do", healed_step=healed)
+
+
+def test_a_falling_loss_is_told_in_the_verdict():
+    """Medians of either end are named, so that one odd batch does not matter."""
+    verdict = summed([2.0, 2.0, 9.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.5, 0.5, 7.0, 0.5]).verdict
+    assert verdict == "healthy: no open problem in 12 recorded steps; the loss fell from 2 to 0.5"
+
+
+def test_a_loss_that_does_not_fall_is_told_too():
+    """No open problem is not the same as learning."""
+    assert summed([1.0] * 12).verdict.endswith("the loss has not fallen: from 1 to 1")
+
+
+def test_the_worst_open_problem_comes_first():
+    """Healed issues are not counted as problems."""
+    found = [issue(Severity.LOW, "a"), issue(Severity.HIGH, "b"), issue(Severity.CRITICAL, "c", healed=5)]
+    assert summed([1.0] * 6, found).verdict == "2 problems: DEAD in b since step 3"
+    assert "(1 healed)" in summed([1.0] * 6, found[2:]).verdict
