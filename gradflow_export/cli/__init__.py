@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gradflow_export.cli import demo, doctor, report, schema
+from gradflow_export.cli.demo import add_parser as add_demo
+from gradflow_export.cli.doctor import add_parser as add_doctor
+from gradflow_export.cli.report import add_parser as add_report
+from gradflow_export.cli.schema import add_parser as add_schema
 from gradflow_export.errors import GradflowError
 
 
@@ -22,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (demo, report, doctor, schema):
-        module.add_parser(commands)
+    for add_parser in (add_demo, add_report, add_doctor, add_schema):
+        add_parser(commands)
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args)

@@ -29,7 +29,7 @@ exporter.save("summary.json")
 exporter.close()
 
 with Exporter(model, backends=["memory"]).watch(blocks=["0", "2"]) as watching:
-    step: None = watching.step()
+    watching.step()
 
 with GradientGainMonitor(model, norm_type="l2", strict_single_backward=True, eps=1e-30) as monitor:
     norms: list[float | None] = monitor.norms()
