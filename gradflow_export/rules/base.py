@@ -26,6 +26,7 @@ class Finding:
         since: The first step at which it held, where the rule knows better than the judge.
         cause: Tells apart two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
+        follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
     """
 
     issue_type: IssueType
@@ -38,6 +39,7 @@ class Finding:
     since: int | None = None
     cause: str = ""
     urgent: bool = False
+    follows_from: tuple[IssueType, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import chain, inside, outlying, solved
+from gradflow_export.rules.signals import chain, inside, middle, outlying, owner, solved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,15 @@ class Bottleneck(Rule):
             return ()
         gains = links.log_gains
         flags = outlying(gains, math.log(self.factor), self.deviations)
+        if len(gains) < 3:
+            # Of two transitions, either may be the odd one: only a gain that damps by itself is at fault.
+            flags &= gains < -math.log(self.factor)
         found = []
         for index in np.flatnonzero(flags):
             block, others = links.sites[index + 1], np.delete(gains, index)
             if _ill_inside(record, block):
                 continue
-            usual = math.exp(float(np.median(others[np.isfinite(others)])))
+            usual = math.exp(middle(others[np.isfinite(others)]))
             gain = math.exp(float(gains[index]))
             found.append(
                 Finding(
@@ -62,6 +65,7 @@ class Bottleneck(Rule):
                     + f", add a skip connection around it (x + {block.rpartition('.')[2] or 'block'}(x)) or a "
                     "LayerNorm after it.",
                     cause="gain",
+                    follows_from=(IssueType.EXPLODING,),
                 )
             )
         return tuple(found)
@@ -71,8 +75,10 @@ class Bottleneck(Rule):
 class RankBottleneck(Rule):
     """Find the first block after which the activations span far fewer directions than before.
 
-    A code that fits its data does not trigger: the directions that are left out carried nothing. Once the loss is
-    solved a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is silent.
+    A code that fits its data does not trigger: the directions that are left out carried nothing. Nor does the model's
+    last layer, whose width is the task's: a chain counts as reaching it when no parameter is registered after it.
+    Once the loss is solved, a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is
+    silent.
 
     Source: effective rank, Roy and Vetterli 2007, EUSIPCO.
 
@@ -98,7 +104,7 @@ class RankBottleneck(Rule):
         if links is None or solved(history):
             return ()
         ranks = np.exp(links.logs)
-        for index in range(1, len(ranks)):
+        for index in range(1, len(ranks) - _reaches_the_end(record, links.sites[-1])):
             before, after, block = float(ranks[index - 1]), float(ranks[index]), links.sites[index]
             if before >= self.least and after <= self.ratio * before:
                 if _ill_inside(record, block):
@@ -122,9 +128,16 @@ class RankBottleneck(Rule):
                         message,
                         advice,
                         cause="rank",
+                        follows_from=(IssueType.EXPLODING,),
                     ),
                 )
         return ()
+
+
+def _reaches_the_end(record: StepRecord, block: str) -> bool:
+    """Whether the last registered parameter belongs to ``block``; True when there is no telling."""
+    reading = record.get("parameter.gradient_norm")
+    return reading is None or inside(owner(reading.sites[-1]), block)
 
 
 def _ill_inside(record: StepRecord, block: str) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, RunSeries
-from gradflow_export.rules.signals import Chain, Floats, chain, converged, outlying
+from gradflow_export.rules.signals import Chain, Floats, chain, converged, middle, outlying
 from gradflow_export.stats import theil_sen
 
 _STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
@@ -57,23 +57,26 @@ class Vanishing(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
         links = chain(record.get("block.gradient_norm"))
-        if links is None or converged(record, history):
+        if links is None:
             return ()
-        gains = links.log_gains
-        if np.isnan(gains).all():
-            return ()
-        return self._backward(links) or self._forward(links, chain(record.get("block.output_spread")))
+        found = self._backward(links) or self._forward(links, chain(record.get("block.output_spread")))
+        return () if found and converged(record, history) else found
 
     def _backward(self, links: Chain) -> tuple[Finding, ...]:
-        depth, gains = float(links.logs[0] - links.logs[-1]), links.log_gains
+        # A gradient that drops to exactly 0 is blocked (dead, masked); one that vanished fades before it is 0.
+        alive = np.isfinite(links.logs)
+        if not alive[-1] or int(alive.sum()) < 2:
+            return ()
+        gains = Chain(links.sites, links.logs[alive]).log_gains
+        depth = float(links.logs[alive][0] - links.logs[-1])
         if not depth < math.log(self.depth_gain):
             return ()
         flags = outlying(gains, math.log(20.0), 6.0)
-        if flags.any() and not float(np.nansum(gains[~flags])) < math.log(self.alone):
+        if flags.any() and not float(gains[~flags].sum()) < math.log(self.alone):
             return ()
         starved = links.logs - links.logs[-1] < math.log(self.depth_gain)
         layers = tuple(site for site, here in zip(links.sites, starved, strict=True) if here)
-        typical = math.exp(float(np.median(gains[np.isfinite(gains)]))) if np.isfinite(gains).any() else 0.0
+        typical = math.exp(middle(gains))
         message = (
             f"the gradient at {layers[0]} is {number(math.exp(depth))} of the one at {links.sites[-1]}: "
             f"each block passes on about {number(typical)} of it (healthy: 0.5 to 2)."
@@ -82,12 +85,12 @@ class Vanishing(Rule):
 
     def _forward(self, links: Chain, spreads: Chain | None) -> tuple[Finding, ...]:
         gains = links.log_gains[np.isfinite(links.log_gains)]
-        if spreads is None or gains.size == 0 or not float(np.median(gains)) < self.damping:
+        if spreads is None or gains.size == 0 or not middle(gains) < self.damping:
             return ()
-        ratio = float(spreads.logs[-1] - spreads.logs[0])
+        ratio = spreads.rise
         if not ratio < math.log(self.spread):
             return ()
-        typical = math.exp(float(np.median(gains)))
+        typical = math.exp(middle(gains))
         message = (
             f"what tells samples apart shrinks to {number(math.exp(ratio))} between {spreads.sites[0]} and "
             f"{spreads.sites[-1]}, and each block passes on about {number(typical)} of the gradient."
@@ -129,7 +132,7 @@ class VanishingParameters(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the weights of this record."""
         sizes = _root_mean_squares(record)
-        if not sizes or converged(record, history):
+        if not sizes:
             return ()
         stacks = _stacks(sizes)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
@@ -138,7 +141,7 @@ class VanishingParameters(Rule):
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
                 found = [] if finding is None else [finding]
-        return tuple(found)
+        return () if found and converged(record, history) else tuple(found)
 
     def _trend(self, links: Chain) -> bool:
         slope = theil_sen(np.arange(len(links.logs), dtype=np.float64), links.logs)
@@ -170,7 +173,7 @@ def _root_mean_squares(record: StepRecord) -> dict[str, float]:
     return {
         site: float(value) / math.sqrt(size)
         for site, value, here in zip(norms.sites, norms.values, norms.present, strict=True)
-        if here and 0 < value < math.inf and (size := sizes.get(site))
+        if here and 0 < value < math.inf and 0 < (size := sizes.get(site) or 0.0) < math.inf
     }
 
 
@@ -217,14 +220,14 @@ class ExplodingDepth(Rule):
         gains = links.log_gains[np.isfinite(links.log_gains)]
         if gains.size == 0:
             return ()
-        depth, typical = float(links.logs[0] - links.logs[-1]), math.exp(float(np.median(gains)))
-        growth = float(spreads.logs[-1] - spreads.logs[0]) if spreads is not None else 0.0
-        if math.isfinite(depth) and depth > math.log(self.depth_gain):
+        depth, typical = -links.rise, math.exp(middle(gains))
+        growth = spreads.rise if spreads is not None else math.nan
+        if depth > math.log(self.depth_gain):
             large = links.logs - links.logs[-1] > math.log(self.depth_gain)
             layers = tuple(site for site, here in zip(links.sites, large, strict=True) if here)
             what = f"the gradient grows {number(math.exp(depth))}-fold from {links.sites[-1]} back to {layers[0]}"
             value, threshold = depth, self.depth_gain
-        elif growth > math.log(self.spread) and math.log(typical) > self.amplifying and math.isfinite(growth):
+        elif growth > math.log(self.spread) and math.log(typical) > self.amplifying:
             layers, value, threshold = links.sites, growth, self.spread
             what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
         else:
@@ -296,7 +299,7 @@ class ExplodingLoss(Rule):
             past = past[np.isfinite(past)]
             here = norms.values[norms.steps >= steps[index]]
             if past.size and here.size:
-                usual = float(np.median(past))
+                usual = middle(past)
                 if not np.isfinite(here).all() or float(here.max()) > self.gradient * usual:
                     return int(steps[index])
         return None

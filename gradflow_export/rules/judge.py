@@ -81,10 +81,11 @@ class Judge:
             return ()
         self._history.add(record)
         events: list[Issue] = []
+        present = {reading.metric for reading in record.readings}
         for index, rule in enumerate(self._rules):
-            if index in self._set_aside or (rule.quiet and self._numerical()):
+            if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
-            if any(record.get(name) is not None for name in rule.needs):
+            if not present.isdisjoint(rule.needs):
                 findings = self._ask(index, rule, record)
                 if findings is not None:
                     events += self._settle(index, rule, record.step, findings)
@@ -142,6 +143,8 @@ class Judge:
     def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> Issue | None:
         watches = self._watches[index]
         keys = _keys(rule, finding)
+        if self._explained(rule, step, finding):
+            return None
         mine = next((item for item in self._open if item.rule == index and not item.keys.isdisjoint(keys)), None)
         if mine is not None:
             self._grow(mine, finding)
@@ -181,6 +184,13 @@ class Judge:
             if issue.issue_type is kind and other.fixed == rule.fixed and (layer in issue.layers or layer == _WHOLE):
                 return True
         return False
+
+    def _explained(self, rule: Rule, step: int, finding: Finding) -> bool:
+        return bool(finding.follows_from) and any(
+            issue.issue_type in finding.follows_from
+            and (issue.healed_step is None or issue.healed_step + rule.cooldown >= step)
+            for issue in self._issues.values()
+        )
 
     def _numerical(self) -> bool:
         return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in self._open)

@@ -77,10 +77,10 @@ class MemoryLeak(Rule):
         least: Fewest readings after the first fifth.
     """
 
-    rise: float = 64.0
+    rise: float = 24.0
     share: float = 0.05
     lasting: float = 0.5
-    least: int = 12
+    least: int = 24
     patience: int = 5
     heal: int = 20
     cooldown: int = 200
@@ -118,7 +118,7 @@ class MemoryLeak(Rule):
         what = "resident memory" if metric == "runtime.rss" else "CUDA memory"
         return Finding(
             IssueType.MEMORY_LEAK,
-            Severity.HIGH,
+            Severity.HIGH if rise > 0.25 * float(values[0]) else Severity.MEDIUM,
             ("",),
             slope,
             threshold / max(float(steps[-1] - steps[0]), 1.0),

@@ -127,6 +127,7 @@ class Stagnation(Rule):
             _advice(why, layers[0]),
             since=since,
             cause=why,
+            follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
         )
 
 
@@ -134,7 +135,8 @@ def _advice(why: str, layer: str) -> str:
     if why == NOT_OWNED:
         return (
             "build the optimizer from model.parameters() after every module exists, or call "
-            f"optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call requires_grad_(False) on it."
+            f"optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call "
+            "requires_grad_(False) on it."
         )
     if why == NO_GRADIENT:
         return (

@@ -14,6 +14,16 @@ from gradflow_export.rules.history import History
 Floats = npt.NDArray[np.float64]
 
 
+def middle(values: Floats) -> float:
+    """Return the median of a short series, NaN when it is empty or holds one; ``np.median`` costs far more there."""
+    ordered = sorted(values.tolist())
+    count = len(ordered)
+    if count == 0 or any(map(math.isnan, ordered)):
+        return math.nan
+    half = count // 2
+    return float(ordered[half]) if count % 2 else 0.5 * float(ordered[half - 1] + ordered[half])
+
+
 @dataclass(frozen=True)
 class Chain:
     """Logarithms of one metric along the blocks it arrived at, in depth order.
@@ -32,12 +42,18 @@ class Chain:
         with np.errstate(invalid="ignore"):
             return np.asarray(self.logs[:-1] - self.logs[1:], dtype=np.float64)
 
+    @property
+    def rise(self) -> float:
+        """Logarithm of the last over the first; NaN when either is 0."""
+        first, last = float(self.logs[0]), float(self.logs[-1])
+        return last - first if math.isfinite(first) and math.isfinite(last) else math.nan
+
 
 def chain(reading: Reading | None) -> Chain | None:
     """Return the logarithms along a chain, ``None`` for fewer than two blocks with a finite value."""
     if reading is None:
         return None
-    usable = reading.present & np.isfinite(reading.values)
+    usable = reading.present & np.isfinite(reading.values) & (reading.values >= 0)
     if int(usable.sum()) < 2:
         return None
     with np.errstate(divide="ignore"):
@@ -60,16 +76,21 @@ def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[
     Source: leave-one-out median and MAD, Rousseeuw and Croux 1993, JASA 88.
     """
     flags = np.zeros(len(log_gains), dtype=np.bool_)
-    if len(log_gains) < 2:
+    finite = np.isfinite(log_gains)
+    if len(log_gains) < 2 or not finite.any():
         return flags
-    for index, gain in enumerate(log_gains):
+    highest = float(log_gains[finite].max())
+    for index, gain in enumerate(log_gains.tolist()):
+        # The median of the others is at most their greatest: most transitions need no closer look.
+        if not gain < highest - floor:
+            continue
         others = np.delete(log_gains, index)
         others = others[np.isfinite(others)]
-        if math.isnan(gain) or others.size == 0:
+        if others.size == 0:
             continue
-        middle = float(np.median(others))
-        spread = 1.4826 * float(np.median(np.abs(others - middle)))
-        flags[index] = gain < middle - max(floor, deviations * spread)
+        centre = middle(others)
+        spread = 1.4826 * middle(np.abs(others - centre))
+        flags[index] = gain < centre - max(floor, deviations * spread)
     return flags
 
 
@@ -79,7 +100,7 @@ def solved(history: History, share: float = 0.1) -> bool:
     recent = loss.values[-5:]
     if loss.count < 5 or loss.low < 0 or not np.isfinite(recent).all():
         return False
-    return float(np.median(recent)) < share * loss.first
+    return middle(recent) < share * loss.first
 
 
 def converged(record: StepRecord, history: History) -> bool:
@@ -100,7 +121,7 @@ def converged(record: StepRecord, history: History) -> bool:
     recent, drop = loss.values[-20:], loss.first - loss.low
     if len(recent) < 20 or not np.isfinite(recent).all() or drop < 0.1 * abs(loss.first):
         return False
-    before, after = float(np.median(recent[:10])), float(np.median(recent[10:]))
+    before, after = middle(recent[:10]), middle(recent[10:])
     return after <= loss.low + 0.01 * drop and before - after < 1e-3 * drop
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import Floats
+from gradflow_export.rules.signals import Floats, middle
 
 
 def residuals(logs: Floats, width: int = 9) -> Floats:
@@ -76,11 +76,11 @@ class Unstable(Rule):
         if float(values.max()) < self.leap * float(values.min()):
             return ()
         left = residuals(np.log(values))
-        middle = slice(4, len(values) - 4)
-        where = np.flatnonzero((left > math.log(self.leap)) & (values[middle] > self.relevant * greatest))
+        judged = slice(4, len(values) - 4)
+        where = np.flatnonzero((left > math.log(self.leap)) & (values[judged] > self.relevant * greatest))
         if len(where) < self.times:
             return ()
-        times, first = math.exp(float(left[where].max())), int(steps[middle][where[0]])
+        times, first = math.exp(float(left[where].max())), int(steps[judged][where[0]])
         return (
             Finding(
                 IssueType.UNSTABLE,
@@ -91,7 +91,7 @@ class Unstable(Rule):
                 f"the gradient norm leapt to up to {number(times)} times its neighbours, {len(where)} times within "
                 f"{len(values)} steps.",
                 "look for outlying samples or labels in the batches of steps "
-                f"{', '.join(map(str, steps[middle][where][:4]))}, use a loss that bounds them (F.huber_loss), and "
+                f"{', '.join(map(str, steps[judged][where][:4]))}, use a loss that bounds them (F.huber_loss), and "
                 "clip: torch.nn.utils.clip_grad_norm_(model.parameters(), "
                 "1.0).",
                 since=first,
@@ -105,7 +105,7 @@ class Unstable(Rule):
         cosines = history.run("gradient.cosine").values[-10:]
         if len(cosines) < 10 or not np.isfinite(cosines).all() or values[-1] < self.relevant * greatest:
             return ()
-        turn = float(np.median(cosines))
+        turn = middle(cosines)
         if not (turn < self.turn and values[-1] > values[-10]):
             return ()
         rate = history.run("learning_rate")
@@ -118,7 +118,8 @@ class Unstable(Rule):
                 turn,
                 self.turn,
                 f"consecutive gradients point in opposite directions (median cosine {number(turn)} over 10 steps) "
-                f"while they grow from {number(values[-10])} to {number(values[-1])}: each step jumps across the valley.",
+                f"while they grow from {number(values[-10])} to {number(values[-1])}: each step jumps "
+                "across the valley.",
                 f"halve the learning rate{halve}: it is above the stability limit 2 / lambda_max.",
                 since=int(steps[-10]),
                 cause="turns",
@@ -162,7 +163,7 @@ class LossSpike(Rule):
         past = past[np.isfinite(past)]
         if len(past) < self.least or not math.isfinite(now):
             return ()
-        usual = float(np.median(past))
+        usual = middle(past)
         limit = self._positive_limit(past, loss.first) if loss.low > 0 else self._signed_limit(past)
         if not now > limit:
             return ()
@@ -191,12 +192,12 @@ class LossSpike(Rule):
 
     def _positive_limit(self, past: Floats, first: float) -> float:
         logs = np.log(past)
-        middle = float(np.median(logs))
-        spread = max(1.4826 * float(np.median(np.abs(logs - middle))), self.floor)
-        return max(math.exp(middle + self.deviations * spread), self.factor * float(past.max()), self.relevant * first)
+        centre = middle(logs)
+        spread = max(1.4826 * middle(np.abs(logs - centre)), self.floor)
+        return max(math.exp(centre + self.deviations * spread), self.factor * float(past.max()), self.relevant * first)
 
     def _signed_limit(self, past: Floats) -> float:
         top, width = float(past.max()), float(past.max() - past.min())
-        middle = float(np.median(past))
-        spread = max(1.4826 * float(np.median(np.abs(past - middle))), self.floor * abs(middle))
+        centre = middle(past)
+        spread = max(1.4826 * middle(np.abs(past - centre)), self.floor * abs(centre))
         return top + max(self.deviations * spread, self.factor * width)

@@ -18,7 +18,9 @@ from gradflow_export.rules.judge import Judge
 
 
 def record(step, phase="train", **runs):
-    return StepRecord(step, float(step), tuple(Reading.run(k.replace("__", "."), v) for k, v in runs.items()), phase=phase)
+    return StepRecord(
+        step, float(step), tuple(Reading.run(k.replace("__", "."), v) for k, v in runs.items()), phase=phase
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +207,7 @@ def test_run_series_keeps_bounded_windows_and_true_extremes():
     for step in range(1, 10_001):
         series.add(step, float(step))
     assert series.values.tolist() == list(range(9985, 10_001))
-    steps, values = series.whole()
+    steps, _values = series.whole()
     assert 16 <= len(steps) < 32
     assert np.all(np.diff(steps) == np.diff(steps)[0])
     assert (series.first, series.low, series.high, series.count) == (1.0, 1.0, 10_000.0, 10_000)
@@ -220,7 +222,9 @@ def test_run_series_window_equals_the_tail_of_the_list(values, window):
     np.testing.assert_array_equal(series.values, np.array(values[-window:], dtype=np.float64))
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.none() | st.floats(-9, 9, width=32), min_size=2), max_size=40))
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.none() | st.floats(-9, 9, width=32), min_size=2), max_size=40)
+)
 def test_site_series_agrees_with_a_list_of_dictionaries(rows):
     """Sites that come and go keep their columns; what was not read is missing."""
     history = History({"block.gain"}, site_window=8)

@@ -104,9 +104,7 @@ def test_vanishing_in_stacked_recurrent_layers_needs_no_blocks():
     """The input weights of a stack are compared end to end, by root mean square."""
     sizes = {f"rnn.weight_ih_l{i}": 64.0 for i in range(6)}
     norms = {name: 10.0 ** (i - 6) for i, name in enumerate(sizes)}
-    (issue,) = judged(
-        VanishingParameters(), repeat(3, parameter__gradient_norm=norms, parameter__numel=sizes)
-    ).issues
+    (issue,) = judged(VanishingParameters(), repeat(3, parameter__gradient_norm=norms, parameter__numel=sizes)).issues
     assert issue.layer == "rnn.weight_ih_l0"
     mild = {name: 10.0 ** (i / 2 - 3) for i, name in enumerate(sizes)}
     assert not judged(VanishingParameters(), repeat(3, parameter__gradient_norm=mild, parameter__numel=sizes)).issues
@@ -136,7 +134,10 @@ def test_exploding_forward_signal_is_found():
 
 def losses(values, norms=None, **more):
     norms = norms or values
-    return [record(i + 1, loss=v, gradient__total_norm=n, **more) for i, (v, n) in enumerate(zip(values, norms, strict=True))]
+    return [
+        record(i + 1, loss=v, gradient__total_norm=n, **more)
+        for i, (v, n) in enumerate(zip(values, norms, strict=True))
+    ]
 
 
 def test_exploding_loss_needs_jump_gradient_and_persistence():
@@ -179,7 +180,9 @@ def test_block_that_lets_nothing_through_is_a_bottleneck_unless_a_dead_module_ex
 
 def test_first_rank_drop_is_the_bottleneck():
     """From 20 directions to 4 is a drop to a quarter or less, to 6 it is not; a small rank cannot drop."""
-    assert judged(RankBottleneck(), repeat(1, block__effective_rank=named([20, 4, 1, 1]))).issues[0].layers == ("blocks.1",)
+    assert judged(RankBottleneck(), repeat(1, block__effective_rank=named([20, 4, 1, 1]))).issues[0].layers == (
+        "blocks.1",
+    )
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([20, 6, 5]))).issues
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
 
@@ -200,7 +203,10 @@ def test_dead_share_threshold_is_inclusive():
 def test_saturation_is_silent_on_solved_losses():
     """The last activation may saturate when the answers are right; a hidden one may when the loss has fallen."""
     flat = {"hidden": 0.9, "last": 0.9}
-    assert judged(Saturated(), repeat(3, loss=1.0, activation__saturated_share=flat)).issues[0].layers == ("hidden", "last")
+    assert judged(Saturated(), repeat(3, loss=1.0, activation__saturated_share=flat)).issues[0].layers == (
+        "hidden",
+        "last",
+    )
     assert judged(Saturated(), repeat(3, loss=1e-5, activation__saturated_share=flat)).issues[0].layers == ("hidden",)
     fallen = [record(s, loss=1.0 if s == 1 else 0.01, activation__saturated_share=flat) for s in range(6, 16)]
     start = [record(s, loss=1.0 if s == 1 else 0.01) for s in range(1, 6)]
@@ -251,7 +257,10 @@ def unstable(norms, cosines=None):
     cosines = cosines or [0.1] * len(norms)
     return judged(
         Unstable(),
-        [record(i + 1, gradient__total_norm=n, gradient__cosine=c) for i, (n, c) in enumerate(zip(norms, cosines, strict=True))],
+        [
+            record(i + 1, gradient__total_norm=n, gradient__cosine=c)
+            for i, (n, c) in enumerate(zip(norms, cosines, strict=True))
+        ],
     ).issues
 
 
@@ -419,7 +428,7 @@ def scaled(step, factor, order):
         gradient__cosine=0.1,
         block__gradient_norm=blocks,
         parameter__gradient_norm=params,
-        parameter__numel={name: 64.0 for name in params},
+        parameter__numel=dict.fromkeys(params, 64.0),
     )
 
 

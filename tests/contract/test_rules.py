@@ -1,0 +1,265 @@
+"""What every rule must do, whichever it is: both profiles, one suite."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradflow_export.catalog import CATALOG
+from gradflow_export.errors import ArgumentError
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.history import History
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.profiles import PROFILES, THRESHOLDS, profile
+
+ALL = tuple({type(rule): rule for name in PROFILES for rule in profile(name)}.values())
+PARAMETERS = tuple(f"blocks.{i // 2}.{'weight' if i % 2 == 0 else 'bias'}" for i in range(12))
+BLOCKS = tuple(f"blocks.{i}" for i in range(6))
+SPECIAL = (None, 0.0, math.nan, math.inf, -math.inf, 1e-38, 1e38, -1.0, 1.0)
+EACH = pytest.mark.parametrize("rule", ALL, ids=[rule.name for rule in ALL])
+
+
+def sites_of(metric):
+    kind = CATALOG[metric].kind if metric in CATALOG else "run"
+    return {"run": ("",), "parameter": PARAMETERS}.get(kind, BLOCKS)
+
+
+def wanted(rule):
+    return sorted({*rule.needs, *rule.remembers} | {
+        "loss", "gradient.total_norm", "block.gradient_norm", "block.output_spread", "parameter.trainable",
+        "parameter.learning_rate", "parameter.gradient_norm", "activation.dead_share",
+    })  # fmt: skip
+
+
+def reading(metric, pick):
+    sites = sites_of(metric)
+    return Reading.of(metric, sites, tuple(pick() for _ in sites))
+
+
+def wild(rule, steps, seed):
+    """Records full of NaN, Inf, zeros and gaps."""
+    rng = np.random.default_rng(seed)
+    pool = (*SPECIAL, *np.exp(rng.normal(0, 3, 12)).tolist())
+    for step in range(1, steps + 1):
+        chosen = [metric for metric in wanted(rule) if rng.random() < 0.8]
+        yield StepRecord(step, 0.0, tuple(reading(m, lambda: pool[rng.integers(len(pool))]) for m in chosen))
+
+
+@EACH
+def test_rule_is_frozen_and_describes_itself(rule):
+    """A rule is a frozen value with a name, needs from the catalogue, sane patience, and a docstring."""
+    assert dataclasses.fields(rule)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rule.patience = 0
+    assert rule.needs
+    assert set(rule.needs) <= set(CATALOG)
+    assert rule.patience >= 1
+    assert rule.heal >= 1
+    assert rule.cooldown >= 0
+    assert type(rule).__doc__
+    assert pickle.loads(pickle.dumps(rule)) == rule
+
+
+def test_names_are_unique():
+    """No two rules answer to one name."""
+    assert len({rule.name for rule in ALL}) == len(ALL)
+
+
+@EACH
+@pytest.mark.parametrize("seed", range(3))
+def test_rule_survives_anything_and_is_deterministic(rule, seed):
+    """NaN, Inf, zeros and gaps never raise, and the same records give the same issues."""
+    runs = []
+    for _ in range(2):
+        judge = Judge([rule], strict=True)
+        events = [issue for record in wild(rule, 80, seed) for issue in judge.check(record)]
+        runs.append((events, judge.issues))
+    assert runs[0] == runs[1]
+
+
+@EACH
+def test_rule_ignores_records_where_everything_is_missing(rule):
+    """Missing is not zero: nothing arrived, nothing is wrong."""
+    judge = Judge([rule], strict=True)
+    for step in range(1, 60):
+        judge.check(StepRecord(step, 0.0, tuple(reading(metric, lambda: None) for metric in wanted(rule))))
+    found = [issue for issue in judge.issues if "not in an optimizer" not in issue.message]
+    assert not found
+
+
+@EACH
+def test_rule_says_nothing_of_an_empty_record(rule):
+    """A record without any reading is no evidence, even when the rule is asked directly."""
+    assert rule.check(StepRecord(1, 0.0), History(rule.remembers)) == ()
+
+
+@EACH
+def test_check_does_not_change_what_it_is_given(rule):
+    """Asking twice gives the same answer."""
+    history = History(rule.remembers)
+    for record in wild(rule, 40, 7):
+        history.add(record)
+        assert repr(rule.check(record, history)) == repr(rule.check(record, history))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_issue_is_complete(name):
+    """Value, threshold, site, first step, sentence and advice are there, whatever happened."""
+    issues = []
+    for seed in range(8):
+        for rule in profile(name):
+            judge = Judge([rule], strict=True)
+            for record in wild(rule, 60, seed):
+                judge.check(record)
+            issues += judge.issues
+    assert {issue.issue_type for issue in issues}
+    for issue in issues:
+        assert isinstance(issue.issue_type, IssueType)
+        assert issue.severity > Severity.INFO
+        assert issue.layers[0] == issue.layer
+        assert 1 <= issue.step <= 60
+        assert isinstance(issue.value, float)
+        assert not math.isnan(issue.threshold)
+        assert issue.message.endswith(".")
+        assert len(issue.advice) > 20
+        assert "nan" not in issue.advice.split()
+
+
+@EACH
+def test_memory_is_bounded(rule):
+    """After thousands of records the judge holds no more than after hundreds."""
+
+    def size(judge):
+        return len(pickle.dumps((judge._history._runs, judge._history._sites, judge._watches, judge._open)))
+
+    judge, sizes = Judge([rule], strict=True, keep=10), []
+    for index, record in enumerate(wild(rule, 1500, 3)):
+        judge.check(record)
+        if index in {400, 799}:
+            sizes.append(size(judge))
+    assert sizes[1] < 1.5 * sizes[0] + 20_000
+    assert len(judge.issues) <= 10 + len(judge._open)
+
+
+def healthy(steps):
+    """A plain healthy run: the loss falls, everything moves, nothing stands out."""
+    rng = np.random.default_rng(0)
+
+    def near(x=1.0):
+        return float(x * math.exp(rng.normal(0, 0.2)))
+
+    for step in range(1, steps + 1):
+        loss = 2.0 * math.exp(-step / 100) + 0.1
+        yield StepRecord(
+            step,
+            0.0,
+            (
+                Reading.run("loss", near(loss)),
+                Reading.run("gradient.total_norm", near()),
+                Reading.run("gradient.cosine", 0.1),
+                Reading.run("runtime.rss", 400.0),
+                Reading.run("runtime.memory_limit", 64_000.0),
+                reading("parameter.gradient_norm", near),
+                reading("parameter.weight_norm", near),
+                reading("parameter.update_norm", lambda: near(1e-3)),
+                reading("parameter.learning_rate", lambda: 0.1),
+                reading("parameter.trainable", lambda: 1.0),
+                reading("parameter.numel", lambda: 64.0),
+                reading("block.gradient_norm", near),
+                reading("block.output_rms", near),
+                reading("block.output_spread", near),
+                reading("block.effective_rank", lambda: near(12.0)),
+                reading("activation.dead_share", lambda: 0.2),
+                reading("activation.saturated_share", lambda: 0.2),
+                reading("parameter.zero_share", lambda: 0.3),
+            ),
+        )
+
+
+def test_a_healthy_run_raises_nothing():
+    """Five hundred plain steps leave every robust rule silent."""
+    judge = Judge(profile(), strict=True)
+    assert [issue for record in healthy(500) for issue in judge.check(record)] == []
+
+
+def test_seed_profile_is_literal():
+    """The fixed thresholds fire just beyond their number and not at it."""
+    cases = (
+        ("parameter.gradient_norm", 9.9, 10.1, IssueType.EXPLODING),
+        ("parameter.gradient_norm", 1.1e-6, 0.9e-6, IssueType.VANISHING),
+        ("parameter.update_norm", 1.1e-8, 0.9e-8, IssueType.STAGNATION),
+        ("parameter.zero_share", 0.89, 0.91, IssueType.DEAD),
+    )
+    for metric, still, beyond, kind in cases:
+        for value, wanted_types in ((still, []), (beyond, [kind])):
+            judge = Judge(profile("seed"), strict=True)
+            judge.check(StepRecord(1, 0.0, (Reading.of(metric, ("a.weight",), (value,)),)))
+            assert [issue.issue_type for issue in judge.issues] == wanted_types
+    for metric, values, kind in (
+        ("loss", (1.0, 2.1), IssueType.LOSS_SPIKE),
+        ("runtime.rss", (1001.0,), IssueType.MEMORY_USAGE),
+        ("gradient.total_norm", (*[1.0] * 19, 1e6), IssueType.UNSTABLE),
+    ):
+        judge = Judge(profile("seed"), strict=True)
+        for step, value in enumerate(values, start=1):
+            judge.check(StepRecord(step, 0.0, (Reading.run(metric, value),)))
+        assert [issue.issue_type for issue in judge.issues] == [kind]
+
+
+def test_explicit_threshold_adds_its_fixed_rule_beside_the_robust_ones():
+    """A number the user gave is reported literally; without it the robust profile knows no fixed number."""
+    record = StepRecord(1, 0.0, (Reading.of("parameter.gradient_norm", ("a.weight",), (7.0,)),))
+    plain, given_ = Judge(profile()), Judge(profile("robust", {"gradient_explosion_threshold": 5.0}))
+    assert plain.check(record) == ()
+    assert [issue.value for issue in given_.check(record)] == [7.0]
+    assert len(profile("robust", {"dead_threshold": 0.8})) == len(profile()) + 1
+    assert not any(rule.fixed for rule in profile())
+
+
+def test_two_names_of_one_threshold_must_agree():
+    """``exploding_threshold`` is ``gradient_explosion_threshold``."""
+    assert profile("seed", {"exploding_threshold": 3.0}) == profile("seed", {"gradient_explosion_threshold": 3.0})
+    with pytest.raises(ArgumentError, match="twice"):
+        profile("robust", {"exploding_threshold": 3.0, "gradient_explosion_threshold": 4.0})
+
+
+@pytest.mark.parametrize("value", ["10", None, math.nan, -1.0, True], ids=repr)
+def test_unusable_threshold_is_refused_at_once(value):
+    """What is no number of at least 0 is named in the error."""
+    with pytest.raises(ArgumentError, match="loss_spike_threshold"):
+        profile("robust", {"loss_spike_threshold": value})
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    """A typing error is answered with the word that was meant."""
+    with pytest.raises(ArgumentError, match="'robust'"):
+        profile("robst")
+    with pytest.raises(ArgumentError, match="gradient_explosion_threshold"):
+        profile("seed", {"gradient_explosin_threshold": 1.0})
+
+
+def test_thresholds_cannot_be_changed():
+    """The table of defaults is read-only."""
+    with pytest.raises(TypeError):
+        THRESHOLDS["dead_threshold"] = 0.1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(2**-10, 2**10, width=32), min_size=15, max_size=80), st.sampled_from([1e-8, 1e8]))
+def test_loss_and_gradient_rules_do_not_see_the_scale(values, factor):
+    """Loss and gradients times 1e8 or 1e-8: the same types at the same steps."""
+
+    def run(scale):
+        judge = Judge(profile(), strict=True)
+        for step, value in enumerate(values, start=1):
+            runs = (Reading.run("loss", value * scale), Reading.run("gradient.total_norm", value * scale))
+            judge.check(StepRecord(step, 0.0, runs))
+        return [(issue.issue_type, issue.step, issue.healed_step) for issue in judge.issues]
+
+    assert run(1.0) == run(factor)
