@@ -14,7 +14,7 @@ help:
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
 	@echo "make format    let ruff rewrite what it can"
-	@echo "make frontend  build and test the panel (needs Node 20 and npm)"
+	@echo "make frontend  check the panel: types, tests, committed bundle (needs Node 20 and npm)"
 	@echo "make schema    write docs/metrics.md anew from the catalogue"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."

@@ -167,7 +167,10 @@ def check_panel() -> Finding:
     script = Path(next(iter(tensorboard_plugin_gradflow.__path__))) / "static" / "index.js"
     if not script.is_file():
         return Finding(
-            "panel", "fail", "its script static/index.js is missing", "make frontend, or install a released package"
+            "panel",
+            "fail",
+            "its script static/index.js is missing",
+            "run `npm ci && npm run build` in tb_plugin/frontend, or install a released package",
         )
     return Finding("panel", "ok", f"{len(script.read_bytes()) / 1024:.0f} kB of script")
 
