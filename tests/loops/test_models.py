@@ -1,6 +1,8 @@
 """Unusual models and layers: right values against a twin computed in the loop."""
 
 import collections
+import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,9 +28,12 @@ def stack(width=6, depth=4, act=nn.Tanh):
 def block_norms(model, forward):
     """Return the gradient norm at each block's output from retain_grad, in a pass of its own."""
     kept = []
-    handles = [
-        b.register_forward_hook(lambda _m, _a, out: (out.retain_grad(), kept.append(out)) and None) for b in model
-    ]
+
+    def keep(_module, _args, out):
+        out.retain_grad()
+        kept.append(out)
+
+    handles = [block.register_forward_hook(keep) for block in model]
     forward().backward()
     for handle in handles:
         handle.remove()
@@ -40,6 +45,7 @@ def test_block_norms_and_gains_are_those_of_retain_grad(watching, recorded):
     model, x = stack(), torch.randn(5, 6)
     wanted = block_norms(model, lambda: model(x).square().sum())
     model.zero_grad()
+    twin = stack()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exporter = watching(model)
     model(x).square().sum().backward()
@@ -47,11 +53,11 @@ def test_block_norms_and_gains_are_those_of_retain_grad(watching, recorded):
     (record,) = recorded(exporter)
     assert record.get("block.gradient_norm").sites == ("0", "1", "2", "3")
     assert list(record.get("block.gradient_norm").values) == pytest.approx(wanted, rel=1e-5)
-    gains = [a / b for a, b in zip(wanted, wanted[1:], strict=False)]
+    gains = [a / b for a, b in itertools.pairwise(wanted)]
     assert list(record.get("block.gain").values) == pytest.approx(gains, rel=1e-5)
-    rms = [float(record.value("block.output_rms", str(i))) for i in range(4)]
-    outputs = [model[: i + 1](x) for i in range(4)]
-    assert len(rms) == len(outputs)
+    outputs = list(itertools.accumulate(twin, lambda h, block: block(h).detach(), initial=x))[1:]
+    rms = [float(h.double().square().mean().sqrt()) for h in outputs]
+    assert list(record.get("block.output_rms").values) == pytest.approx(rms, rel=1e-5)
 
 
 class InPlace(nn.Module):
@@ -270,7 +276,7 @@ def test_layers_replaced_and_thawed_while_watching(watching, recorded, ledger):
     optimizer = torch.optim.SGD(model[3].parameters(), lr=0.1)
     exporter, notes = watching(model), ledger(model)
     run(model, optimizer, notes, lambda m: m(torch.ones(3, 6)).square().sum(), 2)
-    model[:3].requires_grad_(True)  # noqa: FBT003 - torch's own signature
+    model[:3].requires_grad_(True)
     optimizer.add_param_group({"params": model[:3].parameters(), "lr": 0.01})
     run(model, optimizer, notes, lambda m: m(torch.ones(3, 6)).square().sum(), 2)
     model.append(nn.Linear(6, 2))
@@ -286,7 +292,11 @@ def test_layers_replaced_and_thawed_while_watching(watching, recorded, ledger):
     assert rates["4.weight"] == pytest.approx(0.5)
 
 
-Pair = collections.namedtuple("Pair", "hidden state")
+class Pair(NamedTuple):
+    """Two tensors by name."""
+
+    hidden: torch.Tensor
+    state: torch.Tensor
 
 
 class Output(collections.OrderedDict):

@@ -243,15 +243,6 @@ def test_block_norms_of_micro_batches_join(watching, recorded):
     exporter = watching(model, blocks=["0", "2", "4"])
     squares = 0.0
     for _ in range(3):
-        x = torch.randn(5, 4)
-        out = model(x)
-        loss = out.square().sum()
-        squares += float(torch.autograd.grad(loss, out, retain_graph=True)[0].square().sum())
-    exporter._loop.taps.blocks.store.reset()
-    model.zero_grad()
-    torch.manual_seed(3)
-    squares = 0.0
-    for _ in range(3):
         out = model(torch.randn(5, 4))
         squares += float((2 * out.detach()).square().sum())
         out.square().sum().backward()
@@ -448,6 +439,4 @@ def test_observe_hands_over_loss_logits_and_targets(watching, recorded, said):
     records = recorded(exporter)
     assert [r.value("loss") for r in records] == pytest.approx(losses)
     assert len(said()) == len(said("observe() does not know 'los'; did you mean 'loss'?")) == 1
-    assert records[0].value("logits.entropy") is not None or any(
-        m.metric.startswith("logits") for m in records[0].readings
-    )
+    assert all(r.value("alignment.accuracy") is not None for r in records)

@@ -1,0 +1,246 @@
+"""What every tap promises, run over every tap."""
+
+import ast
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as global_modules
+from torch.optim import optimizer as global_optimizers
+
+import gradflow_export.taps
+from gradflow_export.catalog import CATALOG
+from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.base import ModuleHook, Pending, Sample
+from gradflow_export.taps.blocks import BlockTap
+from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discover import find_blocks
+from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.optimizers import OptimizerSteps
+from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.runtime import RuntimeTap
+from gradflow_export.taps.updates import UpdateTap
+
+TAPS = ("blocks", "activations", "loss", "gradients", "updates")
+SOURCES = sorted(Path(gradflow_export.taps.__file__).parent.glob("*.py"))
+WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
+
+
+class Rig:
+    """One tap on one model, driven as the exporter drives it."""
+
+    def __init__(self, name):
+        torch.manual_seed(0)
+        self.name = name
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.criterion = nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.results = []
+        self.calls = ModuleCalls()
+        self.tap = self.make()
+
+    def guard(self, hook):
+        """Keep what a hook returns."""
+
+        def kept(*args, **kwargs):
+            self.results.append(hook(*args, **kwargs))
+            return self.results[-1]
+
+        return kept
+
+    def make(self):
+        """Build the tap."""
+        if self.name == "blocks":
+            tap = BlockTap(self.calls, find_blocks(self.model)[0], guard=self.guard)
+            tap.sample_rows = True
+            return tap
+        if self.name == "activations":
+            return ActivationTap(self.calls, self.model, guard=self.guard)
+        if self.name == "loss":
+            tap = LossTap(self.criterion, guard=self.guard)
+            tap.want_logits = True
+            return tap
+        return GradientTap() if self.name == "gradients" else UpdateTap(lambda: self.model)
+
+    def before(self, step):
+        """Read what is read before the optimizer steps."""
+        if self.name == "gradients":
+            self.results.append(self.tap.read(step, statistics=True, histograms=True))
+        elif self.name == "updates":
+            self.results.append(self.tap.before(step))
+
+    def after(self, step):
+        """Read what is read after it."""
+        if self.name == "updates":
+            self.results.append(self.tap.after(step))
+
+    @contextlib.contextmanager
+    def attached(self):
+        """Attach the tap, and the optimizer hooks that drive it, for a while."""
+        steps = OptimizerSteps(lambda: self.model, self.before, self.after, skipped=self.after)
+        attach = getattr(self.tap, "attach", contextlib.ExitStack)
+        with steps.attach(), attach():
+            self.calls.arm()
+            try:
+                yield
+            finally:
+                self.calls.arm(on=False)
+
+    def step(self):
+        """Train one step."""
+        self.optimizer.zero_grad()
+        loss = self.criterion(self.model(torch.randn(5, 4)), torch.tensor([0, 1, 2, 0, 1]))
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def state(self):
+        """Return everything that might be left on modules, parameters or torch itself."""
+        modules = [*self.model.modules(), *self.criterion.modules()]
+        hooks = [(k, dict(v)) for m in modules for k, v in vars(m).items() if "hooks" in k and isinstance(v, dict)]
+        names = [sorted(vars(m)) for m in modules] + [sorted(vars(p)) for p in self.model.parameters()]
+        world = [dict(v) for k, v in vars(global_modules).items() if k.startswith("_global") and isinstance(v, dict)]
+        world += [dict(global_optimizers._global_optimizer_pre_hooks)]
+        world += [dict(global_optimizers._global_optimizer_post_hooks)]
+        return hooks, names, world, [p._backward_hooks for p in self.model.parameters()]
+
+
+@pytest.fixture(params=TAPS)
+def rig(request):
+    """Each tap in turn."""
+    return Rig(request.param)
+
+
+def test_specs_are_in_the_catalogue(rig):
+    """Every metric a tap declares is the catalogue's own entry, and every metric it gives out is declared."""
+    assert rig.tap.specs
+    assert all(CATALOG[spec.name] is spec for spec in rig.tap.specs)
+    with rig.attached():
+        rig.step()
+        given = {item.metric for item in rig.tap.drain() if isinstance(item, Pending)}
+    assert given
+    assert given <= {spec.name for spec in rig.tap.specs}
+
+
+def test_the_runtime_tap_declares_what_it_reads():
+    """Memory figures are declared, in the catalogue, and positive."""
+    tap = RuntimeTap()
+    read = tap.read()
+    assert set(read) <= {spec.name for spec in tap.specs}
+    assert all(CATALOG[spec.name] is spec for spec in tap.specs)
+    assert all(value > 0 for value in read.values())
+
+
+def test_hooks_return_none(rig):
+    """No hook returns anything, which would replace the output, gradient or arguments."""
+    with rig.attached():
+        rig.step()
+    assert rig.results
+    assert all(result is None for result in rig.results)
+
+
+def test_drain_empties(rig):
+    """What was given out once is not given out again, and the next step is given out anew."""
+    with rig.attached():
+        rig.step()
+        first = rig.tap.drain()
+        assert first
+        assert rig.tap.drain() == []
+        rig.step()
+        again = rig.tap.drain()
+    assert {i.metric for i in first if isinstance(i, Pending)} <= {i.metric for i in again}
+
+
+def test_values_are_detached_and_placed(rig):
+    """Each value is a detached tensor, one per place, places rise, and sites are strings."""
+    with rig.attached():
+        rig.step()
+        drained = rig.tap.drain()
+    assert drained
+    for item in drained:
+        assert isinstance(item.values, Tensor)
+        assert not item.values.requires_grad
+        assert item.values.grad_fn is None
+        if isinstance(item, Sample):
+            assert item.site
+            continue
+        places = range(len(item.sites)) if item.where is None else list(item.where)
+        assert item.values.shape == (len(places),)
+        assert list(places) == sorted(set(places))
+        assert all(isinstance(site, str) for site in item.sites)
+        assert torch.isfinite(item.values).all()
+
+
+def test_after_close_the_model_is_as_it_was(rig):
+    """Attaching, training and closing leave hooks, attributes and torch's global tables as they were."""
+    before = rig.state()
+    with rig.attached():
+        rig.step()
+    assert rig.state() == before
+    rig.tap.drain()
+    rig.results.clear()
+    loss = rig.step()
+    assert rig.tap.drain() == []
+    assert rig.results == []
+    assert not loss._backward_hooks
+
+
+def test_closing_on_an_exception_is_closing(rig):
+    """An exception while attached leaves nothing either."""
+    before = rig.state()
+    with pytest.raises(KeyError), rig.attached():  # noqa: PT012 - the step must run before
+        rig.step()
+        raise KeyError
+    assert rig.state() == before
+
+
+def test_training_is_the_same_with_each_tap():
+    """With any one tap attached the weights after three steps are bit for bit those without."""
+
+    def weights(name, *, attach):
+        rig = Rig(name)
+        torch.manual_seed(1)
+        with rig.attached() if attach else contextlib.nullcontext():
+            for _ in range(3):
+                rig.step()
+                rig.tap.drain()
+        return [p.detach().numpy().tobytes() for p in rig.model.parameters()]
+
+    for name in TAPS:
+        assert weights(name, attach=True) == weights(name, attach=False), name
+
+
+def test_a_module_hook_copies_as_nothing():
+    """The one hook that sits on a module turns into a method of the standard library when copied."""
+    import copy
+    import pickle
+
+    hook = ModuleHook(print)
+    for twin in (copy.deepcopy(hook), pickle.loads(pickle.dumps(hook))):
+        assert twin(None, None, None) is None
+        assert twin.__module__ is None or "gradflow" not in twin.__module__
+
+
+def waiting_calls(path):
+    """Return calls in a file that make the host wait for the device, as ``(line, name)``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        (node.lineno, node.func.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WAITING
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_tap_waits_for_the_device(path):
+    """No .item(), .cpu(), .tolist(), .numpy() or synchronize() stands in the taps."""
+    assert waiting_calls(path) == []
+
+
+def test_the_search_for_waiting_calls_finds_them(tmp_path):
+    """The walk that the test above trusts sees each of the calls it forbids."""
+    source = tmp_path / "bad.py"
+    source.write_text("\n".join(f"x = y.{name}()" for name in sorted(WAITING)))
+    assert [name for _, name in waiting_calls(source)] == sorted(WAITING)
