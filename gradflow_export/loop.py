@@ -193,6 +193,8 @@ class TrainingLoop:
         if drained:
             with torch.no_grad():
                 self._guard.part("transfer")(lambda: bundle.packed.extend(pack(drained)))()
+        if "learning_rate" in scalars:
+            scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
         bundle.scalars = {**bundle.scalars, **scalars}
 
     def _finish(self) -> None:
