@@ -12,6 +12,7 @@ from torch import nn
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.metrics.direction import TENSORS
 from gradflow_export.metrics.samples import rows_of
+from gradflow_export.taps.activations import WINDOW
 
 STEPS = 12
 
@@ -394,3 +395,71 @@ def test_complex_parameters_are_read(twin):
     assert record.value("parameter.gradient_l1", "w") == pytest.approx(twin.l1(gradient), rel=1e-5)
     assert record.value("parameter.weight_norm", "w") == pytest.approx(twin.l2(before), rel=1e-5)
     assert record.value("parameter.update_norm", "w") == pytest.approx(twin.l2(model.w - before), rel=1e-5)
+
+
+def test_a_unit_is_dead_when_it_fired_in_neither_this_window_nor_the_one_before(twin):
+    """Dead shares follow windows of samples: a unit that stopped firing is dead once two windows passed without it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 1))
+    nn.init.eye_(model[0].weight)
+    memory, optimizer = MemoryWriter(), torch.optim.SGD(model.parameters(), lr=0.0)
+    outputs, shares = [], []
+    intervals = {"activations": 1}
+    with Exporter(model, backends=memory, intervals=intervals, alerts_enabled=False, strict=True).watch():
+        for step in range(4 * WINDOW):
+            # Unit k fires at steps that are multiples of 7 k, unit 0 never; one fires at the very first step only.
+            row = [float(k > 0 and step % (7 * k) == 0) for k in range(5)] + [float(step == 0)]
+            outputs.append(torch.relu(torch.tensor([row])))
+            model(torch.tensor([row])).sum().backward()
+            optimizer.step()
+            first = max((step // WINDOW - 1) * WINDOW, 0)
+            shares.append(twin.dead_share(outputs[first:]))
+    delivered = [record.value("activation.dead_share", "1") for record in memory.records]
+    assert delivered == pytest.approx(shares)
+    assert len(set(shares)) > 2
+
+
+def test_observed_logits_and_soft_targets(twin):
+    """What is handed over with observe() is read like what a criterion shows; probabilities count by their greatest."""
+    torch.manual_seed(0)
+    model, memory = nn.Linear(4, 3), MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    targets = torch.softmax(torch.randn(6, 3), dim=1)
+    with Exporter(model, backends=memory, strict=True).watch() as exporter:
+        logits = model(torch.randn(6, 4))
+        loss = nn.functional.cross_entropy(logits, targets)
+        exporter.observe(loss=loss, logits=logits, targets=targets)
+        loss.backward()
+        optimizer.step()
+    rows = logits.detach().tolist()
+    expected = twin.logit_metrics(rows) | twin.target_metrics(rows, targets.argmax(dim=1).tolist())
+    for name, value in {**expected, "loss": loss.item()}.items():
+        assert memory.records[0].value(name) == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_two_optimizers_make_one_record_of_all_parameters(twin):
+    """Gradients, updates and learning rates of both halves stand in one record per step."""
+    torch.manual_seed(0)
+    model, memory = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), MemoryWriter()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.Adam(model[1].parameters(), lr=0.01)
+    with Exporter(model, backends=memory, strict=True).watch():
+        for _ in range(3):
+            first.zero_grad()
+            second.zero_grad()
+            model(torch.randn(5, 4)).square().sum().backward()
+            gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+            before = {n: p.detach().clone() for n, p in model.named_parameters()}
+            first.step()
+            second.step()
+    assert len(memory.records) == 3
+    record = memory.records[-1]
+    for name, parameter in model.named_parameters():
+        assert record.value("parameter.gradient_norm", name) == pytest.approx(twin.l2(gradients[name]), rel=1e-5)
+        change = twin.l2(parameter - before[name])
+        assert record.value("parameter.update_norm", name) == pytest.approx(change, rel=1e-4)
+        rate = 0.1 if name.startswith("0") else 0.01
+        assert record.value("parameter.learning_rate", name) == pytest.approx(rate)
+    assert record.value("learning_rate") == pytest.approx(0.1)
+    total = math.sqrt(sum(twin.l2(g) ** 2 for g in gradients.values()))
+    assert record.value("gradient.total_norm") == pytest.approx(total, rel=1e-5)
