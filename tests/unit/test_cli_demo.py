@@ -54,7 +54,7 @@ def test_nothing_bad_is_said_of_healthy_programs(tmp_path, capsys):
 @pytest.mark.parametrize("fault", sorted(KINDS))
 def test_a_fault_is_named_with_its_layer_step_and_advice(tmp_path, capsys, program, fault):
     """The sick layer is named, from the step the fault began, with what to do; and that is what is stored."""
-    out = demo(capsys, tmp_path, "--fault", fault, "--program", program, "--steps", "120")
+    out = demo(capsys, tmp_path, "--fault", fault, "--program", program, "--steps", "60")
     (*_, summary) = [summarise(path) for path in sorted(tmp_path.iterdir())]
     found = [issue for issue in summary.issues if issue.issue_type is KINDS[fault]]
     named = [issue for issue in found if issue.layer.startswith(SICK[fault])]
