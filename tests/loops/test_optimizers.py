@@ -433,7 +433,7 @@ def test_observe_hands_over_loss_logits_and_targets(watching, recorded, said):
         logits, targets = model(torch.randn(5, 4)), torch.tensor([0, 1, 0, 1, 1])
         loss = nn.functional.cross_entropy(logits, targets)
         loss.backward()
-        exporter.observe(loss=loss if number else float(loss), logits=logits, targets=targets, los=1.0)
+        exporter.observe(loss=loss if number else loss.item(), logits=logits, targets=targets, los=1.0)
         losses.append(loss.item())
         optimizer.step()
     records = recorded(exporter)

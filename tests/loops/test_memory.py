@@ -1,0 +1,67 @@
+"""Nothing grows with the number of steps."""
+
+import gc
+from collections.abc import Sized
+
+import psutil
+import torch
+from torch import nn
+
+from gradflow_export import Exporter, MemoryWriter
+
+STEPS = 700
+
+
+def containers(thing, path="exporter", seen=None):
+    """Return the length of every container that is reachable from the exporter through objects of ours."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (str, bytes, torch.Tensor, nn.Module)):
+        return {}
+    seen.add(id(thing))
+    out = {path: len(thing)} if isinstance(thing, Sized) else {}
+    if isinstance(thing, dict):
+        parts = {f"{path}[{k!r}]": v for k, v in list(thing.items()) if isinstance(k, (str, int, tuple))}
+    elif isinstance(thing, (list, tuple)) or type(thing).__name__ == "deque":
+        parts = {f"{path}[{i}]": v for i, v in enumerate(list(thing)[:50])}
+    elif type(thing).__module__.startswith("gradflow_export"):
+        names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
+        parts = {f"{path}.{n}": getattr(thing, n) for n in names if hasattr(thing, n)}
+    else:
+        parts = {}
+    for name, part in parts.items():
+        out.update(containers(part, name, seen))
+    return out
+
+
+def test_nothing_grows_over_thousands_of_steps(tmp_path):
+    """Objects, live tensors, containers and resident memory are the same after 1400 steps as after 2100."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
+    chosen = ["tensorboard", "jsonl", MemoryWriter(maxlen=5)]
+    exporter = Exporter(model, backends=chosen, logdir=tmp_path, strict=True).watch(criterion)
+
+    def measure():
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+            if step % 250 == 0:
+                exporter.summary()
+        exporter.summary()
+        gc.collect()
+        things = gc.get_objects()
+        tensors = sum(type(thing) is torch.Tensor for thing in things)
+        return len(things), tensors, containers(exporter), psutil.Process().memory_info().rss
+
+    measure()  # windows fill, and Python warms up
+    before, after = measure(), measure()
+    exporter.close()
+    assert exporter.summary()["dropped"] == 0
+    assert exporter._worker.error is None
+    grown = {k: (v, after[2][k]) for k, v in before[2].items() if k in after[2] and after[2][k] > v + 64}
+    assert grown == {}
+    assert after[1] - before[1] <= 50
+    assert after[0] - before[0] <= 1000
+    assert after[3] - before[3] < 16 * 2**20
