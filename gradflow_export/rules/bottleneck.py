@@ -128,7 +128,7 @@ class RankBottleneck(Rule):
                         message,
                         advice,
                         cause="rank",
-                        follows_from=(IssueType.EXPLODING,),
+                        follows_from=(IssueType.EXPLODING, IssueType.VANISHING),
                     ),
                 )
         return ()

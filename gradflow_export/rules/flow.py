@@ -131,12 +131,14 @@ class VanishingParameters(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the weights of this record."""
-        sizes = _root_mean_squares(record)
-        if not sizes:
+        chained = len(history.at_sites("block.gradient_norm").sites) > 1
+        numels = record.get("parameter.numel")
+        if numels is None or (chained and not any("weight_ih_l" in site for site in numels.sites)):
             return ()
+        sizes = _root_mean_squares(record)
         stacks = _stacks(sizes)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
-        if not found and not stacks and len(history.at_sites("block.gradient_norm").sites) < 2:
+        if not stacks and not chained:
             links = _chained([site for site in sizes if "weight" in site.rpartition(".")[2]], sizes)
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)

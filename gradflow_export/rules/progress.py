@@ -112,7 +112,7 @@ class Stagnation(Rule):
 
     def _finding(self, why: str, layers: tuple[str, ...], since: int, step: int, trainable: Reading) -> Finding:
         total = int((trainable.present & (trainable.values > 0)).sum())
-        severity = Severity.HIGH if 2 * len(layers) >= total or why == ROUNDING else Severity.MEDIUM
+        severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         message = (
             f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change by a bit in "
             f"{number(step - since + 1)} steps: {why}."

@@ -103,20 +103,36 @@ def solved(history: History, share: float = 0.1) -> bool:
     return middle(recent) < share * loss.first
 
 
+def settled(history: History, small: float = 1e-3, scatter: float = 0.5) -> bool:
+    """Whether a small loss is what a solved problem leaves: its logarithm scatters, because few samples make it up.
+
+    A loss that is small only because it was scaled down varies between batches as the unscaled one does, by little.
+
+    Args:
+        history: Holds ``loss``.
+        small: Greatest such loss; absolute, because a run that starts solved shows no fall to compare with.
+        scatter: Least standard deviation of the last 20 logarithms, in nats.
+    """
+    recent = history.run("loss").values[-20:]
+    if len(recent) < 5 or not np.isfinite(recent).all() or not (recent > 0).all() or float(recent.max()) >= small:
+        return False
+    return float(np.log(recent).std()) > scatter
+
+
 def converged(record: StepRecord, history: History) -> bool:
     """Whether there is nothing left to learn, so that resting weights and gradients are no fault.
 
     Either the Polyak step ``L / ||g||`` is below the resolution of the weights (1e-6 of their norm): so small a move
     would already bring the loss to zero. Or the loss fell by a tenth or more of its first value, lies within 1 % of
     that fall from its least value, and its level fell by less than 0.1 % of it between the halves of the last 20
-    steps.
+    steps. Or it started solved, see :func:`settled`.
 
     Source: Polyak 1987, Introduction to Optimization, section 5.3; criterion (d) of the convergence indicators.
     """
     loss = history.run("loss")
     if loss.count == 0 or not math.isfinite(loss.last):
         return False
-    if loss.last == 0.0 or _within_resolution(record, loss.last):
+    if loss.last == 0.0 or _within_resolution(record, loss.last) or settled(history):
         return True
     recent, drop = loss.values[-20:], loss.first - loss.low
     if len(recent) < 20 or not np.isfinite(recent).all() or drop < 0.1 * abs(loss.first):

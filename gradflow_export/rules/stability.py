@@ -14,6 +14,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats, middle
+from gradflow_export.stats import theil_sen_bounds
 
 
 def residuals(logs: Floats, width: int = 9) -> Floats:
@@ -43,7 +44,8 @@ class Unstable(Rule):
     the number of steps, and healthy fast convergence exceeds 3 by trend alone. Norms far below the greatest of the run
     are the noise of a solved problem and do not count.
 
-    Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow).
+    Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow;
+    growth is a Theil-Sen slope above 0 with 95 % confidence, because batches that take turns oscillate by themselves).
 
     Attributes:
         leap: Factor over the rolling median that makes an outlier.
@@ -107,6 +109,9 @@ class Unstable(Rule):
             return ()
         turn = middle(cosines)
         if not (turn < self.turn and values[-1] > values[-10]):
+            return ()
+        _, growth, _ = theil_sen_bounds(steps[-10:].astype(np.float64), np.log(values[-10:]))
+        if not growth > 0:
             return ()
         rate = history.run("learning_rate")
         halve = f" from {number(rate.last)} to {number(rate.last / 2)}" if rate.count else ""

@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import solved
+from gradflow_export.rules.signals import settled, solved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Saturated(Rule):
     """Find modules most of whose outputs lie where the activation is flat, while the loss is not solved.
 
     The last activation of a model may saturate because the answers are right; there a loss below ``small`` counts as
-    solved from the start, the one absolute number among these rules.
+    solved from the start.
 
     Source: Glorot and Bengio 2010, AISTATS.
 
@@ -80,7 +80,7 @@ class Saturated(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the saturated shares of this record."""
         reading = record.get("activation.saturated_share")
-        if reading is None or solved(history):
+        if reading is None or solved(history) or settled(history):
             return ()
         flat = reading.present & (reading.values > self.share)
         loss = history.run("loss").last

@@ -293,6 +293,24 @@ def test_growing_sign_flips_are_unstable_shrinking_ones_are_not():
     assert not unstable([0.95**i for i in range(30)], cosines)
 
 
+def test_gradients_that_merely_take_turns_are_stable():
+    """Two batches that pull in opposite directions give a cosine near -1 without any growth."""
+    assert not unstable([1.0 + 0.3 * (i % 3) for i in range(60)], [-0.9] * 60)
+
+
+def test_problem_solved_from_the_start_is_no_stagnation():
+    """A tiny loss that scatters by orders of magnitude is what solved samples leave; a scaled one does not scatter."""
+    rng = np.random.default_rng(0)
+    for scatter, count in ((2.0, 0), (0.05, 1)):
+        records = []
+        for step in range(1, 20):
+            item = updates(step, {"w": 0.0}, {"w": 0.1}, {"w": 1e-9})
+            loss = Reading.run("loss", 1e-8 * math.exp(rng.normal(0, scatter)))
+            kept = tuple(reading for reading in item.readings if reading.metric != "loss")
+            records.append(StepRecord(step, 0.0, (*kept, loss)))
+        assert len(judged(Stagnation(), records).issues) == count
+
+
 def spikes(values):
     return judged(LossSpike(), [record(i + 1, loss=v) for i, v in enumerate(values)]).issues
 
