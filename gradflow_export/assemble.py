@@ -39,6 +39,8 @@ class Assembler:
                     samples.append((item, values))
                 else:
                     _merge(columns, item, values)
+        if bundle.scaled:
+            _drop_skipped(columns)
         readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
         readings.extend(derived(columns))
@@ -82,6 +84,13 @@ def _merge(columns: dict[str, _Column], item: Pending, values: npt.NDArray[np.fl
     new, present = spread(item, values)
     column.values[present] = new[present]
     column.present |= present
+
+
+def _drop_skipped(columns: Mapping[str, _Column]) -> None:
+    """Make block norms missing that overflowed in a pass which a gradient scaler threw away: the used one is finite."""
+    norms, blocks = columns.get(_NORM), columns.get("block.gradient_norm")
+    if norms is not None and blocks is not None and np.isfinite(norms.values[norms.present]).all():
+        blocks.present &= np.isfinite(blocks.values)
 
 
 def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
@@ -137,9 +146,10 @@ def _gain_readings(blocks: _Column) -> Iterator[Reading]:
 
 
 def _update_readings(weights: _Column, updates: _Column) -> Iterator[Reading]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = updates.values / np.maximum(weights.values, np.finfo(np.float32).tiny)
-    yield Reading("parameter.update_ratio", updates.sites, to_float32(ratios), updates.present)
+    # A ratio to nothing says nothing: parameters that are all zero, such as fresh biases, have none.
+    usable = updates.present & (weights.values != 0)
+    ratios = np.divide(updates.values, weights.values, out=np.zeros_like(updates.values), where=usable)
+    yield Reading("parameter.update_ratio", updates.sites, to_float32(ratios), usable)
     present = updates.present
     total, size = root_of_squares(updates.values[present]), root_of_squares(weights.values[present])
     yield Reading.run("update.total_norm", total)

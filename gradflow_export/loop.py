@@ -106,6 +106,8 @@ class TrainingLoop:
             if "updates" in self._due:
                 self._guard.part("updates")(self.taps.updates.after)(step)
         self._collect(_learning_rate(step.optimizer))
+        if self._open is not None:
+            self._open.scaled |= step.scaled
         self._stepped.add(step.optimizer)
         if step.optimizer not in self._partners:
             self._partners.add(step.optimizer)

@@ -48,13 +48,14 @@ class Bundle:
         wall_time: Seconds since the epoch at the end of the step.
         scalars: Run-level values the host knows already.
         packed: One entry per device and optimizer.
-        due: Instruments that were read.
+        scaled: Whether a ``GradScaler`` called the step.
     """
 
     step: int
     wall_time: float
     scalars: Mapping[str, float] = field(default_factory=dict)
     packed: list[Packed] = field(default_factory=list)
+    scaled: bool = False
 
 
 def pack(drained: Drained) -> list[Packed]:

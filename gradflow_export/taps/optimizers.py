@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,12 +48,14 @@ class OptimizerStep:
         owned: The watched parameters it owns.
         closure: Whether the backward pass runs inside the step, so that gradients are known only afterwards.
         scale: What gradients must be divided by (a fused optimizer under ``GradScaler``), else ``None``.
+        scaled: Whether a ``GradScaler`` called the step, so that backward passes before it may have been thrown away.
     """
 
     optimizer: object
     owned: Owned
     closure: bool
     scale: Tensor | None
+    scaled: bool = False
 
 
 Listener = Callable[[OptimizerStep], None]
@@ -68,6 +71,22 @@ def owned_by_hand(model: nn.Module) -> Owned:
     named = [(site_name(name), p) for name, p in model.named_parameters()]
     where = np.array([place for place, (_, p) in enumerate(named) if p.requires_grad], dtype=np.int64)
     return Owned(tuple(n for n, _ in named), where, tuple(named[i][1] for i in where), np.zeros_like(where))
+
+
+_CALLS_BETWEEN = 12
+
+
+def called_by_scaler() -> bool:
+    """Return whether a ``GradScaler`` is calling; of the steps it skips default optimizers and their hooks hear nothing."""
+    code = torch.amp.GradScaler._maybe_opt_step.__code__  # noqa: SLF001 - no public form
+    frame = sys._getframe(1)  # noqa: SLF001 - no public form
+    for _ in range(_CALLS_BETWEEN):
+        if frame.f_code is code:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 class OptimizerSteps:
@@ -135,7 +154,9 @@ class OptimizerSteps:
         # The hook's args begin with the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         scale = getattr(optimizer, "grad_scale", None)
-        step = OptimizerStep(optimizer, owned, closure, scale if isinstance(scale, Tensor) else None)
+        step = OptimizerStep(
+            optimizer, owned, closure, scale if isinstance(scale, Tensor) else None, scaled=called_by_scaler()
+        )
         self._open[optimizer] = step
         self._before(step)
 
