@@ -407,6 +407,41 @@ def test_grad_scaler(fused, unscale, watching, recorded):
     assert records[-1].value("runtime.skipped") == (1.0 if fused else None)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_overflow_a_scaler_begins_with_is_no_issue(fused, watching, recorded):
+    """Steps skipped while GradScaler finds its scale leave finite or missing block norms, and a healthy verdict."""
+    model, criterion = net(), nn.MSELoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=3e38, backoff_factor=1e-3)
+    exporter, taken = watching(model, criterion), 0
+    for _ in range(8):
+        optimizer.zero_grad()
+        scaler.scale(criterion(model(torch.randn(5, 4)) * 100, torch.zeros(5, 2))).backward()
+        before = model[0].weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        taken += not torch.equal(before, model[0].weight)
+    records = recorded(exporter)
+    assert len(records) == taken < 8
+    for record in records:
+        norms = record.get("block.gradient_norm").as_dict().values()
+        assert all(norm is None or math.isfinite(norm) for norm in norms)
+    assert all(norm is not None for norm in norms)
+    assert exporter.issues == ()
+
+
+def test_an_overflow_that_is_used_is_an_issue(watching, recorded):
+    """Without a scaler the same overflow reaches the weights, stays in the record and is told of."""
+    model, criterion = net(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    exporter = watching(model, criterion)
+    (criterion(model(torch.randn(5, 4)) * 100, torch.zeros(5, 2)) * 3e38).backward()
+    optimizer.step()
+    (record,) = recorded(exporter)
+    assert not math.isfinite(record.value("block.gradient_norm", "4"))
+    assert [str(issue.issue_type) for issue in exporter.issues] == ["NUMERICAL"]
+
+
 def test_autocast_in_bfloat16(watching, recorded, ledger):
     """Mixed precision with autocast: block outputs in bf16, parameters in float32, all measured."""
     model = net()
