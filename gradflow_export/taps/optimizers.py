@@ -77,7 +77,7 @@ _CALLS_BETWEEN = 12
 
 
 def called_by_scaler() -> bool:
-    """Return whether a ``GradScaler`` is calling; a default optimizer and its hooks hear nothing of the steps it skips."""
+    """Return whether a ``GradScaler`` is calling; a default optimizer hears nothing of the steps it skips."""
     code = torch.amp.GradScaler._maybe_opt_step.__code__  # noqa: SLF001 - no public form
     frame = sys._getframe(1)  # noqa: SLF001 - no public form
     for _ in range(_CALLS_BETWEEN):
