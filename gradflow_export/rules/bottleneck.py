@@ -85,12 +85,12 @@ class RankBottleneck(Rule):
     Attributes:
         ratio: Greatest share of the preceding block's effective rank.
         least: Least effective rank of the preceding block.
-        patience: One reading is already pooled over several batches, and the next is far away.
+        patience: Ranks come in groups of four steps whose samples are pooled, and then not for long.
     """
 
     ratio: float = 0.25
     least: float = 4.0
-    patience: int = 1
+    patience: int = 3
     heal: int = 2
 
     name: ClassVar[str] = "bottleneck-rank"

@@ -180,7 +180,7 @@ def test_block_that_lets_nothing_through_is_a_bottleneck_unless_a_dead_module_ex
 
 def test_first_rank_drop_is_the_bottleneck():
     """From 20 directions to 4 is a drop to a quarter or less, to 6 it is not; a small rank cannot drop."""
-    assert judged(RankBottleneck(), repeat(1, block__effective_rank=named([20, 4, 1, 1]))).issues[0].layers == (
+    assert judged(RankBottleneck(), repeat(3, block__effective_rank=named([20, 4, 1, 1]))).issues[0].layers == (
         "blocks.1",
     )
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([20, 6, 5]))).issues
@@ -418,6 +418,11 @@ def test_steady_rise_is_a_leak_with_its_slope():
     values[50] += 300
     (issue,) = memory(values)
     assert issue.value == pytest.approx(4.0, rel=0.15)
+
+
+def test_leak_is_seen_through_readings_that_come_in_stairs():
+    """Memory that is read once for several steps still rises."""
+    assert memory([500 + 4.0 * (i // 6 * 6) for i in range(60)])
 
 
 @pytest.mark.parametrize(
