@@ -3,10 +3,10 @@
     python benchmarks/overhead.py                      # the table
     python benchmarks/overhead.py --workload mlp --instrument gradflow --json
 
-Two equal models take turns, one step each: a bare one and a watched one, so that both see the same machine. The clock is
-the CPU time of the training thread (``thread_ratio``); other threads of the process are added for ``process_ratio``.
-Ratios are of means, so that sampled steps count in full. The exporter is timed after its dense start (the first 100 steps),
-over a whole cycle of its intervals; ``startup_ms`` is what the dense start added per step.
+Two equal models take turns, one step each: a bare one and a watched one, so that both see the same machine. The clock
+is the CPU time of the training thread (``thread_ratio``); other threads of the process are added for
+``process_ratio``. Ratios are of means, so that sampled steps count in full. The exporter is timed after its dense start
+(the first 100 steps), over a whole cycle of its intervals; ``startup_ms`` is what the dense start added per step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gradflow_export import Exporter
 from gradflow_export.schedule import INTERVALS, SETTLING_STEPS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workloads import Workload, workloads  # noqa: E402 - found beside this script
+from workloads import Workload, workloads
 
 After = Callable[[int, nn.Module], None]
 

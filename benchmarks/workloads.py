@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
+from torch.nn import functional as F
 
 
 class Mlp(nn.Module):

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.arguments import check_model, check_start, check_watch, make_writers
 from gradflow_export.config import make_settings
-from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
+from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.profiles import profile as rules_of
 from gradflow_export.start import default_logdir, describe, is_compiled, make_loop
+from gradflow_export.summary import write_json
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.runtime import RuntimeTap
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gradflow_export")
 
 CLOSE_SECONDS = 10.0
-OBSERVABLE = ("loss", "logits", "targets")
 
 
 class Exporter:
@@ -111,7 +109,6 @@ class Exporter:
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
         self._loss: LossTap | None = None
-        self._unknown: set[str] = set()
         rules = rules_of(self.settings.profile, self.settings.thresholds)
         judge = Judge(rules if self.settings.alerts_enabled else (), strict=strict)
         self._info = describe(inner, self.settings)
@@ -186,20 +183,8 @@ class Exporter:
             **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
                 probabilities of the shape of the logits).
         """
-        if self._loop is None or self._closed:
-            return
-        self._guard.part("observe")(self._observe)(tensors)
-
-    def _observe(self, tensors: dict[str, Any]) -> None:
-        assert self._loss is not None
-        for name in tensors.keys() - set(OBSERVABLE) - self._unknown:
-            self._unknown.add(name)
-            _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
-        loss, logits, targets = (tensors.get(name) for name in OBSERVABLE)
-        if isinstance(loss, (Tensor, int, float)):
-            self._loss.observe_loss(loss)
-        if isinstance(logits, Tensor):
-            self._loss.observe_logits(logits, targets if isinstance(targets, Tensor) else None)
+        if self._loss is not None and not self._closed:
+            self._guard.part("observe")(self._loss.observe)(tensors)
 
     def step(self) -> None:
         """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""
@@ -243,13 +228,7 @@ class Exporter:
             ArgumentError: The path does not end in ``.json``.
             StorageError: The file cannot be written.
         """
-        target = Path(path)
-        if target.suffix != ".json":
-            raise ArgumentError(f"save expects a path ending in .json, got {str(path)!r}.")
-        try:
-            target.write_text(json.dumps(self.summary(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"save cannot write {str(path)!r}: {error.strerror or error}.") from error
+        write_json(path, self.summary())
 
     def register_analyzer(self, name: str, analyzer: Any) -> None:
         """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
@@ -263,12 +242,7 @@ class Exporter:
         Raises:
             ArgumentTypeError: ``analyzer`` is neither.
         """
-        analyze = getattr(analyzer, "analyze_custom_metric", analyzer)
-        if not callable(analyze):
-            raise ArgumentTypeError(
-                f"analyzer must be callable or have analyze_custom_metric(record), got {type(analyzer).__name__}."
-            )
-        self._worker.add_analyzer(name, analyze)
+        self._worker.add_analyzer(name, analyzer)
 
     def pause(self) -> None:
         """Stop recording; steps are still counted."""
@@ -300,9 +274,7 @@ class Exporter:
         """Return the exporter."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
 

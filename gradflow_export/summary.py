@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gradflow_export.catalog import CATALOG
+from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.records import (
     RUN_SITE,
     Issue,
@@ -136,3 +141,23 @@ def statistics(seen: Welford) -> dict[str, float]:
     if not seen.count:
         return {"last": seen.last, "mean": math.nan, "min": math.nan, "max": math.nan}
     return {"last": seen.last, "mean": seen.mean, "min": seen.low, "max": seen.high}
+
+
+def write_json(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
+    """Write a summary as JSON.
+
+    Args:
+        path: A file name ending in ``.json``.
+        summary: JSON-ready values, without bare NaN.
+
+    Raises:
+        ArgumentError: The path does not end in ``.json``.
+        StorageError: The file cannot be written.
+    """
+    target = Path(path)
+    if target.suffix != ".json":
+        raise ArgumentError(f"save expects a path ending in .json, got {str(path)!r}.")
+    try:
+        target.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"save cannot write {str(path)!r}: {error.strerror or error}.") from error

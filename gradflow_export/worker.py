@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradflow_export.assemble import Assembler
+from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.summary import RunSummary
@@ -84,8 +85,17 @@ class Worker:
         self._taken += 1
         self._queue.append(bundle)
 
-    def add_analyzer(self, name: str, analyze: Analyze) -> None:
-        """Ask ``analyze`` about every record from now on."""
+    def add_analyzer(self, name: str, analyzer: Any) -> None:
+        """Ask an analyzer about every record from now on.
+
+        Raises:
+            ArgumentTypeError: It is neither callable nor has ``analyze_custom_metric``.
+        """
+        analyze = getattr(analyzer, "analyze_custom_metric", analyzer)
+        if not callable(analyze):
+            raise ArgumentTypeError(
+                f"analyzer must be callable or have analyze_custom_metric(record), got {type(analyzer).__name__}."
+            )
         with self._lock:
             self._analyzers[name] = analyze
 

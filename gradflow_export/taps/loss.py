@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.errors import nearest
 from gradflow_export.metrics.logits import (
     LOGIT_METRICS,
     TARGET_METRICS,
@@ -22,6 +25,9 @@ from gradflow_export.metrics.logits import (
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
 
+_log = logging.getLogger("gradflow_export")
+
+OBSERVABLE = ("loss", "logits", "targets")
 MICRO_BATCHES = 1024
 """Losses kept until a step ends; beyond that the oldest are forgotten."""
 
@@ -34,6 +40,7 @@ class LossTap:
         self._guard = guard
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
+        self._unknown: set[str] = set()
         self.want_logits = False
         self.seen = False
         self.backward_began: float | None = None
@@ -50,6 +57,17 @@ class LossTap:
         if self._criterion is not None:
             stack.callback(self._criterion.register_forward_hook(ModuleHook(self._guard(self._called))).remove)
         return stack
+
+    def observe(self, tensors: Mapping[str, Any]) -> None:
+        """Take what the user hands over by name; an unknown name is told of once."""
+        for name in tensors.keys() - set(OBSERVABLE) - self._unknown:
+            self._unknown.add(name)
+            _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
+        loss, logits, targets = (tensors.get(name) for name in OBSERVABLE)
+        if isinstance(loss, (Tensor, int, float)):
+            self.observe_loss(loss)
+        if isinstance(logits, Tensor):
+            self.observe_logits(logits, targets if isinstance(targets, Tensor) else None)
 
     def observe_loss(self, loss: Tensor | float) -> None:
         """Take one loss. A tensor is kept as a device reference; backward time is measured from its gradient."""

@@ -1,10 +1,11 @@
 """The storage form: what is packed comes back bit for bit."""
 
 import numpy as np
-from gradflow_export.chunks import Packer, Unpacker, pack_info, parse_tag
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gradflow_export.chunks import Packer, Unpacker, pack_info, parse_tag
+from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 
 VALUES = st.one_of(
     st.none(), st.floats(width=32), st.sampled_from([0.0, -0.0, float("nan"), float("inf"), -float("inf")])
