@@ -120,6 +120,6 @@ def workloads() -> tuple[Workload, ...]:
     """Return the workloads, shortest step first."""
     return (
         Workload("mlp", Mlp, lambda n: (torch.randn(n, 64), torch.randint(0, 10, (n,))), 128, 200, 40),
-        Workload("cnn", Cnn, lambda n: (torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,))), 16, 100, 12),
+        Workload("cnn", Cnn, lambda n: (torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,))), 6, 100, 12),
         Workload("gpt", Gpt, lambda n: (torch.randint(0, 128, (n, 64)), torch.randint(0, 128, (n * 64,))), 8, 100, 8),
     )

@@ -191,6 +191,8 @@ def _specs() -> tuple[MetricSpec, ...]:
           "c", low=0.0),
         s("runtime.cuda_peak", "CUDA memory, peak", "MB", "run", "torch.cuda.max_memory_allocated / 2^20", "PyTorch",
           "c", low=0.0),
+        s("runtime.cuda_limit", "CUDA memory of the device", "MB", "run", "total memory of the current device / 2^20",
+          "PyTorch", "c", low=0.0),
         s("runtime.step_time", "step time", "s", "run", "time between the ends of two optimizer steps", "definition",
           "c", low=0.0, scale="log", headline=True),
         s("runtime.backward_time", "backward time", "s", "run",

@@ -127,6 +127,8 @@ class GradientGainMonitor:
                 broken = any(n is not None and not math.isfinite(n) for n in norms[index : index + 2])
                 word = label(math.nan if broken else gain)
                 lines.append(f"{where}gamma={gain:.4f}, log_gamma={log_gain:.4f} [{word}]")
+        if all(value is None for value in norms):
+            lines += ["", "No gradient arrived: run both the forward and the backward pass while the monitor is open."]
         return "\n".join([*lines, "", *_summary_lines(summary_stats(norms, self.eps))])
 
     def reset(self) -> None:

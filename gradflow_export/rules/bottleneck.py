@@ -62,7 +62,7 @@ class Bottleneck(Rule):
                     f"{block} passes on {number(gain)} of the gradient, the other blocks about {number(usual)}.",
                     f"look at {block} alone: rescale its weights"
                     + (f" by about {number(usual / gain)}" if gain > 0 else "")
-                    + f", add a skip connection around it (x + {block.rpartition('.')[2] or 'block'}(x)) or a "
+                    + ", add a skip connection around it (x + block(x)) or a "
                     "LayerNorm after it.",
                     cause="gain",
                     follows_from=(IssueType.EXPLODING,),

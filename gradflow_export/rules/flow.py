@@ -229,6 +229,9 @@ class ExplodingDepth(Rule):
             layers = tuple(site for site, here in zip(links.sites, large, strict=True) if here)
             what = f"the gradient grows {number(math.exp(depth))}-fold from {links.sites[-1]} back to {layers[0]}"
             value, threshold = depth, self.depth_gain
+            steepest = int(np.nanargmax(np.where(np.isfinite(links.log_gains), links.log_gains, np.nan)))
+            if links.log_gains[steepest] > depth / 2:
+                return (self._single(links, steepest, layers, what, depth),)
         elif growth > math.log(self.spread) and math.log(typical) > self.amplifying:
             layers, value, threshold = links.sites, growth, self.spread
             what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
@@ -247,6 +250,22 @@ class ExplodingDepth(Rule):
             urgent=value > math.log(self.urgent),
         )
         return (finding,)
+
+    def _single(self, links: Chain, steepest: int, layers: tuple[str, ...], what: str, depth: float) -> Finding:
+        """Blame the one block that makes most of the growth."""
+        block, factor = links.sites[steepest + 1], math.exp(min(float(links.log_gains[steepest]), 700.0))
+        return Finding(
+            IssueType.EXPLODING,
+            grade(depth),
+            (block, *(layer for layer in layers if layer != block)),
+            factor,
+            self.depth_gain,
+            f"{what}, and {block} alone multiplies it by {number(factor)} (healthy: 0.5 to 2).",
+            f"scale the initial weights of {block} by about {number(1.0 / factor)} (nn.init.kaiming_normal_ for ReLU, "
+            "nn.init.orthogonal_ otherwise) or put a LayerNorm before it; until then "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
+            urgent=depth > math.log(self.urgent),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

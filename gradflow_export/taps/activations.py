@@ -16,7 +16,7 @@ from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import site_name
 
-WINDOW = 10
+WINDOW = 5
 """Sampled steps per window; a unit is dead when it fired in neither this window nor the one before."""
 
 _RECTIFIERS = (nn.ReLU, nn.ReLU6)

@@ -20,11 +20,12 @@ class RuntimeTap:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._limit = memory_limit() / MEGABYTE
+        self._cuda_total: float | None = None
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("rss", "vms", "memory_limit", "cuda_allocated", "cuda_reserved", "cuda_peak")
+        names = ("rss", "vms", "memory_limit", "cuda_allocated", "cuda_reserved", "cuda_peak", "cuda_limit")
         return tuple(spec(f"runtime.{name}") for name in names)
 
     def read(self) -> Mapping[str, float]:
@@ -38,8 +39,14 @@ class RuntimeTap:
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             out["runtime.cuda_allocated"] = torch.cuda.memory_allocated() / MEGABYTE
             out["runtime.cuda_reserved"] = torch.cuda.memory_reserved() / MEGABYTE
+            out["runtime.cuda_limit"] = self._cuda_limit()
             out["runtime.cuda_peak"] = torch.cuda.max_memory_allocated() / MEGABYTE
         return out
+
+    def _cuda_limit(self) -> float:
+        if self._cuda_total is None:
+            self._cuda_total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / MEGABYTE
+        return self._cuda_total
 
 
 def memory_limit() -> int:

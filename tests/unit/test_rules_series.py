@@ -193,6 +193,16 @@ def test_rank_of_a_solved_classifier_may_collapse():
     assert not judged(RankBottleneck(), [*records, record(8, loss=0.01, block__effective_rank=named([20, 2]))]).issues
 
 
+def test_one_amplifying_block_is_blamed_for_the_whole_growth():
+    """When a single block makes the growth, it comes first, with its own factor."""
+    norms = {f"blocks.{i}": 500.0 if i < 3 else 1.0 for i in range(6)}
+    (issue,) = judged(ExplodingDepth(), repeat(3, block__gradient_norm=norms)).issues
+    assert issue.layers == ("blocks.3", "blocks.0", "blocks.1", "blocks.2")
+    assert issue.value == pytest.approx(500.0)
+    assert "blocks.3 alone" in issue.message
+    assert "0.002" in issue.advice
+
+
 def test_dead_share_threshold_is_inclusive():
     """0.9 is dead, 0.89 is not; missing modules are neither."""
     shares = {"a": 0.89, "b": 0.9, "c": None}
