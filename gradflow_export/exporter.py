@@ -162,6 +162,7 @@ class Exporter:
             compiled=self._compiled,
         )
         loop.steps = self._start_step
+        self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
         self._loop, self._loss = loop, loop.taps.loss
         self._reference = _Watched(model)

@@ -56,7 +56,7 @@ class TrainingLoop:
         self.steps = 0
         self.paused = False
         self.optimizers: OptimizerSteps | None = None
-        self._schedule, self._guard, self._hand_over = schedule, guard, hand_over
+        self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self._asked = False
         self._asked_at = -ASK_AGAIN_STEPS
         self._open: Bundle | None = None
@@ -223,11 +223,11 @@ class TrainingLoop:
 
     def _plan(self) -> None:
         step = self.steps + 1
-        self._recorded = self._schedule.recorded(step) and not self.paused
+        self._recorded = self.schedule.recorded(step) and not self.paused
         asked, self._asked = self._asked, False
         if asked:
             self._asked_at = step
-        self._due = frozenset() if self.paused else self._schedule.due(step, asked=asked)
+        self._due = frozenset() if self.paused else self.schedule.due(step, asked=asked)
         self.taps.loss.want_logits = "logits" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due
         self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))

@@ -27,6 +27,7 @@ Loss, gradient norms, cosine and runtime are read every step.
 DENSE_STEPS = 10
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
+SITES_PER_INTERVAL = 100
 RANK_STEPS = (1, 2, 3, 4)
 RARE_STEPS = (1, 10, 50, 100)
 
@@ -39,19 +40,35 @@ class Schedule:
 
     Attributes:
         every: Steps between two records.
-        intervals: Overrides of ``INTERVALS`` by instrument.
+        intervals: Overrides of ``INTERVALS`` by instrument; afterwards the interval of every instrument.
+        chosen: Instruments whose interval was overridden.
     """
 
     every: int = 1
     intervals: Mapping[str, int] = field(default_factory=dict)
+    chosen: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "chosen", frozenset(self.intervals))
         _check_interval("every", self.every)
         for name, interval in self.intervals.items():
             if name not in INTERVALS:
                 raise ArgumentError(f"intervals names {name!r}, which is no instrument{nearest(name, INTERVALS)}")
             _check_interval(f"intervals[{name!r}]", interval)
         object.__setattr__(self, "intervals", MappingProxyType({**INTERVALS, **self.intervals}))
+
+    def for_sites(self, sites: Mapping[str, int]) -> Schedule:
+        """Return a schedule whose default intervals grow with what there is to read, so that its cost does not.
+
+        Args:
+            sites: Number of sites by instrument. Intervals the user chose stay as they are.
+        """
+        grown = {
+            name: self.intervals[name] * max(-(-count // SITES_PER_INTERVAL), 1)
+            for name, count in sites.items()
+            if name not in self.chosen
+        }
+        return Schedule(self.every, {**self.intervals, **grown})
 
     def recorded(self, step: int) -> bool:
         """Return whether this step makes a record at all."""

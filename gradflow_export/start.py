@@ -73,7 +73,10 @@ def make_loop(
         UpdateTap(reference),
         LossTap(criterion, guard=part("loss")),
     )
-    loop = TrainingLoop(taps, settings.schedule, guard, hand_over)
+    # Parameters are read by few calls for all of them, blocks and activations by some for each.
+    tensors = sum(1 for _ in model.parameters()) // 2
+    sites = {"blocks": len(chosen), "activations": taps.activations.modules, "updates": tensors, "statistics": tensors}
+    loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     step = part("the optimizer step")
     loop.optimizers = OptimizerSteps(reference, step(loop.before), step(loop.after), only, skipped=step(loop.skip))

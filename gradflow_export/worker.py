@@ -71,6 +71,13 @@ class Worker:
         """Names of writers that were set aside."""
         return tuple(writer.name for writer in self._all if writer not in self._writers)
 
+    def describe(self, blocks: tuple[str, ...], intervals: Mapping[str, int]) -> None:
+        """Complete the run's description before :meth:`start`."""
+        info = self.summary.info
+        if info is not None:
+            settings = {**info.settings, "intervals": dict(intervals)}
+            self.summary.info = replace(info, blocks=blocks, settings=settings)
+
     def start(self) -> None:
         """Open the writers and start the thread."""
         for writer in self._all:

@@ -14,16 +14,20 @@ TENSORS = 4
 ENTRIES = 1024
 
 
-def gradient_sample(gradients: Sequence[Tensor]) -> Tensor:
-    """Return evenly spaced entries of evenly spaced tensors: at most ``ENTRIES`` each of at most ``TENSORS``.
+def evenly_chosen(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return at most ``TENSORS`` evenly spaced ones of the gradients; not empty unless they are."""
+    return gradients[:: -(-len(gradients) // TENSORS) or 1]
+
+
+def gradient_sample(chosen: Sequence[Tensor]) -> Tensor:
+    """Return at most ``ENTRIES`` evenly spaced entries of each tensor, joined.
 
     Args:
-        gradients: Dense, on one device, not empty.
+        chosen: Dense gradients on one device, not empty.
 
     Returns:
         Shape: ``[entries]``, float32 or float64.
     """
-    chosen = gradients[:: -(-len(gradients) // TENSORS)]
     flat = torch.cat([even_sample(dense_entries(g), ENTRIES) for g in chosen])
     return flat if flat.dtype is torch.float64 else flat.float()
 

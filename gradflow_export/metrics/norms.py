@@ -53,11 +53,11 @@ def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     Source: definition; scaling as in LAPACK dnrm2 (Blue 1978, ACM TOMS 4).
     """
     entries = list(tensors)
-    kinds = {(e.layout, e.dtype) for e in entries}
-    devices = {e.device for e in entries}
-    if kinds & _PLAIN != kinds:
+    kinds = {(e.layout, e.dtype, e.device) for e in entries}
+    if any((layout, dtype) not in _PLAIN for layout, dtype, _ in kinds):
         entries = [dense_entries(e) for e in entries]
-    if len(devices) == 1 and len({e.dtype for e in entries}) == 1:
+        kinds = {(e.layout, e.dtype, e.device) for e in entries}
+    if len(kinds) == 1:
         with torch.no_grad():
             return _same_kind(entries)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}

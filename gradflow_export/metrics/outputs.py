@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradflow_export.metrics.norms import l2_norm, l2_norms
 
-SPREAD_ROWS, SPREAD_FEATURES = 64, 64
+SPREAD_ROWS, SPREAD_FEATURES = 32, 64
 RANK_ROWS, RANK_FEATURES = 256, 512
 
 

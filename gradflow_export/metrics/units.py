@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def active_units(output: Tensor, unit_dim: int) -> Tensor:
-    """Return which units had any output above zero.
+def greatest_outputs(output: Tensor, unit_dim: int) -> Tensor:
+    """Return the greatest output of each unit over samples and positions; a unit was active where it is above zero.
 
     Args:
-        output: Shape: any, with units along ``unit_dim``.
+        output: Two or more dimensions, not empty, with units along ``unit_dim``.
         unit_dim: Dimension of the units: 1 for channels, -1 for features.
 
     Returns:
-        True where some sample or position was positive. Shape: ``[units]``.
+        Shape: ``[units]``.
+    """
+    units = unit_dim % output.dim()
+    return output.detach().amax(dim=[d for d in range(output.dim()) if d != units])
+
+
+def dead_shares(greatest: Sequence[Tensor]) -> Tensor:
+    """Return the share of units of each module that were never above zero.
+
+    Args:
+        greatest: Greatest outputs per module, on one device; not empty. Shape of each: ``[units]``.
+
+    Returns:
+        Shape: ``[len(greatest)]``, in [0, 1].
 
     Source: Lu et al. 2019, arXiv:1903.06733.
     """
-    units = output.detach().movedim(unit_dim, 0).flatten(1)
-    return units.amax(dim=1) > 0
+    sizes = torch.tensor([g.numel() for g in greatest], device=greatest[0].device)
+    modules = torch.repeat_interleave(torch.arange(len(greatest), device=sizes.device), sizes)
+    dead = (~(torch.cat(list(greatest)) > 0)).float()
+    return torch.zeros(len(greatest), device=sizes.device).index_add_(0, modules, dead) / sizes.clamp_min(1)
 
 
 def zero_share(output: Tensor) -> Tensor:

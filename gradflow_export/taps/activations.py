@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.units import active_units, saturated_share, zero_share
-from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
+from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import site_name
 
@@ -57,6 +57,7 @@ class ActivationTap:
         self._zero: dict[int, Tensor] = {}
         self._saturated: dict[int, Tensor] = {}
         self._samples = 0
+        self.modules = len(self._rectifiers) + len(self._saturating)
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -77,9 +78,11 @@ class ActivationTap:
             return
         with torch.no_grad():
             unit_dim = 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
-            active = active_units(output, unit_dim)
+            greatest = greatest_outputs(output, unit_dim)
             known = self._active.get(index)
-            self._active[index] = active if known is None or known.shape != active.shape else known | active
+            if known is not None and known.shape == greatest.shape and known.device == greatest.device:
+                greatest = torch.maximum(known, greatest.to(known.dtype))
+            self._active[index] = greatest
             self._zero[index] = zero_share(output)
             self._touched.add(index)
 
@@ -91,16 +94,15 @@ class ActivationTap:
     def drain(self) -> Drained:
         """Give out shares of the modules called since the last call; windows go on."""
         out: Drained = []
-        dead = {index: self._dead_share(index) for index in sorted(self._touched)}
+        dead = self._dead()
         for metric, sites, values in (
             ("activation.dead_share", self._dead_sites, dead),
             ("activation.zero_share", self._dead_sites, self._zero),
             ("activation.saturated_share", self._saturating_sites, self._saturated),
         ):
             if values:
-                device = next(iter(values.values())).device
                 where = sorted(values)
-                stacked = torch.stack([values[index].float().to(device) for index in where])
+                stacked = stack_scalars([values[index] for index in where])
                 out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
         if self._touched:
             self._samples += 1
@@ -113,8 +115,12 @@ class ActivationTap:
         """Forget what was collected outside windows: the step makes no record."""
         self._touched, self._zero, self._saturated = set(), {}, {}
 
-    def _dead_share(self, index: int) -> Tensor:
-        active, earlier = self._active[index], self._earlier.get(index)
-        if earlier is not None and earlier.shape == active.shape:
-            active = active | earlier
-        return 1.0 - active.float().mean()
+    def _dead(self) -> dict[int, Tensor]:
+        """Return the dead share of each module called since the last drain, over this window and the one before."""
+        both: dict[int, Tensor] = {}
+        for index in sorted(self._touched):
+            greatest, earlier = self._active[index], self._earlier.get(index)
+            if earlier is not None and earlier.shape == greatest.shape and earlier.device == greatest.device:
+                greatest = torch.maximum(greatest, earlier.to(greatest.dtype))
+            both[index] = greatest.to(next(iter(both.values())).device) if both else greatest
+        return dict(zip(both, dead_shares(list(both.values())).unbind(), strict=True)) if both else {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from gradflow_export.catalog import MetricSpec
@@ -54,6 +55,14 @@ Guard = Callable[[Callable[..., None]], Callable[..., None]]
 def unguarded(hook: Callable[..., None]) -> Callable[..., None]:
     """Return the hook as it is; for use outside an exporter."""
     return hook
+
+
+def stack_scalars(values: Sequence[Tensor]) -> Tensor:
+    """Join scalar tensors of any dtype and device. Shape: ``[len(values)]``, float64 unless all are of one dtype."""
+    first = values[0]
+    if all(value.dtype is first.dtype and value.device == first.device for value in values):
+        return torch.stack(list(values))
+    return torch.stack([value.to(first.device, torch.float64) for value in values])
 
 
 class Tap(Protocol):

@@ -24,7 +24,7 @@ from gradflow_export.metrics.outputs import (
     output_spreads,
 )
 from gradflow_export.metrics.samples import rows_of
-from gradflow_export.taps.base import Drained, Guard, Pending, Sample, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, Sample, stack_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import NamedModule
 
@@ -180,6 +180,9 @@ class BlockTap:
 
     def drain(self) -> Drained:
         """Give out norms, sizes, spreads and samples in depth order, and forget them."""
+        if not self._rows and not self.store.norms():
+            self.store.reset()
+            return []
         order = self.depth_order()
         sites = tuple(self.names[index] for index in order)
         spreads: dict[int, Tensor] = {}
@@ -205,11 +208,3 @@ class BlockTap:
         """Forget what was collected, and what is still on its way: the step makes no record."""
         self._sizes, self._rows = {}, {}
         self.store.reset()
-
-
-def stack_scalars(values: Sequence[Tensor]) -> Tensor:
-    """Join scalar tensors of any dtype and device. Shape: ``[len(values)]``, float64 unless all are of one dtype."""
-    first = values[0]
-    if all(value.dtype is first.dtype and value.device == first.device for value in values):
-        return torch.stack(list(values))
-    return torch.stack([value.to(first.device, torch.float64) for value in values])

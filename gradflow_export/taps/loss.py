@@ -96,8 +96,9 @@ class LossTap:
         out: Drained = []
         if self._losses:
             device = self._losses[0].device
-            losses = torch.stack([loss.to(device, torch.float64) for loss in self._losses])
-            out.append(Pending("loss", (RUN_SITE,), losses.mean().reshape(1)))
+            losses = [loss.to(device, torch.float64) for loss in self._losses]
+            mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+            out.append(Pending("loss", (RUN_SITE,), mean.reshape(1)))
         for names, values in self._statistics:
             out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
         self.forget()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.direction import cosine, gradient_sample
+from gradflow_export.metrics.direction import cosine, evenly_chosen, gradient_sample
 from gradflow_export.metrics.norms import ENTRY_STATISTICS, entry_statistics, l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
@@ -72,10 +72,10 @@ class GradientTap:
         self._previous.pop(optimizer, None)
 
     def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
-        device = gradients[0].device
-        if any(g.layout is not torch.strided or g.device != device for g in gradients):
+        chosen = evenly_chosen(gradients)
+        if any(g.layout is not torch.strided or g.device != chosen[0].device for g in chosen):
             return
-        now = gradient_sample(gradients)
+        now = gradient_sample(chosen)
         before = self._previous.get(optimizer)
         self._previous[optimizer] = now.clone() if now.data_ptr() == gradients[0].data_ptr() else now
         if before is not None and before.shape == now.shape and before.device == now.device:

@@ -15,7 +15,7 @@ from gradflow_export.metrics.logits import logit_statistics, target_statistics
 from gradflow_export.metrics.norms import ENTRY_STATISTICS, entry_statistics, l2_norms, norm
 from gradflow_export.metrics.outputs import effective_rank
 from gradflow_export.metrics.samples import even_sample, rows_of
-from gradflow_export.metrics.units import active_units, zero_share
+from gradflow_export.metrics.units import greatest_outputs, zero_share
 from gradflow_export.records import Reading, to_float32
 
 UNIT = st.floats(-1, 1, width=32).map(lambda x: 0.0 if abs(x) < 1e-3 else x)
@@ -287,6 +287,8 @@ def test_samples_are_within_their_limits_and_entries_of_the_tensor(shape, rows, 
 def test_a_dead_unit_is_one_that_never_fires(rows):
     """A unit is active where some output is positive, and only zeros count as zero."""
     output = torch.relu(torch.tensor(rows))
-    assert active_units(output, -1).tolist() == [any(x > 0 for x in column) for column in zip(*rows, strict=True)]
+    assert (greatest_outputs(output, -1) > 0).tolist() == [
+        any(x > 0 for x in column) for column in zip(*rows, strict=True)
+    ]
     flat = [x for row in rows for x in row]
     assert zero_share(output).item() == pytest.approx(sum(x <= 0 for x in flat) / len(flat), abs=1e-6)

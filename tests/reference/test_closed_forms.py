@@ -13,7 +13,7 @@ from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_
 from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.outputs import effective_rank, rank_of_spectrum
-from gradflow_export.metrics.units import active_units, zero_share
+from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
 from gradflow_export.stats import Welford, theil_sen, theil_sen_bounds
 
 DEPTH = 12
@@ -190,10 +190,10 @@ def test_zero_and_dead_shares_of_shifted_units():
     size = weights.norm(dim=1)
     sparse = torch.relu(x @ weights.T - 0.5 * size)
     assert zero_share(sparse).item() == pytest.approx(0.69146, abs=0.005)
-    assert active_units(sparse, -1).all()
+    assert dead_shares([greatest_outputs(sparse, -1)]).item() == 0.0
     dead = torch.relu(x @ weights.T - 30 * size)
     assert zero_share(dead).item() == 1.0
-    assert not active_units(dead, -1).any()
+    assert dead_shares([greatest_outputs(dead, -1)]).item() == 1.0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gradflow_export.metrics.direction import ENTRIES, TENSORS, cosine, gradient_sample
+from gradflow_export.metrics.direction import ENTRIES, TENSORS, cosine, evenly_chosen, gradient_sample
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
 from gradflow_export.metrics.logits import (
     LOGIT_METRICS,
@@ -28,7 +28,7 @@ from gradflow_export.metrics.norms import (
 )
 from gradflow_export.metrics.outputs import effective_rank, is_floating, output_rms, output_spreads, rank_of_spectrum
 from gradflow_export.metrics.samples import even_sample, rows_of
-from gradflow_export.metrics.units import active_units, saturated_share, zero_share
+from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -244,10 +244,13 @@ def test_unit_statistics_equal_the_twin(twin):
     """Active units and zero shares of rectified outputs are those of plain loops."""
     torch.manual_seed(8)
     for output in (torch.relu(torch.randn(3, 9) - 1), torch.relu(torch.randn(2, 9, 3, 3) - 2)):
-        active = active_units(output, 1)
+        active = greatest_outputs(output, 1) > 0
         assert 1 - active.float().mean().item() == pytest.approx(twin.dead_share([output]))
         assert zero_share(output).item() == pytest.approx(twin.zero_share(output))
-    assert active_units(torch.tensor([[[1.0, 0.0]]]), -1).tolist() == [True, False]
+    assert greatest_outputs(torch.tensor([[[1.0, 0.0]]]), -1).tolist() == [1.0, 0.0]
+    assert dead_shares([torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0, 2.0])]).tolist() == pytest.approx(
+        [1 / 2, 2 / 3]
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,5 +280,7 @@ def test_cosine_and_gradient_sample_equal_the_twin(twin):
     other = torch.randn(11)
     assert cosine(sample, other).item() == pytest.approx(twin.cosine(sample.tolist(), other.tolist()), rel=1e-5)
     assert cosine(sample, torch.zeros(11)).isnan()
-    assert gradient_sample([torch.randn(2**14).double() for _ in range(20)]).numel() <= TENSORS * ENTRIES
+    many = evenly_chosen([torch.randn(2**14).double() for _ in range(20)])
+    assert len(many) <= TENSORS
+    assert gradient_sample(many).numel() <= TENSORS * ENTRIES
     assert cosine(sample * 1e-30, other * 1e30).item() == pytest.approx(cosine(sample, other).item(), rel=1e-5)

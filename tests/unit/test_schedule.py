@@ -93,3 +93,12 @@ def test_bad_plans_are_named(arguments, kind, text):
     """The message says what was expected, what came and what to do."""
     with pytest.raises(kind, match=text):
         Schedule(**arguments)
+
+
+def test_intervals_grow_with_what_there_is_to_read():
+    """A hundred sites more, one interval more; what the user chose stays."""
+    schedule = Schedule(1, {"updates": 7}).for_sites({"blocks": 199, "activations": 100, "updates": 1000})
+    assert schedule.intervals["blocks"] == 2 * INTERVALS["blocks"]
+    assert schedule.intervals["activations"] == INTERVALS["activations"]
+    assert schedule.intervals["updates"] == 7
+    assert schedule.intervals["ranks"] == INTERVALS["ranks"]
