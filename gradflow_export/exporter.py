@@ -19,9 +19,7 @@ from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue
-from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.profiles import profile as rules_of
-from gradflow_export.start import default_logdir, describe, is_compiled, make_loop
+from gradflow_export.start import default_logdir, describe, is_compiled, make_judge, make_loop
 from gradflow_export.summary import write_json
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
@@ -109,14 +107,12 @@ class Exporter:
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
         self._loss: LossTap | None = None
-        rules = rules_of(self.settings.profile, self.settings.thresholds)
-        judge = Judge(rules if self.settings.alerts_enabled else (), strict=strict)
-        self._info = describe(inner, self.settings)
+        self._runtime = RuntimeTap()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
-        self._writers = make_writers(backends, self.logdir) if self.settings.enabled and self._info.rank == 0 else []
-        self._worker = Worker(
-            self._info, judge, self._writers, memory=RuntimeTap().read, on_issue=self._on_issue, strict=strict
-        )
+        info, judge = describe(inner, self.settings), make_judge(self.settings, strict=strict)
+        writers = make_writers(backends, self.logdir) if self.settings.enabled and info.rank == 0 else []
+        device, on_issue = self._runtime.read_device, self._on_issue
+        self._worker = Worker(info, judge, writers, device=device, on_issue=on_issue, strict=strict)
 
     def watch(
         self,
@@ -156,6 +152,7 @@ class Exporter:
             self.settings,
             self._guard,
             self._worker.put,
+            runtime=self._runtime,
             criterion=criterion,
             optimizer=optimizer,
             blocks=blocks,

@@ -23,6 +23,7 @@ from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.transfer import Bundle, pack
 
@@ -42,6 +43,7 @@ class Taps:
     gradients: GradientTap
     updates: UpdateTap
     loss: LossTap
+    runtime: RuntimeTap
 
 
 class TrainingLoop:
@@ -180,6 +182,7 @@ class TrainingLoop:
             for called in (self.taps.loss, self.taps.blocks, self.taps.activations):
                 called.forget()
             return
+        self._guard.part("memory")(lambda: scalars.update(self.taps.runtime.read()))()
         began = self.taps.loss.backward_began
         if began is not None:
             scalars["runtime.backward_time"] = now - began

@@ -19,6 +19,8 @@ from gradflow_export.config import Settings
 from gradflow_export.guard import Guard
 from gradflow_export.loop import Taps, TrainingLoop
 from gradflow_export.records import RunInfo
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.profiles import profile as rules_of
 from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
@@ -26,6 +28,7 @@ from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.transfer import Bundle
 
@@ -38,6 +41,7 @@ def make_loop(
     guard: Guard,
     hand_over: Callable[[Bundle], None],
     *,
+    runtime: RuntimeTap,
     criterion: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
@@ -50,6 +54,7 @@ def make_loop(
         settings: When instruments are read.
         guard: Keeps their errors out of the user's loop.
         hand_over: Takes a finished step.
+        runtime: Reads the memory of the process.
         criterion: The loss module, if there is one.
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
@@ -72,6 +77,7 @@ def make_loop(
         GradientTap(),
         UpdateTap(reference),
         LossTap(criterion, guard=part("loss")),
+        runtime,
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
@@ -81,6 +87,12 @@ def make_loop(
     step = part("the optimizer step")
     loop.optimizers = OptimizerSteps(reference, step(loop.before), step(loop.after), only, skipped=step(loop.skip))
     return loop
+
+
+def make_judge(settings: Settings, *, strict: bool) -> Judge:
+    """Return the judge that the settings ask for; one without rules when alerts are switched off."""
+    rules = rules_of(settings.profile, settings.thresholds)
+    return Judge(rules if settings.alerts_enabled else (), strict=strict)
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -44,7 +44,7 @@ class Worker:
         judge: Judge,
         writers: Sequence[Writer],
         *,
-        memory: Callable[[], Mapping[str, float]],
+        device: Callable[[], Mapping[str, float]],
         on_issue: Callable[[Issue], None],
         strict: bool = False,
     ) -> None:
@@ -53,7 +53,7 @@ class Worker:
         self.error: BaseException | None = None
         self._judge, self._writers = judge, list(writers)
         self._all = tuple(writers)
-        self._memory, self._on_issue, self._strict = memory, on_issue, strict
+        self._device, self._on_issue, self._strict = device, on_issue, strict
         self._analyzers: dict[str, Analyze] = {}
         self._assembler = Assembler()
         self._queue: deque[Bundle] = deque()
@@ -174,7 +174,7 @@ class Worker:
 
     def _record(self, bundle: Bundle) -> StepRecord:
         readings, histograms = self._assembler.assemble(bundle)
-        readings.extend(Reading.run(metric, value) for metric, value in self._memory().items())
+        readings.extend(Reading.run(metric, value) for metric, value in self._device().items())
         if self.dropped:
             readings.append(Reading.run("runtime.dropped", float(self.dropped)))
         record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=self._rank)

@@ -1,8 +1,7 @@
-"""Memory of the process, the machine and the accelerator; read on the worker thread."""
+"""Memory of the process, the machine and the accelerator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -28,20 +27,25 @@ class RuntimeTap:
         names = ("rss", "vms", "memory_limit", "cuda_allocated", "cuda_reserved", "cuda_peak", "cuda_limit")
         return tuple(spec(f"runtime.{name}") for name in names)
 
-    def read(self) -> Mapping[str, float]:
-        """Return run-level values by metric name."""
+    def read(self) -> dict[str, float]:
+        """Return the memory of the process, at the moment of asking: some microseconds, on the training thread."""
         memory = self._process.memory_info()
-        out = {
+        return {
             "runtime.rss": memory.rss / MEGABYTE,
             "runtime.vms": memory.vms / MEGABYTE,
             "runtime.memory_limit": self._limit,
         }
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            out["runtime.cuda_allocated"] = torch.cuda.memory_allocated() / MEGABYTE
-            out["runtime.cuda_reserved"] = torch.cuda.memory_reserved() / MEGABYTE
-            out["runtime.cuda_limit"] = self._cuda_limit()
-            out["runtime.cuda_peak"] = torch.cuda.max_memory_allocated() / MEGABYTE
-        return out
+
+    def read_device(self) -> dict[str, float]:
+        """Return the memory of the current CUDA device, empty without one; asked for on the worker thread."""
+        if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+            return {}
+        return {
+            "runtime.cuda_allocated": torch.cuda.memory_allocated() / MEGABYTE,
+            "runtime.cuda_reserved": torch.cuda.memory_reserved() / MEGABYTE,
+            "runtime.cuda_limit": self._cuda_limit(),
+            "runtime.cuda_peak": torch.cuda.max_memory_allocated() / MEGABYTE,
+        }
 
     def _cuda_limit(self) -> float:
         if self._cuda_total is None:
