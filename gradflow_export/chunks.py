@@ -152,7 +152,7 @@ class Packer:
             }
             values.append(Blob(f"{self._prefix}/{name}/{head}{part}", stored, content, records[-1].step))
         issues = [[record.step, issue_to_json(issue)] for record in records for issue in record.issues]
-        histograms = [[record.step, _histogram_to_json(h)] for record in records for h in record.histograms]
+        histograms = [[record.step, histogram_to_json(h)] for record in records for h in record.histograms]
         for kind, items in (("issues", issues), ("histograms", histograms)):
             if items:
                 content = {"v": FORMAT, "kind": kind, "first": records[0].step, "last": records[-1].step}
@@ -261,7 +261,7 @@ class Unpacker:
                 self.issues.setdefault(step, []).append(issue_from_json(item))
         elif tag.name == "histograms":
             for step, item in data:
-                self.histograms.setdefault(step, []).append(_histogram_from_json(item))
+                self.histograms.setdefault(step, []).append(histogram_from_json(item))
 
     def records(self) -> list[StepRecord]:
         """Return every record whose chunk is complete, in step order."""
@@ -304,7 +304,8 @@ class Unpacker:
                     readings[step].append(Reading(name, (RUN_SITE,), values[row, cell], present[row, cell]))
 
 
-def _histogram_to_json(histogram: Histogram) -> dict[str, Any]:
+def histogram_to_json(histogram: Histogram) -> dict[str, Any]:
+    """Return the histogram ready for ``json.dumps``."""
     return {
         "metric": histogram.metric,
         "site": histogram.site,
@@ -314,7 +315,8 @@ def _histogram_to_json(histogram: Histogram) -> dict[str, Any]:
     }
 
 
-def _histogram_from_json(data: Mapping[str, Any]) -> Histogram:
+def histogram_from_json(data: Mapping[str, Any]) -> Histogram:
+    """Undo :func:`histogram_to_json`."""
     return Histogram(
         data["metric"],
         data["site"],

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.chunks import FORMAT
+from gradflow_export.chunks import FORMAT, histogram_from_json, histogram_to_json
 from gradflow_export.errors import StorageError
 from gradflow_export.records import (
     RUN_SITE,
-    Histogram,
     Reading,
     RunInfo,
     StepRecord,
@@ -68,7 +67,7 @@ class LineEncoder:
         if record.issues:
             body["issues"] = [issue_to_json(issue) for issue in record.issues]
         if record.histograms:
-            body["histograms"] = [_histogram_to_json(histogram) for histogram in record.histograms]
+            body["histograms"] = [histogram_to_json(histogram) for histogram in record.histograms]
         return b"".join([*tables, _line(body)])
 
     def _table(self, sites: tuple[str, ...], out: list[bytes]) -> int:
@@ -126,7 +125,7 @@ class LineDecoder:
             int(data["step"]),
             float(data["wall_time"]),
             tuple(readings),
-            tuple(_histogram_from_json(item) for item in data.get("histograms", ())),
+            tuple(histogram_from_json(item) for item in data.get("histograms", ())),
             tuple(issue_from_json(item) for item in data.get("issues", ())),
             data["phase"],
             data["rank"],
@@ -163,18 +162,3 @@ def _reading(metric: str, sites: tuple[str, ...], numbers: list[Any]) -> Reading
     present: npt.NDArray[np.bool_] = np.array([number is not None for number in numbers], dtype=np.bool_)
     values = np.array([0.0 if number is None else float(number) for number in numbers], dtype=np.float64)
     return Reading(metric, sites, values.astype(np.float32), present)
-
-
-def _histogram_to_json(histogram: Histogram) -> dict[str, Any]:
-    return {
-        "metric": histogram.metric,
-        "site": histogram.site,
-        "edges": histogram.edges.tolist(),
-        "counts": histogram.counts.tolist(),
-        "nonfinite": histogram.nonfinite,
-    }
-
-
-def _histogram_from_json(data: Mapping[str, Any]) -> Histogram:
-    edges = np.array([float(edge) for edge in data["edges"]], dtype=np.float64)
-    return Histogram(data["metric"], data["site"], edges, np.array(data["counts"], dtype=np.int64), data["nonfinite"])
