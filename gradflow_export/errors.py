@@ -9,6 +9,10 @@ import difflib
 from collections.abc import Iterable
 
 
+_LISTED = 20
+"""Known words an error message lists at most."""
+
+
 class GradflowError(Exception):
     """Base of every error raised on purpose by this package."""
 
@@ -39,6 +43,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     Returns:
         ``"; did you mean 'x'?"`` when one is close, else ``"; known are: a, b, c"``.
     """
-    words = sorted(known)
+    words = sorted(word for word in known if word)
     close = difflib.get_close_matches(str(name), words, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are: {', '.join(words)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return f"; known are: {', '.join(words[:_LISTED])}{more}"
