@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 _LISTED = 20
 """Known words an error message lists at most."""
 
