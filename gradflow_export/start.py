@@ -84,8 +84,9 @@ def make_loop(
     sites = {"blocks": len(chosen), "activations": taps.activations.modules, "updates": tensors, "statistics": tensors}
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    step = part("the optimizer step")
-    loop.optimizers = OptimizerSteps(reference, step(loop.before), step(loop.after), only, skipped=step(loop.skip))
+    loop.optimizers = OptimizerSteps(
+        reference, loop.before, loop.after, only, skipped=loop.skip, guard=part("the optimizer step")
+    )
     return loop
 
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import site_name
 
 
@@ -104,9 +105,11 @@ class OptimizerSteps:
         only: Sequence[Optimizer] | None = None,
         *,
         skipped: Listener,
+        guard: Guard = unguarded,
     ) -> None:
         self._model = model
         self._before, self._after, self._skipped = before, after, skipped
+        self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
         self._owned: weakref.WeakKeyDictionary[Optimizer, tuple[Any, Owned | None]] = weakref.WeakKeyDictionary()
         self._open: weakref.WeakKeyDictionary[Optimizer, OptimizerStep] = weakref.WeakKeyDictionary()
@@ -115,8 +118,8 @@ class OptimizerSteps:
     def attach(self) -> contextlib.ExitStack:
         """Begin to listen; closing the returned stack ends it."""
         with contextlib.ExitStack() as stack:
-            stack.callback(register_optimizer_step_pre_hook(self._pre).remove)
-            stack.callback(register_optimizer_step_post_hook(self._post).remove)
+            stack.callback(register_optimizer_step_pre_hook(self._guard(self._pre)).remove)
+            stack.callback(register_optimizer_step_post_hook(self._guard(self._post)).remove)
             return stack.pop_all()
 
     def owned_by(self, optimizer: Optimizer) -> Owned | None:
