@@ -6,29 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from gradflow_export.records import StepRecord
-
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-
-
-@pytest.fixture(scope="module")
-def logdir(tmp_path_factory, logs):
-    """A healthy, a sick and a hostile run, and one whose values are known."""
-    root = tmp_path_factory.mktemp("logs")
-    logs.sick_run(root / "healthy", sick=False)
-    logs.sick_run(root / "sick")
-    hostile = logs.plain_records(range(1, 50), sites=logs.HOSTILE)
-    found = tuple(logs.issue(layer=name, message=name, advice=name) for name in logs.HOSTILE)
-    logs.write_run(root / logs.HOSTILE[2], [*hostile, StepRecord(50, logs.EPOCH + 50, issues=found)])
-    logs.write_run(root / "known", logs.plain_records(range(1, 9), value=lambda step, site: step + 100 * site + 0.125))
-    return root
-
-
-@pytest.fixture(scope="module")
-def address(logdir, tensorboard):
-    """A TensorBoard with the fast loader, as it starts by default."""
-    with tensorboard(f"--logdir={logdir}", "--load_fast=true") as address:
-        yield address
 
 
 def texts(frame, part):

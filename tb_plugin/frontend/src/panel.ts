@@ -9,6 +9,7 @@ import { emptyState } from "./views/empty";
 import { Header } from "./views/header";
 import { LineCard, type LineCardEvents } from "./views/lines";
 import { MapView } from "./views/map";
+import { StripView } from "./views/strip";
 import { Tooltip } from "./views/tooltip";
 import { VerdictView } from "./views/verdict";
 
@@ -26,6 +27,7 @@ export class Panel {
     true,
   );
   private readonly verdict = new VerdictView((issue) => void this.pick(issue));
+  private readonly strip = new StripView((issue) => void this.pick(issue));
   private readonly map = new MapView(
     {
       metric: (name) => void this.setMetric(name),
@@ -62,7 +64,7 @@ export class Panel {
     };
     this.lines = [new LineCard("run", events, this.tooltip), new LineCard("run", events, this.tooltip), new LineCard("pins", events, this.tooltip)];
     const lines = el("div", { class: "lines" }, ...this.lines.map((card) => card.root));
-    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.map.root, lines);
+    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, lines);
     this.page.hidden = true;
     this.root.append(this.page, this.tooltip.root);
   }
@@ -119,6 +121,7 @@ export class Panel {
     [this.run, this.version, this.meta] = [run, version, meta];
     this.header.showMeta(meta);
     this.verdict.show(issues, meta.last);
+    this.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
     const wide = meta.metrics.filter(({ kind }) => kind !== "run").map(({ name }) => name);
     if (!wide.includes(this.metric)) this.metric = wide.includes("block.gain") ? "block.gain" : (wide[0] ?? "");
     this.map.showMeta(meta, this.metric);
@@ -137,7 +140,9 @@ export class Panel {
       }),
       ...this.lines.filter(({ kind }) => kind === "run").map((card) => this.loadLine(card, job)),
     ]);
-    if (job === this.job) this.showStep();
+    if (job !== this.job) return;
+    this.strip.showRange(this.extent());
+    this.showStep();
   }
 
   private async loadMap(job: number): Promise<void> {
@@ -182,6 +187,7 @@ export class Panel {
 
   private showStep(): void {
     this.header.showStep(this.currentStep);
+    this.strip.showStep(this.currentStep);
     this.map.showStep(this.currentStep);
     for (const card of this.lines) card.showStep(this.currentStep);
   }
@@ -204,6 +210,7 @@ export class Panel {
     const concerned = issue.layers.slice(0, MOST_SUGGESTED);
     this.pins = [...new Set([...concerned, ...this.pins])].filter((pin) => pin !== "").slice(0, PIN_COLOURS.length);
     this.step = issue.step;
+    this.strip.choose(issue);
     if (this.range !== null && (issue.step < this.range[0] || issue.step > this.range[1])) this.range = null;
     if (this.meta !== null) this.map.showMeta(this.meta, this.metric);
     this.save();

@@ -45,6 +45,13 @@ header .run { min-width:150px; max-width:280px; font-weight:600; color:var(--tex
 .badge { font-size:11px; font-weight:700; letter-spacing:.035em; padding:1px 7px; border-radius:4px; background:var(--hover); color:var(--dim); white-space:nowrap }
 .sev-CRITICAL,.sev-HIGH { background:var(--bad-bg); color:var(--bad) } .sev-MEDIUM,.sev-LOW { background:var(--warn-bg); color:var(--warn) }
 .past .badge { background:var(--hover); color:var(--dim) }
+.strip { display:grid; grid-template-columns:190px minmax(0,1fr) 250px; column-gap:10px; align-items:center; padding:10px 16px }
+.strip h2 { margin:0; font-size:14.5px; font-weight:650 } .strip .steps { display:flex; gap:8px; align-items:center; font-size:12.5px; color:var(--dim) } .strip .steps .btn { height:28px; font-size:13px }
+.strip .btn:disabled { opacity:.45; cursor:default }
+.lanes { position:relative; background:var(--grid); border-radius:4px; overflow:hidden }
+.lanes button { all:unset; box-sizing:border-box; position:absolute; height:20px; line-height:17px; padding:0 6px; overflow:hidden; white-space:nowrap; text-overflow:ellipsis; cursor:pointer; font-size:11.5px; border:1px solid; border-left-width:4px; border-radius:3px; min-width:14px }
+.lanes button.past { border-style:dashed; border-left-style:solid } .lanes button:focus-visible,.lanes button.chosen { outline:2px solid var(--accent); outline-offset:-2px }
+.lanes .sev-INFO { background:var(--hover); color:var(--dim) }
 details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 0 6px; width:max-content }
 .bar { display:flex; align-items:center; gap:10px; padding:11px 16px 7px; min-height:50px; flex-wrap:wrap }
 .bar h2 { margin:0; font-size:14.5px; font-weight:650 }
@@ -71,7 +78,7 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .legend .key { display:flex; gap:6px; align-items:center } .legend .key i { width:14px; height:12px; border-radius:2px; display:block }
 .hatch { background:repeating-linear-gradient(135deg,#0c0c0e 0 3px,#fafafa 3px 4.5px) }
 .lines { display:grid; gap:14px; grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr)) }
-@media (max-width:1000px) { .map { grid-template-columns:150px minmax(0,1fr) } .map .profile,.map .caption { display:none } }
+@media (max-width:1000px) { .strip { grid-template-columns:150px minmax(0,1fr) } .strip .steps { grid-column:2 } .map { grid-template-columns:150px minmax(0,1fr) } .map .profile,.map .caption { display:none } }
 .line { padding-bottom:8px } .line .bar { padding:9px 12px 3px; gap:7px; min-height:42px } .line .chart { height:210px; margin:0 6px; position:relative }
 .line .chart > p { position:absolute; inset:0; display:grid; place-items:center; margin:0 30px; text-align:center; color:var(--dim) }
 .toggle { height:26px; padding:0 8px; font-size:12px; color:var(--dim); margin-left:auto } .bar .toggle + .note { margin-left:0 } .toggle[aria-pressed=true] { color:var(--accent); border-color:var(--accent) }

@@ -13,6 +13,8 @@ export interface Issue {
   readonly advice: string;
   readonly layers: readonly string[];
   readonly healed_step: number | null;
+  /** The step at which it was last written. */
+  readonly seen: number;
   readonly state: "open" | "healed" | "ended";
 }
 
