@@ -18,9 +18,12 @@ from werkzeug import wrappers
 from tensorboard_plugin_gradflow import data
 from tensorboard_plugin_gradflow.cache import TensorCache
 from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
+from tensorboard_plugin_gradflow.moment import read_moment
 from tensorboard_plugin_gradflow.series import DEFAULT_COLUMNS, Query, read_series
 from tensorboard_plugin_gradflow.source import Source
+from tensorboard_plugin_gradflow.totals import summary, training_summary
 
 _CACHE_BYTES = 256 * 2**20
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
@@ -51,6 +54,10 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             "/meta": self._app(lambda request, source: data.run_meta(source, _text(request, "run"))),
             "/issues": self._app(lambda request, source: data.run_issues(source, _text(request, "run"))),
             "/series": self._app(_series),
+            "/moment": self._app(_moment),
+            "/histograms": self._app(_histograms),
+            "/summary": self._app(lambda request, source: summary(source, request.args.get("run"))),
+            "/training/summary": self._app(lambda request, source: training_summary(source, request.args.get("run"))),
             "/catalog": self._app(lambda *_: data.catalog()),
             "/static/index.js": _bundle,
         }
@@ -99,6 +106,19 @@ def _series(request: wrappers.Request, source: Source) -> bytes:
         sites=tuple(request.args.getlist("site")),
     )
     return read_series(source, _text(request, "run"), query)
+
+
+def _moment(request: wrappers.Request, source: Source) -> dict[str, Any]:
+    step = _number(request, "step")
+    return read_moment(source, _text(request, "run"), step, tuple(dict.fromkeys(request.args.getlist("metric"))))
+
+
+def _histograms(request: wrappers.Request, source: Source) -> dict[str, Any]:
+    run = _text(request, "run")
+    if "metric" not in request.args and "site" not in request.args:
+        return list_histograms(source, run)
+    first, last, most = (_number(request, name) for name in ("first", "last", "most"))
+    return read_histograms(source, run, _text(request, "metric"), _text(request, "site"), first, last, most)
 
 
 def _text(request: wrappers.Request, name: str) -> str:

@@ -76,7 +76,7 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     index = source.index(run)
     tables = site_tables(source, index)
     everywhere = value_chunks(index, tables, query.metric)
-    pairs = [pair for pair in _of_one_phase(everywhere) if _overlaps(*pair, query)]
+    pairs = [pair for pair in one_phase(everywhere) if _overlaps(*pair, query)]
     sites = _chosen_sites(pairs, tables, query)
     clocks = _read_clocks(source, index, pairs, query)
     pairs = [(session, chunk) for session, chunk in pairs if _clock_key(session, chunk) in clocks]
@@ -98,7 +98,7 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     return encode_series(header, [fact.astype(np.float64) for fact in facts], blocks)
 
 
-def _of_one_phase(pairs: Sequence[tuple[Session, Chunk]]) -> list[tuple[Session, Chunk]]:
+def one_phase(pairs: Sequence[tuple[Session, Chunk]]) -> list[tuple[Session, Chunk]]:
     """Keep the training phase, or the first by name where the metric was never read in training."""
     phases = [_phase(session, chunk) for session, chunk in pairs]
     chosen = min(phases, key=lambda phase: (phase != "train", phase))

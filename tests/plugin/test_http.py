@@ -6,6 +6,8 @@ import logging
 import pytest
 from tensorboard.data import provider as base_provider
 
+MORE = ("/moment?run=a&metric=loss", "/histograms?run=a", "/summary", "/training/summary?run=a")
+
 
 @pytest.fixture
 def client(tmp_path, logs, open_client):
@@ -14,7 +16,7 @@ def client(tmp_path, logs, open_client):
     return open_client(tmp_path)
 
 
-@pytest.mark.parametrize("route", ["/runs", "/meta?run=a", "/issues?run=a", "/catalog"])
+@pytest.mark.parametrize("route", ["/runs", "/meta?run=a", "/issues?run=a", "/catalog", *MORE])
 def test_json_routes_answer_json(client, route):
     """Each names the version of the form."""
     response = client.get(route)
@@ -28,6 +30,16 @@ def test_json_routes_answer_json(client, route):
         ("/meta", 400),
         ("/meta?run=nobody", 404),
         ("/issues?run=../../etc/passwd", 404),
+        ("/moment?run=a", 400),
+        ("/moment?run=a&metric=loss&step=x", 400),
+        ("/moment?run=a&metric=nothing", 404),
+        ("/moment?run=b&metric=loss", 404),
+        ("/histograms", 400),
+        ("/histograms?run=a&metric=parameter.gradient", 400),
+        ("/histograms?run=a&metric=parameter.gradient&site=w", 404),
+        ("/histograms?run=a&metric=m&site=w&most=x", 400),
+        ("/summary?run=nobody", 404),
+        ("/training/summary?run=nobody", 404),
         ("/series?run=a", 400),
         ("/series?run=a&metric=nothing", 404),
         ("/series?run=a&metric=loss&first=x", 400),

@@ -1,0 +1,103 @@
+"""Histograms of one parameter over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gradflow_export.errors import nearest
+from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
+from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.source import Source
+
+MOST_HISTOGRAMS = 256
+DEFAULT_HISTOGRAMS = 48
+
+
+def list_histograms(source: Source, run: str) -> dict[str, Any]:
+    """Return which metric of which site has histograms, by the first and the last chunk of each session.
+
+    Args:
+        source: Where to read.
+        run: TensorBoard's name of the run.
+    """
+    index = source.index(run)
+    known: dict[tuple[str, str], None] = {}
+    for session in index.sessions:
+        chunks = [chunk for chunk in session.of_kind("histograms") if _counts(session, chunk)]
+        for _, item in _items(source, index, session, chunks[:1] + chunks[1:][-1:]):
+            known[str(item["metric"]), str(item["site"])] = None
+    return {"v": FORMAT, "run": run, "items": [{"metric": metric, "site": site} for metric, site in known]}
+
+
+def read_histograms(
+    source: Source,
+    run: str,
+    metric: str,
+    site: str,
+    first: int | None = None,
+    last: int | None = None,
+    most: int | None = None,
+) -> dict[str, Any]:
+    """Return histograms in step order; where there are more than ``most``, evenly chosen ones, the last included.
+
+    Args:
+        source: Where to read.
+        run: TensorBoard's name of the run.
+        metric: Such as ``"parameter.gradient"``.
+        site: The parameter's name.
+        first: First step wanted, ``None`` for the beginning.
+        last: Last step wanted, ``None`` for the end.
+        most: How many histograms at most, ``None`` for the default.
+
+    Raises:
+        RequestError: The run, the metric or the site is unknown, or the range is bad.
+    """
+    most = DEFAULT_HISTOGRAMS if most is None else most
+    if not 1 <= most <= MOST_HISTOGRAMS:
+        raise RequestError(400, f"Expected most between 1 and {MOST_HISTOGRAMS}; got {most}.")
+    if first is not None and last is not None and first > last:
+        raise RequestError(400, f"Expected first <= last; got first={first}, last={last}.")
+    index = source.index(run)
+    found: dict[int, Mapping[str, Any]] = {}
+    metrics: dict[str, None] = {}
+    sites: dict[str, None] = {}
+    for session in index.sessions:
+        for step, item in _items(source, index, session, session.of_kind("histograms")):
+            metrics[str(item["metric"])] = None
+            if item["metric"] == metric:
+                sites[str(item["site"])] = None
+                if item["site"] == site:
+                    found[step] = item
+    if metric not in metrics:
+        raise RequestError(404, f"Run {run!r} has no histograms of {metric!r}{nearest(metric, metrics)}")
+    if site not in sites:
+        raise RequestError(404, f"Run {run!r} has no histogram of {site!r}{nearest(site, sites)}")
+    steps = [step for step in sorted(found) if (first is None or step >= first) and (last is None or step <= last)]
+    chosen = _spread(steps, most)
+    shown = [
+        {"step": step, **{name: found[step][name] for name in ("edges", "counts", "nonfinite")}} for step in chosen
+    ]
+    return {"v": FORMAT, "run": run, "metric": metric, "site": site, "total": len(steps), "histograms": shown}
+
+
+def _spread(steps: list[int], most: int) -> list[int]:
+    if len(steps) <= most:
+        return steps
+    if most == 1:
+        return steps[-1:]
+    return [steps[round(number * (len(steps) - 1) / (most - 1))] for number in range(most)]
+
+
+def _counts(session: Session, chunk: Chunk) -> bool:
+    return int(chunk.content["first"]) < session.cut
+
+
+def _items(
+    source: Source, index: RunIndex, session: Session, chunks: Iterable[Chunk]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for _, items in source.read_json(index.run, [chunk for chunk in chunks if _counts(session, chunk)]):
+        for step, item in items:
+            if int(step) < session.cut:
+                yield int(step), item
