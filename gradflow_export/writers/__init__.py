@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from gradflow_export.writers.jsonl import JsonlWriter
     from gradflow_export.writers.memory import MemoryWriter
     from gradflow_export.writers.tensorboard import TensorBoardWriter
+    from gradflow_export.writers.wandb import WandbWriter
 
-__all__ = ["ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "Writer", "make_writer"]
+__all__ = ["ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "WandbWriter", "Writer", "make_writer"]
 
 _WRITERS = (
     ("console", "ConsoleWriter", False),
     ("jsonl", "JsonlWriter", True),
     ("memory", "MemoryWriter", False),
     ("tensorboard", "TensorBoardWriter", True),
+    ("wandb", "WandbWriter", False),
 )
 
 
@@ -32,14 +34,15 @@ def make_writer(backend: str | Writer, logdir: str | os.PathLike[str]) -> Writer
     """Return the writer that a name stands for, or the writer itself.
 
     Args:
-        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, or an object with the four methods of
-            :class:`Writer`.
+        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, ``"wandb"``, or an object with the four
+            methods of :class:`Writer`.
         logdir: Directory for the writers that write files.
 
     Raises:
         ArgumentError: The name is unknown; the message names the nearest.
         ArgumentTypeError: It is neither a name nor a writer.
         StorageError: ``logdir`` cannot be written to.
+        MissingPackageError: The backend's package is not installed.
     """
     if not isinstance(backend, str):
         if isinstance(backend, Writer) and not isinstance(backend, type):

@@ -1,0 +1,257 @@
+"""A writer to Weights & Biases: rows beside the user's own, alerts, tables of layers and issues."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, final
+
+from gradflow_export.errors import ArgumentError
+from gradflow_export.records import Issue, RunInfo, StepRecord, info_to_json
+from gradflow_export.writers import wandb_runs
+from gradflow_export.writers.wandb_picks import PER_SITE, Picks
+from gradflow_export.writers.wandb_rows import RideRows, RowQueue
+from gradflow_export.writers.wandb_tables import (
+    HEALTH_COLUMNS,
+    ISSUE_COLUMNS,
+    AlertBudget,
+    HealthBook,
+    IssueBook,
+    alert_text,
+    alert_title,
+    level,
+)
+
+_log = logging.getLogger("gradflow_export")
+
+_QUIET_SECONDS, _SETTLE_SECONDS = 0.3, 5.0
+
+
+@final
+class WandbWriter:
+    """Writes to the user's active W&B run, or to one of its own when asked.
+
+    With no further arguments the active run is used, looked up anew each time; what is recorded before the first
+    ``wandb.init`` waits for it. With arguments of ``wandb.init`` a run is started where none is active, offline when
+    there is no server or login, and finished by ``close``.
+
+    Rows ride on the user's own (see :class:`~gradflow_export.writers.wandb_rows.RideRows`): neither the user's nor
+    ours are lost, whatever ``step=`` or ``commit=`` the user passes. The axis of every chart is ``gradflow/step``.
+
+    Args:
+        prefix: First part of every key.
+        metrics: Per-layer metrics of which the worst layers are sent.
+        top: How many of the worst layers of each.
+        layers: Names or patterns (``"encoder.*"``) of layers that are always sent.
+        rows: ``"ride"``, or ``"own"``: a row of its own per record, at once. ``"own"`` is for runs in which nobody
+            passes ``step=`` to ``log``, for W&B drops the user's rows otherwise.
+        max_waiting: Rows that may wait; beyond that neighbours are merged.
+        table_seconds: Least time between two tables, by the records' clock; one comes with the first issue and at the
+            end.
+        alert_cooldown: Seconds before the same problem in the same layer raises an alert again.
+        most_alerts: Alerts in a run; 0 sends none.
+        **init: Arguments of ``wandb.init``, such as ``project="..."``.
+
+    Raises:
+        MissingPackageError: wandb is not installed.
+        ArgumentError: A value cannot be used.
+    """
+
+    name = "wandb"
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "gradflow",
+        metrics: Sequence[str] = PER_SITE,
+        top: int = 8,
+        layers: str | Sequence[str] = (),
+        rows: str = "ride",
+        max_waiting: int = 1024,
+        table_seconds: float = 300.0,
+        alert_cooldown: float = 600.0,
+        most_alerts: int = 50,
+        **init: Any,
+    ) -> None:
+        if rows not in ("ride", "own"):
+            raise ArgumentError(f"rows expects 'ride' or 'own', got {rows!r}; leave it out for 'ride'")
+        if top < 0 or max_waiting < 2:
+            raise ArgumentError(
+                f"top expects a number >= 0 and max_waiting one >= 2, got {top} and {max_waiting}; leave them out"
+            )
+        self._picks = Picks(metrics, top, (layers,) if isinstance(layers, str) else layers)
+        self._wandb = wandb_runs.load()
+        wandb_runs.check_init(self._wandb, init)
+        self._init, self._own_rows, self._limit, self._prefix = init, rows == "own", max_waiting, prefix
+        self._every = table_seconds
+        self._tabled: float | None = None
+        self._budget = AlertBudget(alert_cooldown, most_alerts)
+        self._health, self._issues = HealthBook(), IssueBook()
+        self._alerts: deque[Issue] = deque(maxlen=max(most_alerts, 1))
+        self._early = RowQueue(max_waiting)
+        self._lock = threading.RLock()
+        self._info: RunInfo | None = None
+        self._rows: RideRows | None = None
+        self._own: Any = None
+        self._last: StepRecord | None = None
+        self._heard, self._unsaid, self._closed = time.monotonic(), True, False
+
+    def open(self, run: RunInfo) -> None:
+        """Find the run, or start one when asked.
+
+        Raises:
+            wandb.errors.Error: A run was asked for and cannot be started, not even offline.
+        """
+        self._info = run
+        if self._init:
+            if self._wandb.run is None:
+                self._own = wandb_runs.start(self._wandb, self._init)
+            else:
+                _log.warning("gradflow: a W&B run is active and is used; %s is ignored", ", ".join(self._init))
+        if self._attach() is None:
+            self._say_missing()
+
+    def write(self, record: StepRecord) -> None:
+        """Send one record, or keep it for when it can be sent; ignored after ``close``."""
+        self._heard = time.monotonic()
+        with self._lock:
+            if self._closed:
+                return
+            self._last = record
+            self._health.add(record)
+            before = self._issues.found
+            for issue in record.issues:
+                if self._issues.add(issue) and issue.open and self._budget.allows(issue, record.wall_time):
+                    self._alerts.append(issue)
+            row = self._row(record)
+            if self._tabled is None:
+                self._tabled = record.wall_time
+            if record.wall_time - self._tabled >= self._every or (self._issues.found and not before):
+                row.update(self._tables(record))
+            self._put(row)
+
+    def flush(self) -> None:
+        """Send what can be sent now."""
+        with self._lock:
+            rows = None if self._closed else self._attach()
+            if rows is not None:
+                rows.pump()
+
+    def close(self) -> None:
+        """Hand the last tables over, and finish the run if this writer started it.
+
+        In a run of the user's, rows that cannot ride yet wait for its end: sending them now would move its step, and
+        W&B would then drop rows that the user still logs with ``step=``.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._conclude()
+            self._closed = True
+            rows, self._rows = self._rows, None
+            if rows is not None:
+                rows.before_end, rows.used = None, False
+                if not rows.hooked:
+                    rows.finish()
+        own, self._own = self._own, None
+        if own is not None and rows is not None:
+            rows.try_to("the end of the run", own.finish)
+
+    def _attach(self) -> RideRows | None:
+        """Find the active run; a new one gets the run's description and what waited for it."""
+        run = self._wandb.run
+        if run is None or getattr(run, "disabled", False):
+            return None
+        rows = self._rows
+        if rows is not None and rows.run is run:
+            return None if rows.ended else rows
+        if rows is not None:
+            rows.before_end, rows.used = None, False
+        rows = self._rows = RideRows.of(run, self._prefix, limit=self._limit, own=self._own_rows)
+        rows.before_end = self._before_end
+        if self._info is not None:
+            described = info_to_json(self._info)
+            rows.try_to("the run's config", lambda: run.config.update({rows.prefix: described}, allow_val_change=True))
+        while len(self._early):
+            rows.put(self._keys(self._early.take(), rows))
+        return rows
+
+    def _put(self, row: dict[str, Any]) -> None:
+        rows = self._attach()
+        if rows is not None:
+            rows.put(self._keys(row, rows))
+            self._send_alerts(rows)
+        elif self._rows is None:
+            self._early.put(row)
+        elif self._unsaid:
+            self._say_missing()
+
+    def _keys(self, row: dict[str, Any], rows: RideRows) -> dict[str, Any]:
+        return {f"{rows.prefix}/{name}": value for name, value in row.items()}
+
+    def _row(self, record: StepRecord) -> dict[str, Any]:
+        row: dict[str, Any] = {"step": record.step, **self._picks.scalars(record)}
+        if record.histograms:
+            row.update(self._picks.histograms(record, self._wandb.Histogram))
+        row["alerts"], row["open_issues"] = self._issues.found, len(self._issues.open)
+        return row
+
+    def _tables(self, record: StepRecord) -> dict[str, Any]:
+        """Tables are made anew each time: W&B does not send a table again that was only changed."""
+        self._tabled = record.wall_time
+        table, still = self._wandb.Table, self._issues.open
+        out = {}
+        health, issues = self._health.rows(still), self._issues.rows()
+        if health:
+            out["health"] = table(columns=list(HEALTH_COLUMNS), data=health)
+        if issues:
+            out["issues"] = table(columns=list(ISSUE_COLUMNS), data=issues)
+        return out
+
+    def _send_alerts(self, rows: RideRows) -> None:
+        while self._alerts:
+            issue = self._alerts.popleft()
+            title, text, how = alert_title(issue, rows.prefix), alert_text(issue), level(issue.severity)
+            # Our own cooldown rules; W&B would hold back the same title for a minute otherwise.
+            rows.try_to("an alert", partial(rows.run.alert, title, text, level=how, wait_duration=1))
+            if not self._alerts and self._budget.spent and self._budget.sent:
+                _log.warning("gradflow: %d alerts were sent; no more in this run", self._budget.sent)
+
+    def _conclude(self) -> None:
+        """Add the last row: tables and the run's summary."""
+        rows = self._attach()
+        if rows is None or self._last is None:
+            return
+        tables = self._tables(self._last)
+        if tables:
+            rows.put(self._keys({"step": self._last.step, **tables}, rows))
+        still = self._issues.open
+        verdict = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
+        summary = {"verdict": verdict, "issues_found": self._issues.found, "last_step": self._last.step}
+        rows.try_to("the summary", lambda: rows.run.summary.update(self._keys(summary, rows)))
+
+    def _before_end(self) -> None:
+        """The run ends before this writer does: wait, a moment, for records that are on their way."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        self._heard = max(self._heard, time.monotonic())
+        while time.monotonic() < min(self._heard + _QUIET_SECONDS, deadline):
+            time.sleep(0.02)
+        with self._lock:
+            self._conclude()
+
+    def _say_missing(self) -> None:
+        self._unsaid = False
+        run = self._wandb.run
+        if run is not None and getattr(run, "disabled", False):
+            _log.warning("gradflow: wandb is disabled; nothing is sent to it")
+        elif self._rows is None:
+            _log.warning(
+                "gradflow: no W&B run is active yet; records wait for wandb.init(). To have one started, pass "
+                "WandbWriter(project='...') among the backends"
+            )
+        else:
+            _log.warning("gradflow: the W&B run has ended; later steps are not sent to it")

@@ -1,0 +1,75 @@
+"""Starting a W&B run when asked to: never without a way out."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from gradflow_export.errors import ArgumentError, MissingPackageError, nearest
+
+_log = logging.getLogger("gradflow_export")
+
+FINISH_SECONDS = 5.0
+INIT_SECONDS = 20.0
+
+
+def load(name: str = "wandb") -> Any:
+    """Import wandb.
+
+    Raises:
+        MissingPackageError: It is not installed; the message holds the pip command.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the wandb backend expects the package {name}, got: {error}; install it with: pip install 'wandb>=0.19'"
+        ) from error
+
+
+def check_init(module: Any, init: Mapping[str, Any]) -> None:
+    """Raise unless ``wandb.init`` takes these arguments.
+
+    Raises:
+        ArgumentError: A name is unknown; the message names the nearest.
+    """
+    known = set(inspect.signature(module.init).parameters)
+    for name in init:
+        if name not in known:
+            raise ArgumentError(f"WandbWriter and wandb.init know no argument {name!r}{nearest(name, known)}")
+
+
+def start(module: Any, init: Mapping[str, Any]) -> Any:
+    """Start a run, offline where no server or login is there.
+
+    Args:
+        module: The wandb module.
+        init: Arguments of ``wandb.init``.
+
+    Returns:
+        The run.
+    """
+    arguments = {**init, "settings": _with_limits(module, init.get("settings"))}
+    try:
+        return module.init(**arguments)
+    except module.errors.Error as error:
+        reason = " ".join(str(error).split())
+        _log.warning(
+            "gradflow: W&B could not start a run (%s); recording offline, `wandb sync <run directory>` sends it later",
+            reason[:200],
+        )
+        return module.init(**{**arguments, "mode": "offline"})
+
+
+def _with_limits(module: Any, settings: Any) -> Any:
+    """By default ``finish()`` waits for ever and ``init()`` for 90 s when the server is gone; the user's wishes win."""
+    known = getattr(module.Settings, "model_fields", {})
+    limits = {"finish_timeout": FINISH_SECONDS, "init_timeout": INIT_SECONDS}
+    limits = {name: value for name, value in limits.items() if name in known}
+    if settings is None or isinstance(settings, Mapping):
+        return module.Settings(**{**limits, **(settings or {})})
+    given: frozenset[str] = frozenset(getattr(settings, "model_fields_set", ()))
+    return settings.model_copy(update={name: value for name, value in limits.items() if name not in given})

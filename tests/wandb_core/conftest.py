@@ -1,0 +1,109 @@
+"""Real wandb, kept on this machine: folders of its own, no statistics, no console capture, no server but the loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import wandb
+
+from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.writers import WandbWriter
+
+INFO = RunInfo("1700000000123-0", 1700000000.123, "Net", 10, ("a", "b"), 0, 1, {"every": 1}, {"torch": "2"})
+
+
+def beside(name):
+    """Load a module that lies beside this one."""
+    spec = importlib.util.spec_from_file_location(f"gradflow_wandb_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def only_here(folder):
+    """Return the environment that keeps wandb in a folder."""
+    places = {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
+    return {
+        "WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true", "WANDB_CONSOLE": "off",
+        "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1",
+        "WANDB__DISABLE_STATS": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true", **places,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder that wandb keeps to."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    for name, value in only_here(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    yield tmp_path
+    wandb.teardown()
+
+
+@pytest.fixture(scope="session")
+def offline():
+    """The reader of offline logs."""
+    return beside("offline")
+
+
+@pytest.fixture
+def begin(place):
+    """Start a run as a user would."""
+
+    def start(**more):
+        settings = wandb.Settings(x_disable_stats=True, console="off", **more.pop("settings", {}))
+        return wandb.init(project="test", settings=settings, **more)
+
+    return start
+
+
+@pytest.fixture
+def read(offline):
+    """Read the log of a finished run; give it the run's folder."""
+    return offline.wait_for_log
+
+
+@pytest.fixture
+def said(caplog):
+    """Return a function that gives the lines logged so far that hold a word."""
+    caplog.set_level(logging.INFO, logger="gradflow_export")
+    return lambda word="": [r.getMessage() for r in caplog.records if word in r.getMessage()]
+
+
+@pytest.fixture
+def make():
+    """Things to write: a writer that is open, records, issues."""
+
+    def writer(**options):
+        made = WandbWriter(**options)
+        made.open(INFO)
+        return made
+
+    def record(step, *readings, issues=(), wall_time=None, **more):
+        readings = readings or (Reading.run("loss", 1 / step),)
+        return StepRecord(step, 1e9 + step if wall_time is None else wall_time, readings, issues=issues, **more)
+
+    def issue(kind=IssueType.EXPLODING, severity=Severity.HIGH, layer="a", step=3, healed=None):
+        return Issue(kind, severity, layer, step, 38.0, 2.0, f"{layer} explodes.", "Clip.", (layer,), healed)
+
+    return SimpleNamespace(writer=writer, record=record, issue=issue, info=INFO)
+
+
+def ours(log, prefix="gradflow"):
+    """Return our rows of a log, in order, without the prefix."""
+    found = ({k.removeprefix(f"{prefix}/"): v for k, v in r.items() if k.startswith(f"{prefix}/")} for r in log.history)
+    return [row for row in found if row]
+
+
+@pytest.fixture(name="ours")
+def ours_fixture():
+    """Our rows of a log."""
+    return ours
