@@ -1,5 +1,7 @@
 """The views below the verdict: when, which layer, against which run, how distributed, and how to take it away."""
 
+import re
+
 from playwright.sync_api import expect
 
 SICK = "&p.gradflow.run=sick"
@@ -29,3 +31,48 @@ def test_the_strip_shows_every_issue_from_its_first_step_to_its_healing(address,
     assert abs(bar["width"] - plot["width"] * 97 / 2400) < 2
     frame.get_by_label("CRITICAL EXPLODING").press("Enter")
     expect(step).to_have_text("1\u202f320")
+
+
+def cells(frame, row):
+    """Return what one row of the health table shows."""
+    return frame.locator("[data-part=health] tbody tr").nth(row).locator("td").all_text_contents()
+
+
+def test_the_health_table_shows_what_was_written(address, open_panel):
+    """Numbers at the chosen step equal those of the log; a row is pinned from the keyboard, in map and lines alike."""
+    _, frame = open_panel(address, "&p.gradflow.run=known&p.gradflow.step=6")
+    table = frame.locator("[data-part=health]")
+    expect(table.locator("[data-part=table-note]")).to_have_text("at step 6")
+    names = table.locator("tbody th button")
+    expect(names).to_have_text(["a", "b"])
+    assert cells(frame, 0) == ["ok", "\u2013", "6.125", "\u2013", "\u2013", "\u2013", ""]
+    assert cells(frame, 1)[2] == "106.125"
+    table.get_by_role("button", name="gain").press("Enter")
+    expect(names).to_have_text(["b", "a"])
+    expect(table.locator("th[data-key=gain]")).to_have_attribute("aria-sort", "descending")
+    names.first.press("Enter")
+    expect(names.first).to_have_attribute("aria-pressed", "true")
+    expect(frame.locator("[data-part=names] .pinned")).to_have_text("b")
+    expect(frame.locator(".keys button")).to_have_text("b")
+
+
+def test_the_health_table_says_which_layer_is_sick(address, open_panel):
+    """The worst stands first; filter, kind of rows and step change it, and a row of another kind changes the map."""
+    _, frame = open_panel(address, SICK)
+    table = frame.locator("[data-part=health]")
+    first = table.locator("tbody tr").first
+    expect(first.locator("th")).to_have_text("transformer.h.7.mlp")
+    expect(first.locator(".badge")).to_have_text("EXPLODING")
+    expect(first.locator("path")).to_have_attribute("d", re.compile("^M.*L"))
+    expect(table.locator("tbody tr").nth(1).locator("td").nth(4)).to_have_text("94 %")
+    frame.get_by_label("Filter layers").fill("h.10.")
+    expect(table.locator("tbody th")).to_have_text(["transformer.h.10.attn", "transformer.h.10.mlp"])
+    frame.get_by_label("Filter layers").fill("")
+    frame.locator("[data-part=rows]").select_option("module")
+    expect(first.locator("th")).to_have_text("transformer.h.3.mlp.act")
+    first.click()
+    expect(frame.locator("[data-part=metric]")).to_have_value("activation.dead_share")
+    frame.get_by_label("Previous issue").press("Enter")
+    frame.get_by_label("Previous issue").press("Enter")
+    expect(table.locator("[data-part=table-note]")).to_have_text("at step 1\u202f320")
+    expect(table.locator(".badge")).to_have_count(0)

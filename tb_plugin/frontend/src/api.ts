@@ -1,4 +1,5 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
+import type { Moment } from "./model/health";
 import { decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
@@ -63,6 +64,12 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
   }
   for (const site of query.sites ?? []) args.append("site", site);
   return decodeSeries(await (await get(`series?${args}`)).arrayBuffer());
+}
+
+export async function fetchMoment(run: string, step: number, metrics: readonly string[]): Promise<Moment> {
+  const args = new URLSearchParams({ run, step: String(Math.round(step)) });
+  for (const metric of metrics) args.append("metric", metric);
+  return (await getJson(`moment?${args}`)) as Moment;
 }
 
 async function getJson(address: string): Promise<unknown> {

@@ -1,7 +1,8 @@
 // Holds what is chosen and loaded, and tells the views; the views never talk to each other.
-import { fetchIssues, fetchMeta, fetchRuns, fetchSeries, type RunMeta, type RunMetric } from "./api";
+import { fetchIssues, fetchMeta, fetchMoment, fetchRuns, fetchSeries, type RunMeta, type RunMetric } from "./api";
 import { el } from "./dom";
 import { hostHash, isVisible, saveState } from "./host";
+import { rowMetric, wantedMetrics } from "./model/health";
 import { parseHash } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
 import { PIN_COLOURS } from "./style";
@@ -10,6 +11,7 @@ import { Header } from "./views/header";
 import { LineCard, type LineCardEvents } from "./views/lines";
 import { MapView } from "./views/map";
 import { StripView } from "./views/strip";
+import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
 import { VerdictView } from "./views/verdict";
 
@@ -17,6 +19,8 @@ type Range = readonly [number, number];
 
 const POLL_MS = 4000;
 const RESIZE_MS = 120;
+const TABLE_MS = 120;
+const TREND_COLUMNS = 60;
 const MOST_SUGGESTED = 3;
 
 export class Panel {
@@ -38,6 +42,10 @@ export class Panel {
     },
     this.tooltip,
   );
+  private readonly table = new HealthTable({
+    kind: () => void this.guard(() => this.loadTable(this.job, true)),
+    pin: (site, metric) => void this.pinRow(site, metric),
+  });
   private readonly lines: readonly LineCard[];
   private readonly error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
   private readonly page: HTMLElement;
@@ -54,6 +62,8 @@ export class Panel {
   private job = 0;
   private busy = false;
   private resizeTimer = 0;
+  private tableTimer = 0;
+  private tableShows = "";
 
   constructor() {
     const events: LineCardEvents = {
@@ -64,7 +74,7 @@ export class Panel {
     };
     this.lines = [new LineCard("run", events, this.tooltip), new LineCard("run", events, this.tooltip), new LineCard("pins", events, this.tooltip)];
     const lines = el("div", { class: "lines" }, ...this.lines.map((card) => card.root));
-    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, lines);
+    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, lines, this.table.root);
     this.page.hidden = true;
     this.root.append(this.page, this.tooltip.root);
   }
@@ -125,6 +135,7 @@ export class Panel {
     const wide = meta.metrics.filter(({ kind }) => kind !== "run").map(({ name }) => name);
     if (!wide.includes(this.metric)) this.metric = wide.includes("block.gain") ? "block.gain" : (wide[0] ?? "");
     this.map.showMeta(meta, this.metric);
+    this.table.showMeta(meta, issues);
     this.lines[0]?.showMeta(meta, ["loss"]);
     this.lines[1]?.showMeta(meta, ["gradient.total_norm", "gain.max", "update.ratio"], this.lines[0]?.metric);
     await this.loadCharts(job, fresh ? issues : []);
@@ -135,7 +146,7 @@ export class Panel {
     await Promise.all([
       this.loadMap(job).then(() => {
         if (suggest.length > 0 && this.pins.length === 0) this.pins = this.suggestedPins(suggest);
-        this.map.showPins(this.pins);
+        this.showPins();
         return pinsCard === undefined ? undefined : this.loadLine(pinsCard, job);
       }),
       ...this.lines.filter(({ kind }) => kind === "run").map((card) => this.loadLine(card, job)),
@@ -143,6 +154,7 @@ export class Panel {
     if (job !== this.job) return;
     this.strip.showRange(this.extent());
     this.showStep();
+    await this.loadTable(job, true);
   }
 
   private async loadMap(job: number): Promise<void> {
@@ -151,6 +163,22 @@ export class Panel {
     if (spec === undefined) return this.map.clear("this run holds no per-layer metric; watch the model with blocks or parameters");
     const series = await fetchSeries({ run: this.run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range });
     if (job === this.job && series.metric === this.metric) this.map.show(series, spec, this.extent(), this.dark);
+  }
+
+  /** The table follows the step a moment later, so that a slider can be dragged; `anew` loads the trends as well. */
+  private async loadTable(job: number, anew: boolean): Promise<void> {
+    const metrics = this.meta?.metrics ?? [];
+    const metric = rowMetric(this.table.kind, metrics);
+    const shows = [this.run, this.version, this.currentStep, metric].join("\n");
+    if (metric === undefined || (shows === this.tableShows && !anew)) return;
+    const [moment, trend] = await Promise.all([
+      fetchMoment(this.run, this.currentStep, wantedMetrics(this.table.kind, metrics)),
+      anew ? fetchSeries({ run: this.run, metric, columns: TREND_COLUMNS, reduce: "extreme", range: this.range }) : null,
+    ]);
+    if (job !== this.job) return;
+    this.tableShows = shows;
+    this.table.show(metric, moment);
+    if (trend !== null) this.table.showTrend(trend, this.spec(metric)?.scale === "log");
   }
 
   private async loadLine(card: LineCard, job: number): Promise<void> {
@@ -190,6 +218,19 @@ export class Panel {
     this.strip.showStep(this.currentStep);
     this.map.showStep(this.currentStep);
     for (const card of this.lines) card.showStep(this.currentStep);
+    window.clearTimeout(this.tableTimer);
+    this.tableTimer = window.setTimeout(() => void this.guard(() => this.loadTable(this.job, false)), TABLE_MS);
+  }
+
+  private showPins(): void {
+    this.map.showPins(this.pins);
+    this.table.showPins(this.pins);
+  }
+
+  /** A click on a row is a click on the map; where the map shows another kind of layer, it changes to this one. */
+  private async pinRow(site: string, metric: string): Promise<void> {
+    await this.togglePin(site);
+    if (this.pins.includes(site) && !this.map.sites.includes(site)) await this.setMetric(metric);
   }
 
   private moveTo(step: number | null): void {
@@ -220,13 +261,14 @@ export class Panel {
 
   private async setMetric(name: string): Promise<void> {
     this.metric = name;
+    if (this.meta !== null) this.map.showMeta(this.meta, this.metric);
     this.save();
     await this.guard(() => this.loadCharts(++this.job));
   }
 
   private async togglePin(site: string): Promise<void> {
     this.pins = this.pins.includes(site) ? this.pins.filter((pin) => pin !== site) : [...this.pins, site].slice(-PIN_COLOURS.length);
-    this.map.showPins(this.pins);
+    this.showPins();
     this.save();
     const card = this.lines.find(({ kind }) => kind === "pins");
     if (card !== undefined) await this.guard(() => this.loadLine(card, this.job));

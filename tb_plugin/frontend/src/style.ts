@@ -84,6 +84,15 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .toggle { height:26px; padding:0 8px; font-size:12px; color:var(--dim); margin-left:auto } .bar .toggle + .note { margin-left:0 } .toggle[aria-pressed=true] { color:var(--accent); border-color:var(--accent) }
 .keys { display:flex; gap:5px 12px; flex-wrap:wrap; padding:2px 14px 0; font-size:12px; min-height:22px } .keys button { all:unset; display:flex; gap:6px; align-items:center; cursor:pointer; max-width:100%; min-width:0 }
 .keys button:hover { text-decoration:line-through } .keys button:focus-visible { outline:2px solid var(--accent) } .keys i { width:12px; height:3px; border-radius:2px; flex:none } .keys span { overflow:hidden; text-overflow:ellipsis; white-space:nowrap; max-width:170px }
+.health .scroll { max-height:460px; min-height:120px; overflow:auto; margin:0 16px 12px } .health table { border-collapse:collapse; width:100%; font-size:13px }
+.health thead th { position:sticky; top:0; background:var(--card); z-index:1; text-align:right; font-weight:600; padding:4px 8px; white-space:nowrap; color:var(--dim) } .health thead th:nth-child(-n+2) { text-align:left }
+.health thead button { all:unset; cursor:pointer } .health thead button:hover { color:var(--text) } .health button:focus-visible { outline:2px solid var(--accent) }
+.health [aria-sort=descending] button::after { content:" \\2193" } .health [aria-sort=ascending] button::after { content:" \\2191" } .health [aria-sort=none] button::after { content:" \\2193"; visibility:hidden }
+.health tbody tr { border-top:1px solid var(--line); cursor:pointer } .health tbody tr:hover { background:var(--hover) }
+.health tbody th { text-align:left; font-weight:400; padding:2px 8px 2px 12px } .health tbody th button { all:unset; cursor:pointer } .health tbody th button[aria-pressed=true] { font-weight:650 }
+.health td { padding:2px 8px } .health td:last-child { width:126px } .health .num { text-align:right; white-space:nowrap } .health .none { color:var(--faint) } .health .broken { color:var(--bad); font-weight:650 }
+.health .ok { color:var(--good) } .health svg { display:block; margin-left:auto } .health path { fill:none; stroke:var(--accent); stroke-width:1.3 }
+.filter { height:28px; font-size:13px; padding:0 8px; border:1px solid var(--line); border-radius:6px; background:var(--card); width:180px } .tools { display:flex; gap:6px } .tools .btn { height:26px; padding:0 8px; font-size:12px; color:var(--dim) }
 .tip { position:fixed; z-index:9; pointer-events:none; max-width:380px; background:var(--text); color:var(--card); border-radius:7px; padding:7px 10px; font-size:12.5px; line-height:1.4; box-shadow:0 3px 12px rgb(0 0 0 / 28%); visibility:hidden; overflow-wrap:anywhere }
 .tip b { font-weight:650 } .tip .v { font-size:15px; font-weight:650 } .tip div { opacity:.85 } .tip .l,.tip .v { opacity:1 }
 .empty { max-width:680px; margin:8vh auto; padding:30px 34px } .empty h1 { margin:0 0 6px; font-size:22px } .empty p { color:var(--dim); margin:0 0 14px }

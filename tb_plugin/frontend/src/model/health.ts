@@ -1,0 +1,161 @@
+// Which: one row per layer with what was written about it at one step.
+import type { RunMetric } from "../api";
+import type { SiteKind } from "../schema";
+import { holdsAt } from "./strip";
+import type { Issue } from "./verdict";
+
+export type Written = number | "NaN" | "Infinity" | "-Infinity" | null;
+
+export interface MetricMoment {
+  readonly step: number | null;
+  readonly sites: readonly string[];
+  readonly values: readonly Written[];
+}
+
+/** The answer of /moment. */
+export interface Moment {
+  readonly step: number;
+  readonly metrics: Readonly<Record<string, MetricMoment>>;
+}
+
+export type ColumnKey = "gradient" | "gain" | "update" | "dead" | "zero";
+
+export interface Column {
+  readonly key: ColumnKey;
+  readonly title: string;
+  readonly share: boolean;
+  /** The first of these that knows a layer counts. */
+  readonly metrics: readonly string[];
+}
+
+export const COLUMNS: readonly Column[] = [
+  { key: "gradient", title: "gradient norm", share: false, metrics: ["block.gradient_norm", "parameter.gradient_norm"] },
+  { key: "gain", title: "gain", share: false, metrics: ["block.gain"] },
+  { key: "update", title: "update / weight", share: false, metrics: ["parameter.update_ratio"] },
+  { key: "dead", title: "dead units", share: true, metrics: ["activation.dead_share"] },
+  { key: "zero", title: "zero gradients", share: true, metrics: ["parameter.zero_share"] },
+];
+
+/** Kinds of rows, and the metric whose sites are the rows and whose course is the trend. */
+export const ROW_KINDS: readonly { readonly kind: SiteKind; readonly label: string; readonly metrics: readonly string[] }[] = [
+  { kind: "block", label: "Blocks", metrics: ["block.gradient_norm", "block.gain"] },
+  { kind: "parameter", label: "Parameters", metrics: ["parameter.gradient_norm", "parameter.update_ratio", "parameter.weight_norm"] },
+  { kind: "module", label: "Activations", metrics: ["activation.dead_share", "activation.zero_share", "activation.saturated_share"] },
+];
+
+/** What stands in one cell: null where nothing was read; `among` counts the inner layers of which it is the greatest. */
+export interface Cell {
+  readonly value: number;
+  readonly metric: string;
+  readonly site: string;
+  readonly among: number;
+}
+
+export interface Row {
+  readonly site: string;
+  readonly depth: number;
+  readonly issue: Issue | null;
+  readonly cells: Readonly<Record<ColumnKey, Cell | null>>;
+}
+
+export type SortKey = "site" | "verdict" | ColumnKey;
+
+/** The metric whose sites are the rows of a kind, undefined when the run holds none. */
+export function rowMetric(kind: string, available: readonly RunMetric[]): string | undefined {
+  const names = ROW_KINDS.find((item) => item.kind === kind)?.metrics ?? [];
+  return names.find((name) => available.some((metric) => metric.name === name));
+}
+
+/** The metrics to ask for at a step, those of the columns and of the rows. */
+export function wantedMetrics(kind: string, available: readonly RunMetric[]): readonly string[] {
+  const names = new Set(available.map(({ name }) => name));
+  const wanted = [rowMetric(kind, available) ?? "", ...COLUMNS.flatMap(({ metrics }) => metrics)];
+  return [...new Set(wanted)].filter((name) => names.has(name));
+}
+
+export function toNumber(written: Written): number {
+  return typeof written === "number" ? written : Number(written ?? NaN);
+}
+
+/** One row per site of a metric, in depth order. */
+export function rowsOf(metric: string, moment: Moment, issues: readonly Issue[]): readonly Row[] {
+  const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
+  const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
+  return (moment.metrics[metric]?.sites ?? []).map((site, depth) => ({
+    site,
+    depth,
+    issue: holding.find((issue) => issue.layers.some((layer) => layer === site || layer.startsWith(`${site}.`))) ?? null,
+    cells: Object.fromEntries(COLUMNS.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)])) as Row["cells"],
+  }));
+}
+
+const SEVERITY_ORDER = ["LOW", "MEDIUM", "HIGH", "CRITICAL"];
+
+/** Sorted rows whose name or verdict holds the text; what has no value comes last either way. */
+export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, filter: string): readonly Row[] {
+  const text = filter.trim().toLowerCase();
+  const shown = rows.filter(({ site, issue }) => `${site} ${issue?.issue_type ?? "ok"}`.toLowerCase().includes(text));
+  const rank = (row: Row): number => {
+    if (key === "site") return row.depth;
+    if (key === "verdict") return row.issue === null ? -1 : SEVERITY_ORDER.indexOf(row.issue.severity);
+    const value = row.cells[key]?.value;
+    return value === undefined ? -Infinity : Number.isNaN(value) ? Infinity : value;
+  };
+  const empty = (row: Row): boolean => key !== "site" && key !== "verdict" && row.cells[key] === null;
+  const sign = falling ? -1 : 1;
+  return [...shown].sort((a, b) => {
+    if (empty(a) !== empty(b)) return empty(a) ? 1 : -1;
+    const [left, right] = [rank(a), rank(b)];
+    return left === right ? a.depth - b.depth : sign * (left < right ? -1 : 1);
+  });
+}
+
+/** The points of a small line in a box, null where there is no number to draw. */
+export function sparkline(values: ArrayLike<number>, log: boolean, width: number, height: number): readonly (readonly [number, number] | null)[] {
+  const drawn = Array.from(values, (value) => (Number.isFinite(value) && (!log || value > 0) ? (log ? Math.log(value) : value) : null));
+  const known = drawn.filter((value): value is number => value !== null);
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const y = (value: number): number => (high > low ? height - 1 - ((value - low) / (high - low)) * (height - 2) : height / 2);
+  return drawn.map((value, i) => (value === null ? null : ([(i / Math.max(1, drawn.length - 1)) * width, y(value)] as const)));
+}
+
+class Finder {
+  private readonly at: ReadonlyMap<string, number>;
+
+  constructor(readonly metric: string, private readonly found: MetricMoment) {
+    this.at = new Map(found.sites.map((site, i) => [site, i]));
+  }
+
+  exact(site: string): Cell | null {
+    const at = this.at.get(site);
+    const value = at === undefined ? null : (this.found.values[at] ?? null);
+    return value === null ? null : { value: toNumber(value), metric: this.metric, site, among: 1 };
+  }
+
+  /** The greatest among the layers inside; NaN counts as greater than everything. */
+  within(site: string): Cell | null {
+    let best: Cell | null = null;
+    let among = 0;
+    this.found.sites.forEach((name, i) => {
+      const written = this.found.values[i] ?? null;
+      if (written === null || !name.startsWith(`${site}.`)) return;
+      among++;
+      const value = toNumber(written);
+      if (best === null || Number.isNaN(value) || value > best.value) best = { value, metric: this.metric, site: name, among };
+    });
+    return best === null ? null : { ...(best as Cell), among };
+  }
+}
+
+function cellOf(site: string, metrics: readonly string[], finders: ReadonlyMap<string, Finder>): Cell | null {
+  const known = metrics.map((name) => finders.get(name)).filter((finder): finder is Finder => finder !== undefined);
+  for (const finder of known) {
+    const cell = finder.exact(site);
+    if (cell !== null) return cell;
+  }
+  for (const finder of known) {
+    const cell = finder.within(site);
+    if (cell !== null) return cell;
+  }
+  return null;
+}

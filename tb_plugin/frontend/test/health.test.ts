@@ -1,0 +1,65 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { arrange, rowsOf, sparkline, wantedMetrics, type Moment } from "../src/model/health";
+import type { Issue } from "../src/model/verdict";
+import type { RunMetric } from "../src/api";
+
+const ISSUE: Issue = {
+  issue_type: "DEAD", severity: "HIGH", layer: "h.1.act", step: 5, value: 1, threshold: 0.9,
+  message: "m", advice: "a", layers: ["h.1.act"], healed_step: null, seen: 9, state: "open",
+};
+const MOMENT: Moment = {
+  step: 7,
+  metrics: {
+    "block.gain": { step: 7, sites: ["h.0", "h.1", "h.10"], values: [1, "NaN", null] },
+    "block.gradient_norm": { step: 7, sites: ["h.0", "h.1", "h.10"], values: [0.5, 0, 3] },
+    "activation.dead_share": { step: 5, sites: ["h.1.act"], values: [0.94] },
+    "parameter.update_ratio": { step: 7, sites: ["h.0.w", "h.0.b", "h.10.w"], values: [0.001, 0.002, "Infinity"] },
+  },
+};
+const ROWS = rowsOf("block.gain", MOMENT, [ISSUE]);
+
+test("a row shows what was written, missing apart from zero and from NaN", () => {
+  assert.deepEqual(ROWS.map(({ cells }) => cells.gain?.value), [1, NaN, undefined]);
+  assert.deepEqual(ROWS.map(({ cells }) => cells.gradient?.value), [0.5, 0, 3]);
+});
+
+test("a block shows the greatest of what lies inside, and says of how many", () => {
+  const update = ROWS[0]?.cells.update;
+  assert.deepEqual([update?.value, update?.site, update?.among], [0.002, "h.0.b", 2]);
+  assert.deepEqual([ROWS[1]?.cells.update, ROWS[2]?.cells.update?.value], [null, Infinity]);
+});
+
+test("h.1 does not contain h.10", () => {
+  assert.equal(ROWS[1]?.cells.dead?.value, 0.94);
+  assert.equal(ROWS[2]?.cells.dead, null);
+});
+
+test("the verdict is that of the step shown, and of the layers inside", () => {
+  assert.deepEqual(ROWS.map(({ issue }) => issue?.issue_type), [undefined, "DEAD", undefined]);
+  assert.equal(rowsOf("block.gain", { ...MOMENT, step: 4 }, [ISSUE])[1]?.issue, null);
+});
+
+test("rows sort by any column; what is missing comes last either way", () => {
+  const names = (falling: boolean): string[] => arrange(ROWS, "gain", falling, "").map(({ site }) => site);
+  assert.deepEqual(names(true), ["h.1", "h.0", "h.10"]);
+  assert.deepEqual(names(false), ["h.0", "h.1", "h.10"]);
+  assert.equal(arrange(ROWS, "verdict", true, "")[0]?.site, "h.1");
+});
+
+test("the filter looks at names and verdicts", () => {
+  assert.deepEqual(arrange(ROWS, "site", false, " H.1 ").map(({ site }) => site), ["h.1", "h.10"]);
+  assert.deepEqual(arrange(ROWS, "site", false, "dead").map(({ site }) => site), ["h.1"]);
+  assert.deepEqual(arrange(ROWS, "site", false, "nothing"), []);
+});
+
+test("only metrics that the run holds are asked for", () => {
+  const available = ["block.gain", "loss"].map((name) => ({ name }) as RunMetric);
+  assert.deepEqual(wantedMetrics("block", available), ["block.gain"]);
+});
+
+test("a trend leaves gaps where there is no number, and is flat for a constant", () => {
+  assert.deepEqual(sparkline([1, NaN, 1], false, 10, 8), [[0, 4], null, [10, 4]]);
+  assert.deepEqual(sparkline([0, 1, 100], true, 10, 10), [null, [5, 9], [10, 1]]);
+  assert.deepEqual(sparkline([], false, 10, 10), []);
+});
