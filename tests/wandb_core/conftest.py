@@ -37,15 +37,17 @@ def only_here(folder):
     }  # fmt: skip
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder that wandb keeps to."""
-    for name in [name for name in os.environ if name.startswith("WANDB")]:
-        monkeypatch.delenv(name)
-    for name, value in only_here(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    yield tmp_path
-    wandb.teardown()
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder that wandb keeps to, and one wandb-core for all runs of a module."""
+    folder = tmp_path_factory.mktemp("wandb_core")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB")]:
+            patch.delenv(name)
+        for name, value in only_here(folder).items():
+            patch.setenv(name, value)
+        yield folder
+        wandb.teardown()
 
 
 @pytest.fixture(scope="session")
@@ -54,21 +56,23 @@ def offline():
     return beside("offline")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def begin(place):
-    """Start a run as a user would."""
+    """Start a run as a user would; what a failed test leaves open is finished."""
 
     def start(**more):
+        if wandb.run is not None:
+            wandb.run.finish()
         settings = wandb.Settings(x_disable_stats=True, console="off", **more.pop("settings", {}))
         return wandb.init(project="test", settings=settings, **more)
 
     return start
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def read(offline):
-    """Read the log of a finished run; give it the run's folder."""
-    return offline.wait_for_log
+    """Read the log of a finished run."""
+    return lambda run: offline.wait_for_log(Path(run.dir).parent)
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def said(caplog):
     return lambda word="": [r.getMessage() for r in caplog.records if word in r.getMessage()]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make():
     """Things to write: a writer that is open, records, issues."""
 
@@ -103,7 +107,7 @@ def ours(log, prefix="gradflow"):
     return [row for row in found if row]
 
 
-@pytest.fixture(name="ours")
+@pytest.fixture(scope="session", name="ours")
 def ours_fixture():
     """Our rows of a log."""
     return ours
