@@ -76,3 +76,28 @@ def test_the_health_table_says_which_layer_is_sick(address, open_panel):
     frame.get_by_label("Previous issue").press("Enter")
     expect(table.locator("[data-part=table-note]")).to_have_text("at step 1\u202f320")
     expect(table.locator(".badge")).to_have_count(0)
+
+
+def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open_panel):
+    """The second map has the same steps and colours; the difference is the ratio of what was written; a link keeps it."""
+    page, frame = open_panel(address, SICK)
+    first, second = (frame.locator(f"section[aria-label^='Map of the layers'] >> nth={number}") for number in (0, 1))
+    expect(second).to_be_hidden()
+    expect(frame.locator("[data-part=mode]")).to_be_hidden()
+    frame.locator("[data-part=compare]").select_option("healthy")
+    expect(first.locator("h2")).to_have_text("Gain map: sick")
+    expect(second.locator("h2")).to_have_text("Gain map: healthy")
+    left, right = (frame.locator(f"[data-part={part}]").bounding_box() for part in ("map", "map-other"))
+    assert (left["x"], left["width"]) == (right["x"], right["width"])
+    frame.locator("[data-part=map-other]").hover(position={"x": 300, "y": 100})
+    expect(frame.locator(".tip")).to_be_visible()
+    frame.locator("[data-part=mode]").select_option("difference")
+    expect(second).to_be_hidden()
+    expect(first.locator("h2")).to_have_text("Gain map: sick against healthy")
+    page.wait_for_function("location.hash.includes('p.gradflow.mode=difference')")
+    _, again = open_panel(address, page.evaluate("location.hash").removeprefix("#gradflow"))
+    expect(again.locator("section[aria-label='Map of the layers'] h2")).to_have_text("Gain map: sick against healthy")
+    again.locator("[data-part=compare]").select_option("known")
+    expect(again.locator("[data-part=note]")).to_have_text("known has no layer of the same name")
+    again.locator("[data-part=compare]").select_option("")
+    expect(again.locator("section[aria-label='Map of the layers'] h2")).to_have_text("Gain map")

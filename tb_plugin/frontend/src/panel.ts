@@ -1,15 +1,17 @@
 // Holds what is chosen and loaded, and tells the views; the views never talk to each other.
-import { fetchIssues, fetchMeta, fetchMoment, fetchRuns, fetchSeries, type RunMeta, type RunMetric } from "./api";
+import { fetchIssues, fetchMeta, fetchMoment, fetchRuns, fetchSeries, type RunMeta, type RunMetric, type RunSummary } from "./api";
 import { el } from "./dom";
 import { hostHash, isVisible, saveState } from "./host";
 import { rowMetric, wantedMetrics } from "./model/health";
-import { parseHash } from "./model/url";
+import { difference } from "./model/difference";
+import type { Series } from "./model/series";
+import { parseHash, type Mode } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
 import { PIN_COLOURS } from "./style";
 import { emptyState } from "./views/empty";
-import { Header } from "./views/header";
+import { Header, runLabel } from "./views/header";
 import { LineCard, type LineCardEvents } from "./views/lines";
-import { MapView } from "./views/map";
+import { MapView, type MapEvents } from "./views/map";
 import { StripView } from "./views/strip";
 import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
@@ -27,21 +29,21 @@ export class Panel {
   readonly root = el("div");
   private readonly tooltip = new Tooltip();
   private readonly header = new Header(
-    { run: (run) => void this.openRun(run), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) },
+    { run: (run) => void this.openRun(run), compare: (run) => void this.compare(run, this.mode), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) },
     true,
   );
   private readonly verdict = new VerdictView((issue) => void this.pick(issue));
   private readonly strip = new StripView((issue) => void this.pick(issue));
-  private readonly map = new MapView(
-    {
-      metric: (name) => void this.setMetric(name),
-      step: (step) => this.moveTo(step),
-      pin: (site) => void this.togglePin(site),
-      hover: (step) => this.point(step, null),
-      zoom: (range) => void this.zoom(range),
-    },
-    this.tooltip,
-  );
+  private readonly mapEvents: MapEvents = {
+    metric: (name) => void this.setMetric(name),
+    step: (step) => this.moveTo(step),
+    pin: (site) => void this.togglePin(site),
+    hover: (step) => this.point(step, null),
+    zoom: (range) => void this.zoom(range),
+    mode: (mode) => void this.compare(this.other, mode),
+  };
+  private readonly map = new MapView(this.mapEvents, this.tooltip);
+  private readonly second = new MapView(this.mapEvents, this.tooltip, true);
   private readonly table = new HealthTable({
     kind: () => void this.guard(() => this.loadTable(this.job, true)),
     pin: (site, metric) => void this.pinRow(site, metric),
@@ -51,6 +53,10 @@ export class Panel {
   private readonly page: HTMLElement;
   private run = "";
   private version = "";
+  private runs: readonly RunSummary[] = [];
+  /** The run compared with, empty for none. */
+  private other = "";
+  private mode: Mode = "beside";
   private metric = "";
   private meta: RunMeta | null = null;
   private range: Range | null = null;
@@ -74,14 +80,15 @@ export class Panel {
     };
     this.lines = [new LineCard("run", events, this.tooltip), new LineCard("run", events, this.tooltip), new LineCard("pins", events, this.tooltip)];
     const lines = el("div", { class: "lines" }, ...this.lines.map((card) => card.root));
-    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, lines, this.table.root);
-    this.page.hidden = true;
+    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, this.second.root, lines, this.table.root);
+    this.page.hidden = this.second.root.hidden = true;
     this.root.append(this.page, this.tooltip.root);
   }
 
   async start(): Promise<void> {
     const wanted = parseHash(hostHash());
     [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
+    [this.other, this.mode] = [wanted.other ?? "", wanted.mode ?? "beside"];
     await this.refresh();
     document.body.dataset["ready"] = "1";
     window.setInterval(() => {
@@ -104,23 +111,35 @@ export class Panel {
       }
       if (this.page.parentNode !== this.root) this.root.replaceChildren(this.page, this.tooltip.root);
       this.page.hidden = false;
-      this.header.showRuns(runs, current.run);
-      if (current.run === this.run && current.version === this.version && this.meta !== null) return;
-      await this.load(current.run, current.version);
+      this.runs = runs;
+      if (this.otherRun(current.run) === undefined) this.other = "";
+      this.header.showRuns(runs, current.run, this.other);
+      const version = `${current.version}\n${this.otherRun(current.run)?.version ?? ""}`;
+      if (current.run === this.run && version === this.version && this.meta !== null) return;
+      await this.load(current.run, version);
     });
   }
 
   themed(dark: boolean): void {
     this.dark = dark;
     this.map.themed(dark);
+    this.second.themed(dark);
     for (const card of this.lines) card.redraw();
   }
 
   private async openRun(run: string): Promise<void> {
     [this.run, this.version, this.range, this.step, this.pins] = [run, "", null, null, []];
+    if (this.other === run) this.other = "";
     this.meta = null;
     await this.refresh();
     this.save();
+  }
+
+  private async compare(run: string, mode: Mode): Promise<void> {
+    [this.other, this.mode] = [run, mode];
+    this.version = this.version.replace(/\n.*$/, `\n${this.otherRun(this.run)?.version ?? ""}`);
+    this.save();
+    await this.guard(() => this.loadCharts(++this.job));
   }
 
   private async load(run: string, version: string): Promise<void> {
@@ -162,7 +181,33 @@ export class Panel {
     const spec = this.spec(this.metric);
     if (spec === undefined) return this.map.clear("this run holds no per-layer metric; watch the model with blocks or parameters");
     const series = await fetchSeries({ run: this.run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range });
-    if (job === this.job && series.metric === this.metric) this.map.show(series, spec, this.extent(), this.dark);
+    if (job !== this.job || series.metric !== this.metric) return;
+    const other = this.otherRun(this.run);
+    this.map.showMode(other === undefined ? null : this.mode);
+    this.second.root.hidden = other === undefined || this.mode === "difference";
+    if (other === undefined) return this.map.show(series, spec, this.extent(), this.dark);
+    await this.loadOther(job, series, spec, other.run);
+  }
+
+  private async loadOther(job: number, own: Series, spec: RunMetric, run: string): Promise<void> {
+    const found = await fetchSeries({ run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range }).catch(
+      (error: unknown) => String(error instanceof Error ? error.message : error),
+    );
+    if (job !== this.job) return;
+    const [mine, theirs] = [runLabel(this.run), runLabel(run)];
+    if (this.mode === "difference") {
+      const apart = typeof found === "string" ? null : difference(own, found, spec);
+      if (apart !== null) return this.map.show(apart.series, apart.spec, this.extent(), this.dark, `${mine} against ${theirs}`);
+      this.map.clear(typeof found === "string" ? found : `${theirs} has no layer of the same name`);
+      return;
+    }
+    this.map.show(own, spec, this.extent(), this.dark, mine);
+    if (typeof found === "string") this.second.clear(found, theirs);
+    else this.second.show(found, spec, this.extent(), this.dark, theirs, this.map);
+  }
+
+  private otherRun(run: string): RunSummary | undefined {
+    return this.other === run ? undefined : this.runs.find((item) => item.run === this.other);
   }
 
   /** The table follows the step a moment later, so that a slider can be dragged; `anew` loads the trends as well. */
@@ -199,9 +244,10 @@ export class Panel {
 
   /** The steps on every axis, the end of the last step included. */
   private extent(): Range {
-    const first = this.range?.[0] ?? this.meta?.first ?? 0;
-    const last = this.range?.[1] ?? (this.meta?.last ?? 0) + 1;
-    return [first, Math.max(last, first + 1)];
+    const shown = [this.meta, this.otherRun(this.run)];
+    const first = this.range?.[0] ?? Math.min(...shown.map((run) => run?.first ?? Infinity));
+    const last = this.range?.[1] ?? Math.max(...shown.map((run) => run?.last ?? 0)) + 1;
+    return Number.isFinite(first) ? [first, Math.max(last, first + 1)] : [0, 1];
   }
 
   private get currentStep(): number {
@@ -217,6 +263,7 @@ export class Panel {
     this.header.showStep(this.currentStep);
     this.strip.showStep(this.currentStep);
     this.map.showStep(this.currentStep);
+    this.second.showStep(this.currentStep);
     for (const card of this.lines) card.showStep(this.currentStep);
     window.clearTimeout(this.tableTimer);
     this.tableTimer = window.setTimeout(() => void this.guard(() => this.loadTable(this.job, false)), TABLE_MS);
@@ -224,6 +271,7 @@ export class Panel {
 
   private showPins(): void {
     this.map.showPins(this.pins);
+    this.second.showPins(this.pins);
     this.table.showPins(this.pins);
   }
 
@@ -242,6 +290,7 @@ export class Panel {
   /** One linked cursor: every view but the one under the pointer shows the step. */
   private point(step: number | null, from: LineCard | null): void {
     if (from !== null) this.map.showHover(step);
+    this.second.showHover(step);
     for (const card of this.lines) if (card !== from) card.showHover(step);
   }
 
@@ -285,7 +334,7 @@ export class Panel {
   }
 
   private save(): void {
-    saveState({ run: this.run, metric: this.metric, pins: this.pins, ...(this.step === null ? {} : { step: this.step }) });
+    saveState({ run: this.run, metric: this.metric, other: this.other, mode: this.mode, pins: this.pins, ...(this.step === null ? {} : { step: this.step }) });
   }
 
   /** Nothing is lost on an error: what was shown stays, and the error is said above it. */

@@ -51,7 +51,7 @@ header .run { min-width:150px; max-width:280px; font-weight:600; color:var(--tex
 .lanes { position:relative; background:var(--grid); border-radius:4px; overflow:hidden }
 .lanes button { all:unset; box-sizing:border-box; position:absolute; height:20px; line-height:17px; padding:0 6px; overflow:hidden; white-space:nowrap; text-overflow:ellipsis; cursor:pointer; font-size:11.5px; border:1px solid; border-left-width:4px; border-radius:3px; min-width:14px }
 .lanes button.past { border-style:dashed; border-left-style:solid } .lanes button:focus-visible,.lanes button.chosen { outline:2px solid var(--accent); outline-offset:-2px }
-.lanes .sev-INFO { background:var(--hover); color:var(--dim) }
+.lanes .sev-CRITICAL,.lanes .sev-HIGH { background:var(--bad-bg); color:var(--bad) } .lanes .sev-MEDIUM,.lanes .sev-LOW { background:var(--warn-bg); color:var(--warn) } .lanes .sev-INFO { background:var(--hover); color:var(--dim) }
 details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 0 6px; width:max-content }
 .bar { display:flex; align-items:center; gap:10px; padding:11px 16px 7px; min-height:50px; flex-wrap:wrap }
 .bar h2 { margin:0; font-size:14.5px; font-weight:650 }

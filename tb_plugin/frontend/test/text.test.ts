@@ -31,7 +31,7 @@ test("ticks are round and lie inside", () => {
 });
 
 test("what is stored in the address comes back, hostile names included", () => {
-  const state = { run: "a b&c=#", metric: "block.gain", step: 12, pins: ['<img src="x">', "n,m&p=1"] };
+  const state = { run: "a b&c=#", other: "d&e", mode: "difference" as const, metric: "block.gain", step: 12, pins: ['<img src="x">', "n,m&p=1"] };
   const hash = toStorage(state).map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
   assert.deepEqual(parseHash(`#gradflow&${hash}`), state);
 });

@@ -64,6 +64,12 @@ export class HeatMap {
     context.putImageData(image, 0, 0);
   }
 
+  clear(): void {
+    this.sites = 0;
+    this.canvas.width = this.canvas.height = 0;
+    this.pinRows.replaceChildren();
+  }
+
   showStep(step: number): void {
     const x = this.toX(step + 0.5);
     this.cursor.hidden = x < 0 || x > this.size[0];

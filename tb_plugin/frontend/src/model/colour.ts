@@ -55,7 +55,8 @@ export function colourScale(spec: MetricSpec, block: Block, dark: boolean): Colo
   let log = spec.scale === "log";
   let [low, high] = [spec.low ?? 0, spec.high ?? 1];
   if (diverging) {
-    [low, high] = log ? [2 ** -OCTAVES, 2 ** OCTAVES] : [-OCTAVES * Math.LN2, OCTAVES * Math.LN2];
+    const wide = OCTAVES * Math.LN2;
+    [low, high] = log ? [2 ** -OCTAVES, 2 ** OCTAVES] : [spec.low ?? -wide, spec.high ?? wide];
   } else if (log || spec.low === null || spec.high === null) {
     [low, high] = robustRange(block, log);
     log = log && low > 0;

@@ -5,6 +5,8 @@ import { formatCount, formatDuration, formatStep, formatTime } from "../model/fo
 
 export interface HeaderEvents {
   run(name: string): void;
+  /** An empty name ends the comparison. */
+  compare(name: string): void;
   /** null follows the last step. */
   step(step: number | null): void;
   live(on: boolean): void;
@@ -12,6 +14,7 @@ export interface HeaderEvents {
 
 export class Header {
   private readonly runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });
+  private readonly others = el("select", { attrs: { "aria-label": "Compare with", "data-part": "compare" } });
   private readonly facts = el("div", { class: "facts" });
   private readonly slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
   private readonly output = el("output", { attrs: { "data-part": "step" } });
@@ -20,6 +23,7 @@ export class Header {
     "header",
     {},
     el("label", {}, "Run", this.runs),
+    el("label", {}, "Compare", this.others),
     this.facts,
     el("div", { class: "stepper" }, "Step", this.arrow(-1), this.slider, this.arrow(1), this.output),
     this.live,
@@ -29,6 +33,7 @@ export class Header {
   constructor(private readonly events: HeaderEvents, live: boolean) {
     this.runs.addEventListener("change", () => events.run(this.runs.value));
     this.slider.addEventListener("input", () => this.move(Number(this.slider.value)));
+    this.others.addEventListener("change", () => events.compare(this.others.value));
     this.live.title = "Look for new steps every few seconds while this page is visible";
     this.live.setAttribute("aria-pressed", String(live));
     this.live.addEventListener("click", () => {
@@ -38,8 +43,11 @@ export class Header {
     });
   }
 
-  showRuns(runs: readonly RunSummary[], chosen: string): void {
-    setOptions(this.runs, runs.map(({ run }) => ({ value: run, label: run === "." ? "(root)" : run.replace(/\/\.$/, "") })), chosen);
+  showRuns(runs: readonly RunSummary[], chosen: string, other: string): void {
+    const options = runs.map(({ run }) => ({ value: run, label: runLabel(run) }));
+    setOptions(this.runs, options, chosen);
+    setOptions(this.others, [{ value: "", label: "with \u2026" }, ...options.filter(({ value }) => value !== chosen)], other);
+    this.others.disabled = runs.length < 2;
   }
 
   showMeta(meta: RunMeta): void {
@@ -78,4 +86,8 @@ export class Header {
     button.addEventListener("click", () => this.move(Number(this.slider.value) + by));
     return button;
   }
+}
+
+export function runLabel(run: string): string {
+  return run === "." ? "(root)" : run.replace(/\/\.$/, "");
 }

@@ -7,6 +7,7 @@ import { colourScale, type ColourScale } from "../model/colour";
 import { formatNumber, formatStep, formatTime, linearTicks, shorten, unitText } from "../model/format";
 import { rowTop } from "../model/heat";
 import { cellKind, columnAt, type Block, type Series } from "../model/series";
+import type { Mode } from "../model/url";
 import { pinColour } from "../style";
 import { legend } from "./legend";
 import type { Tooltip } from "./tooltip";
@@ -17,12 +18,14 @@ export interface MapEvents {
   pin(site: string): void;
   hover(step: number | null): void;
   zoom(range: readonly [number, number] | null): void;
+  mode(mode: Mode): void;
 }
 
 const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL, LETTER] = [187, 408, 17, 14, 6.6];
 
 export class MapView {
   private readonly metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
+  private readonly modes = el("select", { attrs: { "aria-label": "How to compare", "data-part": "mode" } });
   private readonly formula = el("span", { class: "formula mono" });
   private readonly note = el("span", { class: "note", attrs: { "data-part": "note" } });
   private readonly reset = el("button", { class: "btn toggle", text: "Show all steps", attrs: { type: "button", "data-part": "reset" } });
@@ -41,8 +44,11 @@ export class MapView {
   private range: readonly [number, number] = [0, 1];
   private pins: readonly string[] = [];
   private step = 0;
+  private of = "";
+  private like: MapView | null = null;
 
-  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip) {
+  /** A `second` map shows the run compared with; the first one has the controls. */
+  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, second = false) {
     this.heat = new HeatMap({
       hover: (at) => this.hovered(at),
       pick: (site, step) => {
@@ -58,7 +64,12 @@ export class MapView {
     this.body.style.minHeight = "235px";
     this.foot.style.minHeight = "44px";
     this.metrics.addEventListener("change", () => events.metric(this.metrics.value));
-    this.root.append(el("div", { class: "bar" }, this.title, this.metrics, this.formula, this.reset, this.note), this.body, this.foot);
+    this.modes.addEventListener("change", () => events.mode(this.modes.value === "difference" ? "difference" : "beside"));
+    const controls = second ? [] : [this.metrics, this.modes];
+    this.root.append(el("div", { class: "bar" }, this.title, ...controls, this.formula, this.reset, this.note), this.body, this.foot);
+    if (!second) return;
+    for (const part of this.root.querySelectorAll("[data-part]")) part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
+    this.root.setAttribute("aria-label", "Map of the layers of the other run");
   }
 
   /** Shows the step that another view points at. */
@@ -80,21 +91,29 @@ export class MapView {
     setOptions(this.metrics, wide.map(({ name, title, kind }) => ({ value: name, label: `${title} (${kind})` })), chosen);
   }
 
+  /** Offers the ways to compare, or none. */
+  showMode(mode: Mode | null): void {
+    this.modes.hidden = mode === null;
+    setOptions(this.modes, [{ value: "beside", label: "beside each other" }, { value: "difference", label: "difference" }], mode ?? "beside");
+  }
+
   /** Offers the way back from a zoom. */
   showZoom(zoomed: boolean): void {
     this.reset.hidden = !zoomed;
   }
 
-  show(series: Series, spec: RunMetric, range: readonly [number, number], dark: boolean): void {
-    [this.series, this.spec, this.range] = [series, spec, range];
-    this.title.textContent = spec.name === "block.gain" ? "Gain map" : "Layer map";
+  /** `of` names the run where there are two; `like` is another map whose colours this one shares. */
+  show(series: Series, spec: RunMetric, range: readonly [number, number], dark: boolean, of = "", like: MapView | null = null): void {
+    [this.series, this.spec, this.range, this.of, this.like] = [series, spec, range, of, like];
+    const kind = spec.name === "block.gain" ? "Gain map" : "Layer map";
+    this.title.textContent = of === "" ? kind : `${kind}: ${of}`;
     this.formula.textContent = spec.formula;
     this.formula.title = `${spec.name}: ${spec.formula}\nunit ${spec.unit}; ${spec.source}`;
     this.note.textContent = note(series);
     const height = this.height;
     const block = this.block;
     if (block === null) return;
-    this.scale = colourScale(spec, block, dark);
+    this.scale = like?.scale ?? colourScale(spec, block, dark);
     this.names.style.height = `${height}px`;
     this.heat.paint(series, block, range, this.scale, height);
     this.foot.replaceChildren(legend(spec, this.scale));
@@ -105,15 +124,18 @@ export class MapView {
 
   /** Paints what is shown already once more. */
   themed(dark: boolean): void {
-    if (this.series !== null && this.spec !== null && this.heat.width > 0) this.show(this.series, this.spec, this.range, dark);
+    if (this.series !== null && this.spec !== null && this.heat.width > 0) this.show(this.series, this.spec, this.range, dark, this.of, this.like);
   }
 
-  clear(message: string): void {
+  clear(message: string, of = ""): void {
     this.series = null;
+    if (of !== "") this.title.textContent = of;
     this.note.textContent = message;
     this.formula.textContent = "";
     this.names.replaceChildren();
     this.foot.replaceChildren();
+    this.axis.replaceChildren();
+    this.heat.clear();
   }
 
   showPins(pins: readonly string[]): void {
