@@ -187,7 +187,7 @@ class WandbWriter:
             self._send_alerts(rows)
         elif self._rows is None:
             self._early.put(row)
-        elif self._unsaid:
+        elif self._unsaid and not self._rows.refused:
             self._say_missing()
 
     def _keys(self, row: dict[str, Any], rows: RideRows) -> dict[str, Any]:

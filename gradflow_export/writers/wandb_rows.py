@@ -79,12 +79,13 @@ class RideRows:
         prefix: First part of every key.
         used: Whether a writer sends rows through this object.
         ended: Whether the run takes no more rows.
+        refused: Whether it was given up because it refused them.
         before_end: Called when the run ends, before the rows that wait go out.
     """
 
     def __init__(self, run: Any, prefix: str, *, limit: int, own: bool = False) -> None:
         self.run, self.prefix = run, prefix
-        self.used, self.ended = True, False
+        self.used, self.ended, self.refused = True, False, False
         self.before_end: Callable[[], None] | None = None
         self._own = own or getattr(getattr(run, "settings", None), "mode", "") == "shared"
         self._queue = RowQueue(limit)
@@ -152,10 +153,9 @@ class RideRows:
             while len(self._queue) and not self.ended:
                 step = self._step() if self._carries is not None else None
                 if step is not None and step == self._carries:
-                    self._send(self._queue.take(), step=step + 1, commit=True)
-                else:
-                    self._send(self._queue.take())
+                    self.try_to("a row", lambda: self.run.log({}))  # closes the step that holds a row of ours
                 self._carries = None
+                self._send(self._queue.take())
 
     def try_to(self, what: str, call: Callable[[], Any]) -> bool:
         """Call something of wandb; say the first failure, and give the run up after many in a row.
@@ -173,7 +173,7 @@ class RideRows:
                 self._told = True
                 _log.warning("gradflow: W&B refused %s; training and the other writers go on: %r", what, error)
             if self._failures >= PATIENCE:
-                self.ended = True
+                self.ended = self.refused = True
                 _log.warning("gradflow: W&B refused %d calls in a row; nothing more is sent to this run", PATIENCE)
             return False
         self._failures = 0

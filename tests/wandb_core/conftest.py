@@ -79,7 +79,9 @@ def read(offline):
 def said(caplog):
     """Return a function that gives the lines logged so far that hold a word."""
     caplog.set_level(logging.INFO, logger="gradflow_export")
-    return lambda word="": [r.getMessage() for r in caplog.records if word in r.getMessage()]
+    return lambda word="": [
+        r.getMessage() for r in caplog.records if r.name == "gradflow_export" and word in r.getMessage()
+    ]
 
 
 @pytest.fixture(scope="session")
