@@ -92,7 +92,7 @@ class RideRows:
         self._lock = threading.RLock()
         self._carries: int | None = None
         self._defined: set[str] = set()
-        self._failures, self._told = 0, False
+        self._failures, self._told, self._merging = 0, False, False
         self.hooked = self._hook()
 
     @classmethod
@@ -130,6 +130,12 @@ class RideRows:
             if not self.ended:
                 self._queue.put(row)
                 self.pump()
+                if self._queue.merged and not self._merging:
+                    self._merging = True
+                    _log.warning(
+                        "gradflow: so many rows wait for run.log() calls of yours to ride on that W&B gets neighbours as "
+                        "one; WandbWriter(rows='own') sends each at once, if you never pass step= to log()"
+                    )
 
     def pump(self) -> None:
         """Send what can be sent now without touching a row of the user's."""

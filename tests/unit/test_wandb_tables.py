@@ -1,0 +1,175 @@
+"""What tables and alerts say, and how often alerts may come."""
+
+import itertools
+import math
+
+import pytest
+
+from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.writers.wandb_rows import RowQueue, merge
+from gradflow_export.writers.wandb_tables import (
+    HEALTH_COLUMNS,
+    ISSUE_COLUMNS,
+    MOST_ROWS,
+    AlertBudget,
+    HealthBook,
+    IssueBook,
+    alert_text,
+    alert_title,
+    level,
+)
+
+
+def issue(kind=IssueType.EXPLODING, severity=Severity.HIGH, layer="a", step=3, healed=None, layers=()):
+    return Issue(kind, severity, layer, step, 38.0, 2.0, "It explodes.", "Clip.", layers, healed)
+
+
+def health(*records, issues=()):
+    """Return the table's rows by layer, each as a dictionary."""
+    book = HealthBook()
+    for record in records:
+        book.add(record)
+    return {row[0]: dict(zip(HEALTH_COLUMNS[1:], row[1:], strict=True)) for row in book.rows(issues)}
+
+
+def norms(step, **values):
+    sites = tuple(name.replace("_", ".") for name in values)
+    return StepRecord(step, float(step), (Reading.of("parameter.gradient_norm", sites, list(values.values())),))
+
+
+def test_parameters_count_for_their_layer():
+    """Norms of weight and bias are joined, of update ratios the greatest is shown."""
+    ratio = Reading.of("parameter.update_ratio", ("fc.weight", "fc.bias"), [1e-3, 1e-2])
+    rows = health(norms(1, fc_weight=3.0, fc_bias=4.0), StepRecord(2, 2.0, (ratio,)))
+    assert list(rows) == ["fc"]
+    assert rows["fc"]["gradient norm"] == 5.0
+    assert rows["fc"]["update ratio"] == pytest.approx(1e-2)
+    assert rows["fc"]["gain"] is None
+
+
+def test_every_kind_of_layer_has_a_row():
+    """Blocks and modules stand beside the layers that have parameters."""
+    gain = Reading.of("block.gain", ("fc", "block"), [1.5, None])
+    dead = Reading.of("activation.dead_share", ("relu",), [0.25])
+    rows = health(StepRecord(1, 1.0, (gain, dead)), norms(2, fc_weight=1.0))
+    assert rows.keys() == {"fc", "relu"}
+    assert (rows["fc"]["gain"], rows["relu"]["dead share"]) == (1.5, 0.25)
+
+
+def test_the_last_reading_counts_even_when_later_ones_are_missing():
+    """NaN is a reading; missing is none."""
+    rows = health(norms(1, a_weight=2.0, b_weight=1.0), norms(2, a_weight=math.nan, b_weight=None))
+    assert math.isnan(rows["a"]["gradient norm"])
+    assert rows["b"]["gradient norm"] == 1.0
+
+
+@pytest.mark.parametrize(("factor", "trend"), [(1.05, "rising"), (0.95, "falling"), (1.0, "steady")])
+def test_the_trend_is_that_of_the_gradient_norm(factor, trend):
+    """Several per cent a step are a trend."""
+    assert health(*(norms(step, a_weight=factor**step) for step in range(1, 100)))["a"]["trend"] == trend
+
+
+def test_a_layer_without_numbers_has_no_trend():
+    """A gradient that was never finite neither rises nor falls."""
+    assert health(norms(1, a_weight=math.nan), norms(2, a_weight=math.inf))["a"]["trend"] == "unknown"
+
+
+def test_the_verdict_names_the_worst_open_issue_of_the_layer():
+    """Issues name layers or parameters."""
+    book = IssueBook()
+    for found in (
+        issue(step=1),
+        issue(IssueType.NUMERICAL, Severity.CRITICAL, "b.weight", 2),
+        issue(layer="c", step=4),
+    ):
+        assert book.add(found)
+    assert not book.add(issue(layer="c", step=4, healed=5))
+    rows = health(norms(1, a_weight=1.0, b_weight=1.0, c_weight=1.0), issues=book.open)
+    verdicts = {name: row["verdict"] for name, row in rows.items()}
+    assert verdicts == {"a": "EXPLODING (HIGH)", "b": "NUMERICAL (CRITICAL)", "c": "healthy"}
+
+
+def test_cells_of_a_column_have_one_type():
+    """W&B refuses a table whose column changes its type; ``None`` is allowed."""
+    book = IssueBook()
+    for found in (issue(), issue(layer="", step=9), issue(healed=8)):
+        book.add(found)
+    tables = [(HEALTH_COLUMNS, HealthBook().rows([])), (ISSUE_COLUMNS, book.rows())]
+    for columns, rows in tables:
+        for number in range(len(columns)):
+            assert len({type(row[number]) for row in rows if row[number] is not None}) <= 1
+    assert [row[:5] for row in book.rows()] == [
+        ["EXPLODING", "HIGH", "a", 3.0, 8.0],
+        ["EXPLODING", "HIGH", "(whole model)", 9.0, None],
+    ]
+
+
+def test_the_list_of_issues_is_bounded():
+    """A run that goes wrong for days fills no memory."""
+    book = IssueBook()
+    for step in range(MOST_ROWS + 50):
+        book.add(issue(step=step))
+    assert len(book.rows()) == MOST_ROWS
+    assert book.found == MOST_ROWS + 50
+
+
+@pytest.mark.parametrize("layer", ["a", "", "transformer.h.11.attn.c_proj.weight", "x" * 300, "é" * 70])
+@pytest.mark.parametrize("kind", list(IssueType))
+def test_titles_fit(layer, kind):
+    """W&B takes 64 characters; the end of a name tells layers apart."""
+    title = alert_title(issue(kind, layer=layer), "gradflow")
+    assert len(title) <= 64
+    assert title.startswith(f"gradflow: {kind.value} in ")
+    assert title.endswith((layer or "the whole model")[-10:])
+
+
+def test_the_text_says_everything():
+    """Layer, value, threshold, since when and advice."""
+    text = alert_text(issue(layers=("a", "b", "c")))
+    for part in ("It explodes.", "Layer: a and 2 more", "Value: 38", "threshold 2", "Since step: 3", "Do: Clip."):
+        assert part in text
+
+
+def test_levels_follow_severity():
+    """W&B has three."""
+    assert [level(severity) for severity in Severity] == ["INFO", "INFO", "WARN", "ERROR", "ERROR"]
+
+
+def test_the_same_problem_is_told_again_only_after_a_while():
+    """A layer that opens and heals all the time raises one alert; another layer or type has its own."""
+    budget = AlertBudget(600.0, 50)
+    assert budget.allows(issue(step=1), 0.0)
+    assert not budget.allows(issue(step=2), 599.0)
+    assert budget.allows(issue(layer="b"), 1.0)
+    assert budget.allows(issue(IssueType.DEAD), 1.0)
+    assert budget.allows(issue(step=9), 600.0)
+    assert budget.sent == 4
+
+
+def test_alerts_are_capped():
+    """A run sends no more than it may, and none when it may none."""
+    budget = AlertBudget(0.0, 3)
+    assert [budget.allows(issue(step=step), 0.0) for step in range(5)] == [True, True, True, False, False]
+    assert not AlertBudget(0.0, 0).allows(issue(), 0.0)
+
+
+def test_rows_that_wait_are_bounded_and_cover_the_whole_run():
+    """Neighbours are merged when there are too many; the first and the last step stay in reach."""
+    queue = RowQueue(64)
+    for step in range(10_000):
+        queue.put({"step": step})
+        assert len(queue) <= 64
+    steps = [queue.take()["step"] for _ in range(len(queue))]
+    assert steps == sorted(steps)
+    assert steps[-1] == 9999
+    assert len(steps) + queue.merged == 10_000
+    assert max(b - a for a, b in itertools.pairwise(steps)) < 1000
+
+
+def test_merging_hides_no_broken_value():
+    """NaN and Inf of either row stay, and what only one row has."""
+    older = {"step": 1, "a": math.inf, "b": 1.0, "table": "t", "c": math.inf}
+    newer = {"step": 2, "a": 1.0, "b": 2.0, "c": math.nan}
+    merged = merge(older, newer)
+    assert math.isnan(merged.pop("c"))
+    assert merged == {"step": 2, "a": math.inf, "b": 2.0, "table": "t"}
