@@ -133,7 +133,7 @@ class RideRows:
                 if self._queue.merged and not self._merging:
                     self._merging = True
                     _log.warning(
-                        "gradflow: so many rows wait for run.log() calls of yours to ride on that W&B gets neighbours as "
+                        "gradflow: so many rows wait for run.log() calls of yours to ride on that neighbours become "
                         "one; WandbWriter(rows='own') sends each at once, if you never pass step= to log()"
                     )
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from gradflow_export.catalog import CATALOG
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records import Histogram, IssueType, Reading, Severity, StepRecord
 
 ODD = [None, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-45, 3.4e38, 0.1]
 SITES = tuple(f"layer/{number}.weight" for number in range(len(ODD)))
@@ -41,3 +41,78 @@ def test_an_offline_log_equals_the_records(begin, make, read, ours):
         assert got.keys() == wanted.keys()
         assert [(name, got[name], wanted[name]) for name in wanted if not same(got[name], wanted[name])] == []
     assert [row["step"] for row in rows] == [*(record.step for record in records), records[-1].step]
+
+
+def test_histograms_come_with_what_they_leave_out(begin, make, read, ours):
+    """At most 32 bins, and beside them how many entries were NaN or Inf; of a tensor without finite ones only that."""
+    bins = Histogram("parameter.weight", "a", np.linspace(0, 1, 65), np.arange(64), 3)
+    broken = Histogram("parameter.weight", "b", [0.0, math.nan], [0], 9)
+    run, writer = begin(), make.writer()
+    writer.write(make.record(1, histograms=(bins, broken)))
+    writer.close()
+    run.finish()
+    row = ours(read(run))[0]
+    got = row["parameter.weight/a"]
+    assert got["_type"] == "histogram"
+    assert (len(got["bins"]), len(got["values"]), sum(got["values"])) == (33, 32, sum(range(64)))
+    assert (row["parameter.weight_nonfinite/a"], row["parameter.weight_nonfinite/b"]) == (3, 9)
+    assert "parameter.weight/b" not in row
+
+
+def test_an_issue_is_told_once_and_kept_as_data(begin, make, read, ours):
+    """One alert per cause with its level; a count, a row of the issues table, and the verdict in table and summary."""
+    opened, worse = make.issue(layer="fc"), make.issue(IssueType.NUMERICAL, Severity.CRITICAL, "fc", 5)
+    again = make.issue(layer="fc", step=8)
+    healed = make.issue(layer="fc", healed=6)
+    gradient = Reading.of("parameter.gradient_norm", ("fc.weight",), [3.0])
+    script = {3: (opened,), 5: (worse,), 6: (healed,), 8: (again,)}
+    run, writer = begin(), make.writer()
+    for step in range(1, 11):
+        writer.write(make.record(step, gradient, issues=script.get(step, ())))
+        run.log({"mine": step})
+    writer.close()
+    run.finish()
+    log = read(run)
+    rows = ours(log)
+    assert [(alert.title, alert.level) for alert in log.alerts] == [
+        ("gradflow: EXPLODING in fc", "ERROR"),
+        ("gradflow: NUMERICAL in fc", "ERROR"),
+    ]
+    assert "Since step: 3" in log.alerts[0].text
+    assert [row["alerts"] for row in rows[:10]] == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [row["open_issues"] for row in rows[:10]] == [0, 0, 1, 1, 2, 1, 1, 2, 2, 2]
+    assert [row["step"] for row in rows if "health" in row] == [3, 10]
+    first, last = (log.table(row["health"]) for row in rows if "health" in row)
+    assert first[0] == ["layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend"]
+    assert first[1] == [["fc", "EXPLODING (HIGH)", 3.0, None, None, None, "steady"]]
+    assert last[1][0][1] == "NUMERICAL (CRITICAL)"
+    columns, data = log.table(rows[-1]["issues"])
+    assert [row[columns.index("until step")] for row in data] == [6.0, None, None]
+    assert log.summary["gradflow/verdict"] == "NUMERICAL in fc"
+    assert log.summary["gradflow/issues_found"] == 3
+
+
+def test_tables_come_at_a_slow_pace(begin, make, read, ours):
+    """By the records' clock, and once at the end."""
+    gradient = Reading.of("parameter.gradient_norm", ("fc.weight",), [math.inf])
+    run, writer = begin(), make.writer(table_seconds=10.0)
+    for step in range(1, 36):
+        writer.write(make.record(step, gradient))
+        run.log({"mine": step})
+    writer.close()
+    run.finish()
+    log = read(run)
+    assert [row["step"] for row in ours(log) if "health" in row] == [11, 21, 31, 35]
+    assert log.table(ours(log)[-1]["health"])[1][0][2] in (math.inf, "Infinity")
+
+
+def test_the_run_is_described(begin, make, read):
+    """What is known of the run is in its config, the user's own entries stay."""
+    run = begin(config={"lr": 0.1})
+    make.writer().close()
+    run.finish()
+    config = read(run).config
+    assert config["lr"] == 0.1
+    assert config["gradflow"]["model"] == "Net"
+    assert config["gradflow"]["settings"] == {"every": 1}
+    assert config["gradflow"]["blocks"] == ["a", "b"]
