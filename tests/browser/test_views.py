@@ -101,3 +101,21 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
     expect(again.locator("[data-part=note]")).to_have_text("known has no layer of the same name")
     again.locator("[data-part=compare]").select_option("")
     expect(again.locator("section[aria-label='Map of the layers'] h2")).to_have_text("Gain map")
+
+
+def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_panel, logs):
+    """One ridge per histogram written, the broken entries beside it; another parameter is one choice away."""
+    _, frame = open_panel(address, SICK)
+    expect(frame.locator("[data-part=histogram-site]")).to_have_value("transformer.h.7.mlp.weight")
+    expect(frame.locator("[data-part=histogram-note]")).to_have_text("24 in all; each scaled to its own peak")
+    ridges = frame.locator("[data-part=ridges] g")
+    expect(ridges).to_have_count(24)
+    entries, broken = logs.weight_histograms(2400, 2400, True)[0].counts.sum(), 240
+    expect(ridges.last.locator("title")).to_have_text(
+        f"step 2\u202f400: {entries:_} entries, {broken} NaN or Inf".replace("_", "\u202f")
+    )
+    expect(frame.locator("[data-part=ridges] .bad")).to_have_text(["220 NaN/Inf", "230 NaN/Inf", "240 NaN/Inf"])
+    frame.locator("[data-part=histogram-site]").select_option("head.weight")
+    expect(frame.locator("[data-part=ridges] .bad")).to_have_count(0)
+    frame.locator("[data-part=run]").select_option("known")
+    expect(frame.locator("[data-part=ridges]")).to_be_hidden()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.writers.tensorboard import TensorBoardWriter
 
 EPOCH = 1_732_143_600.0
@@ -87,9 +87,22 @@ def sick_run(logdir, steps=2400, depth=11, sick=True):
         if step % 10 == 0:
             readings.append(Reading.of("activation.dead_share", relus, dead))
         issues = sick_issues(steps) if sick and step == steps else ()
-        records.append(StepRecord(step, EPOCH + 0.4 * step, tuple(readings), issues=issues))
+        histograms = weight_histograms(step, steps, sick) if step % 100 == 0 else ()
+        records.append(StepRecord(step, EPOCH + 0.4 * step, tuple(readings), histograms, issues))
     write_run(logdir, records, rows=256, model="TinyGPT", parameters=124_439_808, blocks=blocks)
     return records
+
+
+def weight_histograms(step, steps, sick):
+    """Return histograms of two gradients: one spreads and breaks in a sick run, the other only narrows."""
+    edges, share = np.linspace(-1.0, 1.0, 41), step / steps
+    middles = (edges[1:] + edges[:-1]) / 2
+    out = []
+    for name, width in (("transformer.h.7.mlp.weight", 0.1 + 0.5 * share * sick), ("head.weight", 0.4 - 0.25 * share)):
+        counts = np.round(5000 * np.exp(-0.5 * (middles / width) ** 2)).astype(np.int64)
+        broken = step // 10 if sick and share > 0.9 and name != "head.weight" else 0
+        out.append(Histogram("parameter.gradient", name, edges * (1 + share), counts, broken))
+    return tuple(out)
 
 
 def sick_issues(steps):

@@ -1,5 +1,6 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
 import type { Moment } from "./model/health";
+import type { Histograms } from "./model/ridge";
 import { decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
@@ -70,6 +71,19 @@ export async function fetchMoment(run: string, step: number, metrics: readonly s
   const args = new URLSearchParams({ run, step: String(Math.round(step)) });
   for (const metric of metrics) args.append("metric", metric);
   return (await getJson(`moment?${args}`)) as Moment;
+}
+
+export async function listHistograms(run: string): Promise<readonly { readonly metric: string; readonly site: string }[]> {
+  return ((await getJson(`histograms?${new URLSearchParams({ run })}`)) as { readonly items: readonly { metric: string; site: string }[] }).items;
+}
+
+export async function fetchHistograms(run: string, metric: string, site: string, most: number, range: readonly [number, number] | null): Promise<Histograms> {
+  const args = new URLSearchParams({ run, metric, site, most: String(most) });
+  if (range !== null) {
+    args.set("first", String(range[0]));
+    args.set("last", String(range[1]));
+  }
+  return (await getJson(`histograms?${args}`)) as Histograms;
 }
 
 async function getJson(address: string): Promise<unknown> {

@@ -1,5 +1,5 @@
 // Holds what is chosen and loaded, and tells the views; the views never talk to each other.
-import { fetchIssues, fetchMeta, fetchMoment, fetchRuns, fetchSeries, type RunMeta, type RunMetric, type RunSummary } from "./api";
+import { fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchRuns, fetchSeries, listHistograms, type RunMeta, type RunMetric, type RunSummary } from "./api";
 import { el } from "./dom";
 import { hostHash, isVisible, saveState } from "./host";
 import { rowMetric, wantedMetrics } from "./model/health";
@@ -12,6 +12,7 @@ import { emptyState } from "./views/empty";
 import { Header, runLabel } from "./views/header";
 import { LineCard, type LineCardEvents } from "./views/lines";
 import { MapView, type MapEvents } from "./views/map";
+import { MOST_RIDGES, RidgeView, type Listed } from "./views/ridge";
 import { StripView } from "./views/strip";
 import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
@@ -48,6 +49,7 @@ export class Panel {
     kind: () => void this.guard(() => this.loadTable(this.job, true)),
     pin: (site, metric) => void this.pinRow(site, metric),
   });
+  private readonly ridges = new RidgeView(() => void this.guard(() => this.loadRidges(this.job)));
   private readonly lines: readonly LineCard[];
   private readonly error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
   private readonly page: HTMLElement;
@@ -68,6 +70,7 @@ export class Panel {
   private job = 0;
   private busy = false;
   private resizeTimer = 0;
+  private histograms: readonly Listed[] = [];
   private tableTimer = 0;
   private tableShows = "";
 
@@ -80,7 +83,7 @@ export class Panel {
     };
     this.lines = [new LineCard("run", events, this.tooltip), new LineCard("run", events, this.tooltip), new LineCard("pins", events, this.tooltip)];
     const lines = el("div", { class: "lines" }, ...this.lines.map((card) => card.root));
-    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, this.second.root, lines, this.table.root);
+    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, this.second.root, lines, this.table.root, this.ridges.root);
     this.page.hidden = this.second.root.hidden = true;
     this.root.append(this.page, this.tooltip.root);
   }
@@ -144,7 +147,7 @@ export class Panel {
 
   private async load(run: string, version: string): Promise<void> {
     const job = ++this.job;
-    const [meta, issues] = await Promise.all([fetchMeta(run), fetchIssues(run)]);
+    const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run)]);
     if (job !== this.job) return;
     const fresh = this.meta === null;
     [this.run, this.version, this.meta] = [run, version, meta];
@@ -157,6 +160,7 @@ export class Panel {
     this.table.showMeta(meta, issues);
     this.lines[0]?.showMeta(meta, ["loss"]);
     this.lines[1]?.showMeta(meta, ["gradient.total_norm", "gain.max", "update.ratio"], this.lines[0]?.metric);
+    this.histograms = histograms;
     await this.loadCharts(job, fresh ? issues : []);
   }
 
@@ -173,7 +177,14 @@ export class Panel {
     if (job !== this.job) return;
     this.strip.showRange(this.extent());
     this.showStep();
-    await this.loadTable(job, true);
+    this.ridges.offer(this.histograms, this.pins);
+    await Promise.all([this.loadTable(job, true), this.loadRidges(job)]);
+  }
+
+  private async loadRidges(job: number): Promise<void> {
+    if (this.ridges.site === "") return;
+    const found = await fetchHistograms(this.run, this.ridges.metric, this.ridges.site, MOST_RIDGES, this.range);
+    if (job === this.job) this.ridges.show(found);
   }
 
   private async loadMap(job: number): Promise<void> {

@@ -93,6 +93,9 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .health td { padding:2px 8px } .health td:last-child { width:126px } .health .num { text-align:right; white-space:nowrap } .health .none { color:var(--faint) } .health .broken { color:var(--bad); font-weight:650 }
 .health .ok { color:var(--good) } .health svg { display:block; margin-left:auto } .health path { fill:none; stroke:var(--accent); stroke-width:1.3 }
 .filter { height:28px; font-size:13px; padding:0 8px; border:1px solid var(--line); border-radius:6px; background:var(--card); width:180px } .tools { display:flex; gap:6px } .tools .btn { height:26px; padding:0 8px; font-size:12px; color:var(--dim) }
+.ridges { padding:0 16px 10px; min-height:70px } .ridges svg { display:block } .ridges text { font-size:11.5px; fill:var(--dim) } .ridges .bad { fill:var(--bad); font-weight:650 }
+.ridges .ridge { fill:color-mix(in srgb,var(--accent) 26%,var(--card)); stroke:var(--accent); stroke-width:1 } .ridges .base { stroke:var(--line) } .ridges g:hover .ridge { fill:color-mix(in srgb,var(--accent) 60%,var(--card)) }
+.bar select { max-width:min(380px,100%) }
 .tip { position:fixed; z-index:9; pointer-events:none; max-width:380px; background:var(--text); color:var(--card); border-radius:7px; padding:7px 10px; font-size:12.5px; line-height:1.4; box-shadow:0 3px 12px rgb(0 0 0 / 28%); visibility:hidden; overflow-wrap:anywhere }
 .tip b { font-weight:650 } .tip .v { font-size:15px; font-weight:650 } .tip div { opacity:.85 } .tip .l,.tip .v { opacity:1 }
 .empty { max-width:680px; margin:8vh auto; padding:30px 34px } .empty h1 { margin:0 0 6px; font-size:22px } .empty p { color:var(--dim); margin:0 0 14px }

@@ -1,0 +1,64 @@
+// How a parameter's entries are distributed, histogram over histogram.
+
+export interface Histogram {
+  readonly step: number;
+  readonly edges: readonly number[];
+  readonly counts: readonly number[];
+  /** Entries that are NaN or infinite; they are in no bin. */
+  readonly nonfinite: number;
+}
+
+/** The answer of /histograms. */
+export interface Histograms {
+  readonly metric: string;
+  readonly site: string;
+  /** How many there are in the range; fewer may be shown. */
+  readonly total: number;
+  readonly histograms: readonly Histogram[];
+}
+
+export interface Ridge {
+  readonly step: number;
+  readonly entries: number;
+  readonly nonfinite: number;
+  readonly baseline: number;
+  /** The outline as an SVG path, empty where every entry is NaN or infinite. */
+  readonly path: string;
+}
+
+export interface Ridgeline {
+  readonly low: number;
+  readonly high: number;
+  readonly ridges: readonly Ridge[];
+}
+
+/** Lays ridges over one common axis, the oldest at the top, each scaled to its own peak density. */
+export function ridgeline(histograms: readonly Histogram[], width: number, gap: number, peak: number): Ridgeline {
+  const drawn = histograms.filter((item) => item.counts.some((count) => count > 0));
+  const low = Math.min(...drawn.map(({ edges }) => edges[0] ?? 0));
+  const high = Math.max(...drawn.map(({ edges }) => edges.at(-1) ?? 0));
+  const [from, to] = drawn.length === 0 ? [0, 1] : high > low ? [low, high] : [low - 1, high + 1];
+  const x = (value: number): number => ((value - from) / (to - from)) * width;
+  const ridges = histograms.map(({ step, edges, counts, nonfinite }, i) => {
+    const baseline = peak + i * gap;
+    const entries = counts.reduce((sum, count) => sum + count, 0);
+    const density = counts.map((count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)));
+    const most = Math.max(...density);
+    let path = "";
+    if (entries > 0) {
+      const points = density.map((value, bin) => `L${x(edges[bin] ?? 0).toFixed(1)} ${(baseline - (value / most) * peak).toFixed(1)}H${x(edges[bin + 1] ?? 0).toFixed(1)}`);
+      path = `M${x(edges[0] ?? 0).toFixed(1)} ${baseline}${points.join("")}V${baseline}`;
+    }
+    return { step, entries, nonfinite, baseline, path };
+  });
+  return { low: from, high: to, ridges };
+}
+
+/** The site to begin with: the first pinned one that has histograms or holds one that has, else the first. */
+export function firstSite(sites: readonly string[], pins: readonly string[]): string {
+  for (const pin of pins) {
+    const found = sites.find((site) => site === pin) ?? sites.find((site) => site.startsWith(`${pin}.`));
+    if (found !== undefined) return found;
+  }
+  return sites[0] ?? "";
+}
