@@ -1,8 +1,13 @@
 """The views below the verdict: when, which layer, against which run, how distributed, and how to take it away."""
 
+import csv
+import io
 import re
+from pathlib import Path
 
 from playwright.sync_api import expect
+
+from gradflow_export.catalog import CATALOG
 
 SICK = "&p.gradflow.run=sick"
 
@@ -119,3 +124,37 @@ def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_pa
     expect(frame.locator("[data-part=ridges] .bad")).to_have_count(0)
     frame.locator("[data-part=run]").select_option("known")
     expect(frame.locator("[data-part=ridges]")).to_be_hidden()
+
+
+def downloaded(page, frame, what, kind, number=0):
+    """Choose an entry of a download menu; returns the file's name and bytes."""
+    with page.expect_download() as download:
+        frame.get_by_label(f"Download {what}").nth(number).select_option(kind)
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def test_what_is_shown_can_be_taken_away(address, open_panel):
+    """The csv holds the values written, the pictures are whole, and the menu is ready again afterwards."""
+    page, frame = open_panel(address, "&p.gradflow.run=known")
+    expect(frame.locator("[data-part=health] tbody tr")).to_have_count(2)
+    name, data = downloaded(page, frame, "the map", "csv")
+    assert name == "known_block.gain_map.csv"
+    rows = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+    assert [(row["site"], float(row["extreme"])) for row in rows] == [
+        (site, step + 100 * number + 0.125) for number, site in enumerate("ab") for step in range(1, 9)
+    ]
+    name, data = downloaded(page, frame, "the table", "csv")
+    assert name == "known_health_8.csv"
+    assert data.decode().splitlines()[1:] == ["a,ok,,8.125,,,", "b,ok,,108.125,,,"]
+    for what in ("the map", "this chart"):
+        assert b"</svg>" in downloaded(page, frame, what, "svg")[1]
+        name, data = downloaded(page, frame, what, "png")
+        assert (name[-4:], data[:8]) == (".png", b"\x89PNG\r\n\x1a\n")
+        assert len(data) > 3000
+    expect(frame.get_by_label("Download the map").first).to_have_value("")
+    frame.get_by_label("About this metric").first.press("Enter")
+    info = frame.locator("[data-part=info]")
+    for text in (CATALOG["block.gain"].formula, CATALOG["block.gain"].source, "0.5 and 2", "block.gain"):
+        expect(info).to_contain_text(text)
+    page.keyboard.press("Escape")
+    expect(info).to_be_hidden()

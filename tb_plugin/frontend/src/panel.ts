@@ -10,6 +10,7 @@ import { metricFor, type Issue } from "./model/verdict";
 import { PIN_COLOURS } from "./style";
 import { emptyState } from "./views/empty";
 import { Header, runLabel } from "./views/header";
+import { MetricInfo } from "./views/info";
 import { LineCard, type LineCardEvents } from "./views/lines";
 import { MapView, type MapEvents } from "./views/map";
 import { MOST_RIDGES, RidgeView, type Listed } from "./views/ridge";
@@ -29,6 +30,7 @@ const MOST_SUGGESTED = 3;
 export class Panel {
   readonly root = el("div");
   private readonly tooltip = new Tooltip();
+  private readonly info = new MetricInfo();
   private readonly header = new Header(
     { run: (run) => void this.openRun(run), compare: (run) => void this.compare(run, this.mode), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) },
     true,
@@ -43,8 +45,8 @@ export class Panel {
     zoom: (range) => void this.zoom(range),
     mode: (mode) => void this.compare(this.other, mode),
   };
-  private readonly map = new MapView(this.mapEvents, this.tooltip);
-  private readonly second = new MapView(this.mapEvents, this.tooltip, true);
+  private readonly map = new MapView(this.mapEvents, this.tooltip, this.info);
+  private readonly second = new MapView(this.mapEvents, this.tooltip, this.info, true);
   private readonly table = new HealthTable({
     kind: () => void this.guard(() => this.loadTable(this.job, true)),
     pin: (site, metric) => void this.pinRow(site, metric),
@@ -81,9 +83,9 @@ export class Panel {
       zoom: (range) => void this.zoom(range),
       unpin: (site) => void this.togglePin(site),
     };
-    this.lines = [new LineCard("run", events, this.tooltip), new LineCard("run", events, this.tooltip), new LineCard("pins", events, this.tooltip)];
+    this.lines = (["run", "run", "pins"] as const).map((kind) => new LineCard(kind, events, this.tooltip, this.info));
     const lines = el("div", { class: "lines" }, ...this.lines.map((card) => card.root));
-    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, this.second.root, lines, this.table.root, this.ridges.root);
+    this.page = el("main", { class: "page" }, this.header.root, this.error, this.verdict.root, this.strip.root, this.map.root, this.second.root, lines, this.table.root, this.ridges.root, this.info.root);
     this.page.hidden = this.second.root.hidden = true;
     this.root.append(this.page, this.tooltip.root);
   }

@@ -96,6 +96,9 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .ridges { padding:0 16px 10px; min-height:70px } .ridges svg { display:block } .ridges text { font-size:11.5px; fill:var(--dim) } .ridges .bad { fill:var(--bad); font-weight:650 }
 .ridges .ridge { fill:color-mix(in srgb,var(--accent) 26%,var(--card)); stroke:var(--accent); stroke-width:1 } .ridges .base { stroke:var(--line) } .ridges g:hover .ridge { fill:color-mix(in srgb,var(--accent) 60%,var(--card)) }
 .bar select { max-width:min(380px,100%) }
+.bar .download { width:46px; padding:0 4px; color:var(--dim); flex:none; height:26px } .what { width:26px; height:26px; color:var(--dim); font-size:12.5px; flex:none } .line .bar select:not(.download) { min-width:0; flex:0 1 auto } .line .bar h2 { min-width:0; overflow:hidden; text-overflow:ellipsis; white-space:nowrap; flex:0 1 auto } .line .bar { flex-wrap:nowrap }
+.info { color:var(--text); padding:20px 24px; max-width:min(560px,92vw); margin:auto } .info::backdrop { background:rgb(0 0 0 / 35%) } .info h2 { margin:0; font-size:17px } .info p { margin:2px 0 12px; color:var(--dim) }
+.info dl { display:grid; grid-template-columns:auto 1fr; gap:6px 16px; margin:0 0 16px; font-size:13.5px } .info dt { color:var(--dim) } .info dd { margin:0; overflow-wrap:anywhere }
 .tip { position:fixed; z-index:9; pointer-events:none; max-width:380px; background:var(--text); color:var(--card); border-radius:7px; padding:7px 10px; font-size:12.5px; line-height:1.4; box-shadow:0 3px 12px rgb(0 0 0 / 28%); visibility:hidden; overflow-wrap:anywhere }
 .tip b { font-weight:650 } .tip .v { font-size:15px; font-weight:650 } .tip div { opacity:.85 } .tip .l,.tip .v { opacity:1 }
 .empty { max-width:680px; margin:8vh auto; padding:30px 34px } .empty h1 { margin:0 0 6px; font-size:22px } .empty p { color:var(--dim); margin:0 0 14px }

@@ -47,6 +47,11 @@ export class HeatMap {
     return this.root.clientWidth;
   }
 
+  /** What is painted, as a data address. */
+  get picture(): string {
+    return this.canvas.toDataURL("image/png");
+  }
+
   paint(series: Series, block: Block, range: readonly [number, number], scale: ColourScale, height: number): void {
     const ratio = window.devicePixelRatio || 1;
     const [width, deep] = [Math.max(1, Math.round(this.width * ratio)), Math.max(1, Math.round(height * ratio))];

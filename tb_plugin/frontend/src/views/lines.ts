@@ -1,10 +1,13 @@
 // How: run-level metrics and the pinned layers over time.
 import type { RunMeta, RunMetric } from "../api";
-import { LineChart, type Curve } from "../charts/line";
+import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, setOptions } from "../dom";
+import { csv, fileName, lineSvg, seriesRows } from "../model/export";
 import { formatNumber, formatStep, unitText } from "../model/format";
 import { cellKind, finiteRow, type Series } from "../model/series";
 import { pinColour } from "../style";
+import { downloadMenu, theme } from "./download";
+import type { MetricInfo } from "./info";
 import type { Tooltip } from "./tooltip";
 
 const RUN_COLOUR = "#2f7de1";
@@ -35,11 +38,17 @@ export class LineCard {
   metric = "";
   private wantsLog: boolean | null = null;
   private shown: Shown | null = null;
+  private drawn: LineData | null = null;
 
-  constructor(readonly kind: "run" | "pins", private readonly events: LineCardEvents, private readonly tooltip: Tooltip) {
+  constructor(readonly kind: "run" | "pins", private readonly events: LineCardEvents, private readonly tooltip: Tooltip, info: MetricInfo) {
     this.chart = new LineChart({ hover: (index, x, y) => this.hovered(index, x, y), zoom: (range) => events.zoom(range) });
     const head = kind === "run" ? this.select : this.title;
-    this.root.append(el("div", { class: "bar" }, head, this.log), this.chart.root, this.keys);
+    const download = downloadMenu("this chart", {
+      csv: () => (this.shown === null ? null : csv(seriesRows(this.shown.series))),
+      svg: () => this.svg(),
+      name: () => fileName(this.shown?.series.run ?? "", this.shown?.spec.name ?? ""),
+    });
+    this.root.append(el("div", { class: "bar" }, head, info.button(() => this.shown?.spec ?? null), this.log, download), this.chart.root, this.keys);
     this.select.addEventListener("change", () => {
       this.metric = this.select.value;
       this.wantsLog = null;
@@ -96,9 +105,15 @@ export class LineCard {
     const curves = series.sites.map((site, i) => this.curve(series, i, colour(site)));
     const marks = spec.marks.filter((mark) => !this.isLog || mark > 0);
     if (this.chart.root.clientWidth === 0) return;
-    this.chart.show({ steps: series.first, curves, log: this.isLog, marks, range });
+    this.drawn = { steps: series.first, curves, log: this.isLog, marks, range };
+    this.chart.show(this.drawn);
     const keys = series.sites.map((site, i) => this.key(site, curves[i]?.colour ?? ""));
     this.keys.replaceChildren(...(this.kind === "run" ? [this.unit(series, spec)] : keys));
+  }
+
+  private svg(): string | null {
+    if (this.shown === null || this.drawn === null) return null;
+    return lineSvg({ ...this.drawn, title: `${this.shown.series.run}: ${this.shown.spec.title}`, theme: theme() });
   }
 
   private get isLog(): boolean {

@@ -3,12 +3,15 @@ import type { RunMeta, RunMetric } from "../api";
 import { HeatMap } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
 import { el, setOptions } from "../dom";
-import { colourScale, type ColourScale } from "../model/colour";
+import { colourScale, css, type ColourScale } from "../model/colour";
+import { csv, fileName, mapSvg, seriesRows } from "../model/export";
 import { formatNumber, formatStep, formatTime, linearTicks, shorten, unitText } from "../model/format";
 import { rowTop } from "../model/heat";
 import { cellKind, columnAt, type Block, type Series } from "../model/series";
 import type { Mode } from "../model/url";
 import { pinColour } from "../style";
+import { downloadMenu, theme } from "./download";
+import type { MetricInfo } from "./info";
 import { legend } from "./legend";
 import type { Tooltip } from "./tooltip";
 
@@ -22,6 +25,7 @@ export interface MapEvents {
 }
 
 const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL, LETTER] = [187, 408, 17, 14, 6.6];
+const [NAME_LETTERS, SWATCHES] = [26, 50];
 
 export class MapView {
   private readonly metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
@@ -48,7 +52,7 @@ export class MapView {
   private like: MapView | null = null;
 
   /** A `second` map shows the run compared with; the first one has the controls. */
-  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, second = false) {
+  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, info: MetricInfo, second = false) {
     this.heat = new HeatMap({
       hover: (at) => this.hovered(at),
       pick: (site, step) => {
@@ -65,8 +69,13 @@ export class MapView {
     this.foot.style.minHeight = "44px";
     this.metrics.addEventListener("change", () => events.metric(this.metrics.value));
     this.modes.addEventListener("change", () => events.mode(this.modes.value === "difference" ? "difference" : "beside"));
-    const controls = second ? [] : [this.metrics, this.modes];
-    this.root.append(el("div", { class: "bar" }, this.title, ...controls, this.formula, this.reset, this.note), this.body, this.foot);
+    const controls = second ? [] : [this.metrics, info.button(() => this.spec), this.modes];
+    const download = downloadMenu("the map", {
+      csv: () => (this.series === null ? null : csv(seriesRows(this.series))),
+      svg: () => this.svg(),
+      name: () => fileName(this.series?.run ?? "", this.spec?.name ?? "", this.like === null && this.of.includes(" against ") ? "against" : "map"),
+    });
+    this.root.append(el("div", { class: "bar" }, this.title, ...controls, this.formula, this.reset, this.note, download), this.body, this.foot);
     if (!second) return;
     for (const part of this.root.querySelectorAll("[data-part]")) part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
     this.root.setAttribute("aria-label", "Map of the layers of the other run");
@@ -154,6 +163,26 @@ export class MapView {
       ...this.profile.ticks.map(({ x, text }) => tickLabel(x, text)),
       el("p", { text: `${this.spec.title} at step ${steps(this.series, column)}` }),
     );
+  }
+
+  private svg(): string | null {
+    if (this.series === null || this.spec === null || this.scale === null) return null;
+    const { words, low, high } = this.scale;
+    const colours = Array.from({ length: SWATCHES }, (_, i) => css(words[Math.round((i / (SWATCHES - 1)) * (words.length - 1))] ?? 0));
+    const [sites, row] = [this.sites, this.height / Math.max(1, this.sites.length)];
+    const every = Math.max(1, Math.ceil(LABEL / row));
+    const names = sites.map((site, i) => ({ text: shorten(site, NAME_LETTERS), y: rowTop(i, sites.length, this.height) + row / 2 }));
+    return mapSvg({
+      title: `${this.title.textContent}: ${this.series.run}, ${this.spec.title}`,
+      caption: this.note.textContent ?? "",
+      names: names.filter((_, i) => i % every === 0),
+      image: this.heat.picture,
+      width: this.heat.width,
+      height: this.height,
+      range: this.range,
+      theme: theme(),
+      ramp: { colours, low: formatNumber(low, 3), high: formatNumber(high, 3) },
+    });
   }
 
   private get block(): Block | null {

@@ -1,11 +1,13 @@
 // Which: the health table. Every number in it is one that was written.
 import type { RunMeta } from "../api";
 import { el, setOptions, svg } from "../dom";
+import { csv, fileName } from "../model/export";
 import { arrange, COLUMNS, ROW_KINDS, rowMetric, rowsOf, sparkline, type Cell, type Column, type Moment, type Row, type SortKey } from "../model/health";
 import { formatNumber, formatStep, shorten } from "../model/format";
 import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
 import { pinColour } from "../style";
+import { downloadMenu } from "./download";
 
 export interface TableEvents {
   /** Another kind of rows was chosen. */
@@ -24,13 +26,13 @@ export class HealthTable {
   private readonly kinds = el("select", { attrs: { "aria-label": "Rows", "data-part": "rows" } });
   private readonly filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter layers", "aria-label": "Filter layers" } });
   private readonly note = el("span", { class: "note", attrs: { "data-part": "table-note" } });
-  readonly tools = el("span", { class: "tools" });
+  private readonly download = downloadMenu("the table", { csv: () => csv(this.shown), name: () => fileName(this.run, "health", String(this.moment?.step ?? "")) });
   private readonly heads = el("tr");
   private readonly body = el("tbody");
   readonly root = el(
     "section",
     { class: "card health", attrs: { "aria-label": "Health of the layers", "data-part": "health" } },
-    el("div", { class: "bar" }, el("h2", { text: "Health" }), this.kinds, this.filter, this.note, this.tools),
+    el("div", { class: "bar" }, el("h2", { text: "Health" }), this.kinds, this.filter, this.note, this.download),
     el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } }, el("table", {}, el("thead", {}, this.heads), this.body)),
   );
   private moment: Moment | null = null;
@@ -42,6 +44,7 @@ export class HealthTable {
   private sort: SortKey = "verdict";
   private falling = true;
   private metric = "";
+  private run = "";
 
   constructor(private readonly events: TableEvents) {
     this.root.hidden = true;
@@ -59,14 +62,8 @@ export class HealthTable {
     return this.kinds.value;
   }
 
-  /** What is shown: heads and rows, for a download. */
-  get shown(): readonly (readonly (string | number | null)[])[] {
-    const rows = this.arranged.map(({ site, issue, cells }) => [site, issue?.issue_type ?? "ok", ...COLUMNS.map(({ key }) => cells[key]?.value ?? null)]);
-    return [HEADS.map(({ title }) => title), ...rows];
-  }
-
   showMeta(meta: RunMeta, issues: readonly Issue[]): void {
-    this.issues = issues;
+    [this.issues, this.run] = [issues, meta.run];
     const kinds = ROW_KINDS.filter(({ kind }) => rowMetric(kind, meta.metrics) !== undefined);
     const chosen = kinds.find(({ kind }) => kind === this.kind) ?? kinds[0];
     setOptions(this.kinds, kinds.map(({ kind, label }) => ({ value: kind, label })), chosen?.kind ?? "");
@@ -87,6 +84,12 @@ export class HealthTable {
   showPins(pins: readonly string[]): void {
     this.pins = pins;
     this.draw();
+  }
+
+  /** Heads and rows as they stand. */
+  private get shown(): readonly (readonly (string | number | null)[])[] {
+    const rows = this.arranged.map(({ site, issue, cells }) => [site, issue?.issue_type ?? "ok", ...COLUMNS.map(({ key }) => cells[key]?.value ?? null)]);
+    return [HEADS.map(({ title }) => title), ...rows];
   }
 
   private get arranged(): readonly Row[] {
