@@ -1,4 +1,4 @@
-"""The ``gradflow`` command (floor 4): train a demo, report on a run, check an installation, list the metrics."""
+"""The ``gradflow`` command (floor 4): train a demo, report on a run or show it, check an installation, list metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gradflow_export.cli.demo import add_parser as add_demo
 from gradflow_export.cli.doctor import add_parser as add_doctor
 from gradflow_export.cli.report import add_parser as add_report
 from gradflow_export.cli.schema import add_parser as add_schema
+from gradflow_export.cli.view import add_parser as add_view
 from gradflow_export.errors import GradflowError
 
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_parser in (add_demo, add_report, add_doctor, add_schema):
+    for add_parser in (add_demo, add_report, add_doctor, add_schema, add_view):
         add_parser(commands)
     args = parser.parse_args(argv)
     try:

@@ -3,11 +3,14 @@
 import csv
 import io
 import re
+import threading
 from pathlib import Path
 
 from playwright.sync_api import expect
 
 from gradflow_export.catalog import CATALOG
+from gradflow_export.cli import main
+from tensorboard_plugin_gradflow import standalone
 
 SICK = "&p.gradflow.run=sick"
 
@@ -158,3 +161,39 @@ def test_what_is_shown_can_be_taken_away(address, open_panel):
         expect(info).to_contain_text(text)
     page.keyboard.press("Escape")
     expect(info).to_be_hidden()
+
+
+def test_the_panel_works_without_tensorboard(logdir, context, tmp_path):
+    """Served by `gradflow view`, and as one file that loads nothing: the same verdict, map, table and link."""
+    out = tmp_path / "out.html"
+    assert main(["snapshot", str(logdir), str(out)]) == 0
+    server = standalone.make_server(logdir, 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    errors, requests, page = [], [], context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: requests.append(request.url))
+    try:
+        for address in (f"http://localhost:{server.port}/", out.as_uri()):
+            page.goto("about:blank")
+            requests.clear()
+            page.goto(f"{address}#p.gradflow.run=sick")
+            expect(page.locator("[data-part=verdict] h1")).to_have_text("2 problems")
+            expect(page.locator("[data-part=ridges] g")).to_have_count(24)
+            expect(page.locator("[data-part=table-note]")).to_have_text("at step 2\u202f400")
+            page.get_by_label("CRITICAL EXPLODING").click()
+            expect(page.locator("[data-part=step]")).to_have_text("1\u202f320")
+            page.wait_for_function("location.hash.includes('p.gradflow.step=1320')")
+            page.locator("[data-part=run]").select_option("known")
+            expect(page.locator("[data-part=health] tbody tr").nth(1).locator("td").nth(2)).to_have_text("108.125")
+            expect(page.locator(".lines canvas")).to_have_count(1)
+            page.reload()
+            expect(page.locator("[data-part=run]")).to_have_value("known")
+        assert {url.split("#")[0] for url in requests if not url.startswith("data:")} == {out.as_uri()}
+    finally:
+        page.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert errors == []

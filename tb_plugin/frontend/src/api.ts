@@ -1,6 +1,7 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
 import type { Moment } from "./model/health";
 import type { Histograms } from "./model/ridge";
+import { offline } from "./offline";
 import { decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
@@ -45,18 +46,26 @@ export interface SeriesQuery {
 }
 
 export async function fetchRuns(): Promise<readonly RunSummary[]> {
+  const kept = offline();
+  if (kept !== null) return kept.runs;
   return ((await getJson("runs")) as { readonly runs: readonly RunSummary[] }).runs;
 }
 
 export async function fetchMeta(run: string): Promise<RunMeta> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).meta;
   return (await getJson(`meta?${new URLSearchParams({ run })}`)) as RunMeta;
 }
 
 export async function fetchIssues(run: string): Promise<readonly Issue[]> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).issues;
   return ((await getJson(`issues?${new URLSearchParams({ run })}`)) as { readonly issues: readonly Issue[] }).issues;
 }
 
 export async function fetchSeries(query: SeriesQuery): Promise<Series> {
+  const kept = offline();
+  if (kept !== null) return kept.series(query.run, query.metric, query.reduce, query.sites ?? []);
   const args = new URLSearchParams({ run: query.run, metric: query.metric, reduce: query.reduce });
   args.set("columns", String(Math.max(1, Math.min(8192, Math.round(query.columns)))));
   if (query.range !== null) {
@@ -68,16 +77,22 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
 }
 
 export async function fetchMoment(run: string, step: number, metrics: readonly string[]): Promise<Moment> {
+  const kept = offline();
+  if (kept !== null) return kept.moment(run, step, metrics);
   const args = new URLSearchParams({ run, step: String(Math.round(step)) });
   for (const metric of metrics) args.append("metric", metric);
   return (await getJson(`moment?${args}`)) as Moment;
 }
 
 export async function listHistograms(run: string): Promise<readonly { readonly metric: string; readonly site: string }[]> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).histograms;
   return ((await getJson(`histograms?${new URLSearchParams({ run })}`)) as { readonly items: readonly { metric: string; site: string }[] }).items;
 }
 
 export async function fetchHistograms(run: string, metric: string, site: string, most: number, range: readonly [number, number] | null): Promise<Histograms> {
+  const found = offline()?.run(run).histograms.find((item) => item.metric === metric && item.site === site);
+  if (found !== undefined) return { ...found, histograms: found.histograms.filter(({ step }) => range === null || (step >= range[0] && step <= range[1])) };
   const args = new URLSearchParams({ run, metric, site, most: String(most) });
   if (range !== null) {
     args.set("first", String(range[0]));
@@ -94,7 +109,7 @@ async function get(address: string): Promise<Response> {
   const response = await fetch(`./${address}`);
   if (!response.ok) {
     const body = (await response.json().catch(() => ({}))) as { readonly error?: string };
-    throw new Error(body.error ?? `TensorBoard answered ${response.status}`);
+    throw new Error(body.error ?? `the server answered ${response.status}`);
   }
   return response;
 }

@@ -22,8 +22,14 @@ export function hostHash(): string {
 }
 
 export function saveState(state: UrlState): void {
+  const page = host();
+  if (page === null) {
+    const parts = toStorage(state).filter(([, value]) => value !== "").map(([key, value]) => `${key}=${encodeURIComponent(value)}`);
+    window.history.replaceState(null, "", `#${parts.join("&")}`);
+    return;
+  }
   for (const [key, value] of toStorage(state)) {
-    host()?.tensorboard?.tf_storage?.setString(key, value, { defaultValue: "", useLocalStorage: false });
+    page.tensorboard?.tf_storage?.setString(key, value, { defaultValue: "", useLocalStorage: false });
   }
 }
 

@@ -2,11 +2,13 @@
 import uplotStyle from "uplot/dist/uPlot.min.css";
 import { el } from "./dom";
 import { onReload, watchTheme } from "./host";
+import { offline } from "./offline";
 import { Panel } from "./panel";
 import { STYLE } from "./style";
 
 export function render(): void {
-  document.title = "GradFlow";
+  if (offline() === null) document.title = "GradFlow";
+  document.documentElement.classList.toggle("offline", offline() !== null);
   document.head.append(el("style", { text: uplotStyle + STYLE }));
   const panel = new Panel();
   document.body.replaceChildren(panel.root);
@@ -17,3 +19,6 @@ export function render(): void {
   onReload(() => void panel.refresh());
   void panel.start();
 }
+
+// A file that carries its data has nobody to call render().
+if (offline() !== null) render();

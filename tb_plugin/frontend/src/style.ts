@@ -104,6 +104,7 @@ details summary { cursor:pointer; color:var(--dim); font-size:13px; padding:2px 
 .empty { max-width:680px; margin:8vh auto; padding:30px 34px } .empty h1 { margin:0 0 6px; font-size:22px } .empty p { color:var(--dim); margin:0 0 14px }
 .empty pre { background:var(--hover); border-radius:8px; padding:14px 16px; margin:0 0 14px; overflow:auto; line-height:1.6 }
 .error { padding:10px 16px; color:var(--bad); background:var(--bad-bg); border-color:transparent } .error:empty { display:none }
+.offline .live { display:none }
 [hidden] { display:none !important }
 .u-legend { display:none } .u-select { background:var(--accent); opacity:.2 } .u-cursor-x,.u-cursor-y { border-color:var(--faint) !important }
 `;

@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { arrange, rowsOf, sparkline, wantedMetrics, type Moment } from "../src/model/health";
+import { arrange, momentFrom, rowsOf, sparkline, wantedMetrics, type Moment } from "../src/model/health";
 import type { Issue } from "../src/model/verdict";
+import type { Series } from "../src/model/series";
 import type { RunMetric } from "../src/api";
 
 const ISSUE: Issue = {
@@ -62,4 +63,16 @@ test("a trend leaves gaps where there is no number, and is flat for a constant",
   assert.deepEqual(sparkline([1, NaN, 1], false, 10, 8), [[0, 4], null, [10, 4]]);
   assert.deepEqual(sparkline([0, 1, 100], true, 10, 10), [null, [5, 9], [10, 1]]);
   assert.deepEqual(sparkline([], false, 10, 10), []);
+});
+
+test("without a server the kept columns answer, and say how many steps they stand for", () => {
+  const floats = Float32Array.from([1, NaN, -Infinity, 4]);
+  const first = Float64Array.from([10, 20]);
+  const series: Series = {
+    run: "r", metric: "block.gain", sites: ["a", "b"], columns: 2, width: 10, most: 9, first, last: first, wall: first,
+    blocks: new Map([["extreme", { values: floats, bits: new Uint32Array(floats.buffer) }]]),
+  };
+  assert.deepEqual(momentFrom([series], 15), { step: 15, coarse: 10, metrics: { "block.gain": { step: 10, sites: ["a", "b"], values: [1, "-Infinity"] } } });
+  assert.deepEqual(momentFrom([series], 5).metrics["block.gain"]?.values, [null, null]);
+  assert.deepEqual(momentFrom([series], 20).metrics["block.gain"]?.values, ["NaN", 4]);
 });

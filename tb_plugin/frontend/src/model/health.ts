@@ -1,6 +1,7 @@
 // Which: one row per layer with what was written about it at one step.
 import type { RunMetric } from "../api";
-import type { SiteKind } from "../schema";
+import { MISSING_BITS, type SiteKind } from "../schema";
+import { cellKind, columnAt, type Series } from "./series";
 import { holdsAt } from "./strip";
 import type { Issue } from "./verdict";
 
@@ -16,6 +17,8 @@ export interface MetricMoment {
 export interface Moment {
   readonly step: number;
   readonly metrics: Readonly<Record<string, MetricMoment>>;
+  /** Steps whose extreme stands for each value; absent where values are those of the step itself. */
+  readonly coarse?: number;
 }
 
 export type ColumnKey = "gradient" | "gain" | "update" | "dead" | "zero";
@@ -117,6 +120,25 @@ export function sparkline(values: ArrayLike<number>, log: boolean, width: number
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const y = (value: number): number => (high > low ? height - 1 - ((value - low) / (high - low)) * (height - 2) : height / 2);
   return drawn.map((value, i) => (value === null ? null : ([(i / Math.max(1, drawn.length - 1)) * width, y(value)] as const)));
+}
+
+/** What series hold at a step, where no server can be asked for the step itself. */
+export function momentFrom(found: readonly Series[], step: number): Moment {
+  const metrics: Record<string, MetricMoment> = {};
+  for (const series of found) {
+    const column = columnAt(series.first, step);
+    const block = series.blocks.values().next().value;
+    const values = series.sites.map((_, i): Written => {
+      const at = i * series.columns + column;
+      const kind = cellKind(block?.bits[at] ?? MISSING_BITS);
+      const value = block?.values[at] ?? 0;
+      if (kind === "missing" || column < 0) return null;
+      return kind === "nan" ? "NaN" : kind === "inf" ? (value > 0 ? "Infinity" : "-Infinity") : value;
+    });
+    metrics[series.metric] = { step: series.first[column] ?? null, sites: series.sites, values };
+  }
+  const coarse = Math.max(1, ...found.filter(({ most }) => most > 1).map(({ width }) => width));
+  return { step, metrics, ...(coarse > 1 ? { coarse } : {}) };
 }
 
 class Finder {

@@ -90,3 +90,22 @@ export function finiteRow(series: Series, block: Block, site: number, positive: 
   }
   return out;
 }
+
+/** A series with some of its reductions and sites; all sites where none is named. */
+export function pick(series: Series, reducers: readonly string[], sites: readonly string[]): Series {
+  const rows = sites.map((site) => series.sites.indexOf(site));
+  const blocks = new Map<string, Block>();
+  for (const reducer of reducers) {
+    const block = series.blocks.get(reducer);
+    if (block !== undefined) blocks.set(reducer, sites.length === 0 ? block : chosenRows(block, rows, series.columns));
+  }
+  return { ...series, blocks, sites: sites.length === 0 ? series.sites : sites };
+}
+
+function chosenRows(block: Block, rows: readonly number[], columns: number): Block {
+  const bits = new Uint32Array(rows.length * columns).fill(MISSING_BITS);
+  rows.forEach((row, i) => {
+    if (row >= 0) bits.set(block.bits.subarray(row * columns, (row + 1) * columns), i * columns);
+  });
+  return { bits, values: new Float32Array(bits.buffer) };
+}

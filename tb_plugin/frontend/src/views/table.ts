@@ -109,7 +109,8 @@ export class HealthTable {
     }
     const rows = this.arranged;
     const left = rows.length > MOST_ROWS ? `first ${MOST_ROWS} of ${formatStep(rows.length)} rows, filter to see others; ` : "";
-    this.note.textContent = this.moment === null ? "" : `${left}at step ${formatStep(this.moment.step)}`;
+    const coarse = this.moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.moment.coarse)} steps`;
+    this.note.textContent = this.moment === null ? "" : `${left}at step ${formatStep(this.moment.step)}${coarse}`;
     const focused = document.activeElement?.getAttribute("data-site");
     this.body.replaceChildren(...rows.slice(0, MOST_ROWS).map((row) => this.row(row)));
     if (focused !== null && focused !== undefined) {

@@ -1,0 +1,82 @@
+"""``gradflow view`` and ``gradflow snapshot``: the panel without TensorBoard, served or as one file; no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+PORT = 6008
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add both commands to the parser."""
+    view = commands.add_parser("view", help="show runs in a browser on this machine, without TensorBoard")
+    view.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
+    view.add_argument(
+        "--port", type=_port, default=PORT, help="where to listen; 0 for a free port (default: %(default)s)"
+    )
+    view.set_defaults(run=run_view)
+    snapshot = commands.add_parser("snapshot", help="write runs and the panel into one HTML file")
+    snapshot.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
+    snapshot.add_argument("out", type=Path, help="the HTML file to write")
+    snapshot.set_defaults(run=run_snapshot)
+
+
+def run_view(args: argparse.Namespace) -> int:
+    """Serve until interrupted; 2 when the folder or the port cannot be used."""
+    if not _is_folder(args.logdir):
+        return 2
+    try:
+        server = _plugin("standalone").make_server(args.logdir, args.port)
+    except OSError as error:
+        sys.stderr.write(f"gradflow: port {args.port} cannot be used ({error}); choose another one, or --port 0\n")
+        return 2
+    print(f"GradFlow shows {args.logdir} at http://localhost:{server.port}/ (Ctrl+C stops it)", flush=True)
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+    return 0
+
+
+def run_snapshot(args: argparse.Namespace) -> int:
+    """Write the file; 2 when there is no run to show."""
+    if not _is_folder(args.logdir):
+        return 2
+    source = _plugin("standalone").open_source(args.logdir)
+    if not source.indexes():
+        sys.stderr.write(
+            f"gradflow: {args.logdir} holds no gradflow run; give the logdir of an Exporter, such as runs/\n"
+        )
+        return 2
+    try:
+        args.out.write_text(
+            _plugin("snapshot").render_snapshot(source, f"GradFlow: {args.logdir.name}"), encoding="utf-8"
+        )
+    except OSError as error:
+        sys.stderr.write(f"gradflow: {args.out} cannot be written ({error})\n")
+        return 2
+    print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _plugin(module: str) -> Any:
+    """Return a module of the panel; the core does not depend on it, so it is looked up when it is needed."""
+    return importlib.import_module(f"tensorboard_plugin_gradflow.{module}")
+
+
+def _is_folder(path: Path) -> bool:
+    if path.is_dir():
+        return True
+    sys.stderr.write(f"gradflow: {path} is not a folder; give the logdir of an Exporter, such as runs/\n")
+    return False
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return number
