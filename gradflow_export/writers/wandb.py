@@ -13,6 +13,7 @@ from typing import Any, final
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records import Issue, RunInfo, StepRecord, info_to_json
 from gradflow_export.writers import wandb_runs
+from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_picks import PER_SITE, Picks
 from gradflow_export.writers.wandb_rows import RideRows, RowQueue
 from gradflow_export.writers.wandb_tables import (
@@ -28,7 +29,7 @@ from gradflow_export.writers.wandb_tables import (
 
 _log = logging.getLogger("gradflow_export")
 
-_QUIET_SECONDS, _SETTLE_SECONDS = 0.3, 5.0
+_QUIET_SECONDS, _SETTLE_SECONDS, _TABLE_SECONDS = 0.3, 5.0, 2.0
 
 
 @final
@@ -92,7 +93,7 @@ class WandbWriter:
         self._budget = AlertBudget(alert_cooldown, most_alerts)
         self._health, self._issues = HealthBook(), IssueBook()
         self._alerts: deque[Issue] = deque(maxlen=max(most_alerts, 1))
-        self._early = RowQueue(max_waiting)
+        self._early, self._lane = RowQueue(max_waiting), Lane()
         self._lock = threading.RLock()
         self._info: RunInfo | None = None
         self._rows: RideRows | None = None
@@ -131,7 +132,7 @@ class WandbWriter:
             if self._tabled is None:
                 self._tabled = record.wall_time
             if record.wall_time - self._tabled >= self._every or (self._issues.found and not before):
-                row.update(self._tables(record))
+                self._send_tables(record)
             self._put(row)
 
     def flush(self) -> None:
@@ -200,17 +201,21 @@ class WandbWriter:
         row["alerts"], row["open_issues"] = self._issues.found, len(self._issues.open)
         return row
 
-    def _tables(self, record: StepRecord) -> dict[str, Any]:
-        """Tables are made anew each time: W&B does not send a table again that was only changed."""
+    def _send_tables(self, record: StepRecord) -> None:
+        """Send tables as they are now, made anew: W&B does not send a table again that was only changed."""
+        rows = self._attach()
+        if rows is None:
+            return
         self._tabled = record.wall_time
-        table, still = self._wandb.Table, self._issues.open
-        out = {}
-        health, issues = self._health.rows(still), self._issues.rows()
-        if health:
-            out["health"] = table(columns=list(HEALTH_COLUMNS), data=health)
-        if issues:
-            out["issues"] = table(columns=list(ISSUE_COLUMNS), data=issues)
-        return out
+        made: dict[str, Any] = {}
+        for name, columns, cells in (
+            ("health", HEALTH_COLUMNS, self._health.rows(self._issues.open, record.step)),
+            ("issues", ISSUE_COLUMNS, self._issues.rows()),
+        ):
+            if cells:
+                made[name] = self._wandb.Table(columns=list(columns), data=cells)
+        if made:
+            self._lane.put(partial(rows.add, self._keys(made, rows)))
 
     def _send_alerts(self, rows: RideRows) -> None:
         while self._alerts:
@@ -222,17 +227,17 @@ class WandbWriter:
                 _log.warning("gradflow: %d alerts were sent; no more in this run", self._budget.sent)
 
     def _conclude(self) -> None:
-        """Add the last row: tables and the run's summary."""
+        """Add the last tables and the run's summary."""
         rows = self._attach()
         if rows is None or self._last is None:
             return
-        tables = self._tables(self._last)
-        if tables:
-            rows.put(self._keys({"step": self._last.step, **tables}, rows))
+        self._send_tables(self._last)
         still = self._issues.open
         verdict = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
         summary = {"verdict": verdict, "issues_found": self._issues.found, "last_step": self._last.step}
         rows.try_to("the summary", lambda: rows.run.summary.update(self._keys(summary, rows)))
+        if not self._lane.wait(_TABLE_SECONDS):
+            _log.warning("gradflow: W&B did not take the last tables within %.0f s", _TABLE_SECONDS)
 
     def _before_end(self) -> None:
         """The run ends before this writer does: wait, a moment, for records that are on their way."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -93,6 +95,7 @@ class RideRows:
         self._carries: int | None = None
         self._defined: set[str] = set()
         self._failures, self._told, self._merging = 0, False, False
+        self._pid = os.getpid()
         self.hooked = self._hook()
 
     @classmethod
@@ -152,6 +155,10 @@ class RideRows:
                 after = self._step()
                 self._carries = step if after is None else after
 
+    def add(self, values: Row) -> None:
+        """Add values to the step that is open now; for keys that :meth:`put` never sends, for it takes no lock."""
+        self._send(values, commit=False)
+
     def finish(self) -> None:
         """Send everything; rows of the user's that pass ``step=`` may be dropped by W&B after this."""
         with self._lock:
@@ -207,15 +214,21 @@ class RideRows:
         return got[0] if got else None
 
     def _hook(self) -> bool:
+        # A script that ends without finish() gets no teardown hook; registered after wandb's own, this comes before it.
+        atexit.register(self.end)
         try:
             from wandb.sdk.wandb_run import TeardownHook, TeardownStage  # noqa: PLC0415 - not public, may be gone
 
-            self.run._teardown_hooks.append(TeardownHook(self._end, TeardownStage.EARLY))  # noqa: SLF001 - no public one
+            self.run._teardown_hooks.append(TeardownHook(self.end, TeardownStage.EARLY))  # noqa: SLF001 - no public one
         except Exception:
             return False
         return True
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Send everything, for the run ends now; calling it again does nothing."""
+        if self.ended or os.getpid() != self._pid:  # a fork: the run belongs to the parent
+            return
+        atexit.unregister(self.end)
         try:
             if self.before_end is not None:
                 self.before_end()

@@ -16,7 +16,7 @@ MOST_ROWS = 1000
 LEVELS = ("INFO", "INFO", "WARN", "ERROR", "ERROR")
 """W&B's alert level by severity."""
 
-HEALTH_COLUMNS = ("layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend")
+HEALTH_COLUMNS = ("layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend", "step")
 ISSUE_COLUMNS = (
     "type", "severity", "layer", "since step", "until step", "value", "threshold", "message", "advice", "layers",
 )  # fmt: skip
@@ -141,11 +141,12 @@ class HealthBook:
         self._fast[good] += _FAST * (logs[good] - self._fast[good])
         self._slow[good] += _SLOW * (logs[good] - self._slow[good])
 
-    def rows(self, issues: Sequence[Issue]) -> list[list[Cell]]:
+    def rows(self, issues: Sequence[Issue], step: int) -> list[list[Cell]]:
         """Return one row per layer, columns as in ``HEALTH_COLUMNS``.
 
         Args:
             issues: What is open, worst first.
+            step: The step that the table is of.
 
         Returns:
             A parameter counts for the layer it belongs to: norms are joined, of ratios the greatest is taken.
@@ -167,6 +168,7 @@ class HealthBook:
                     layer or "(whole model)", _verdict(layer, names, issues), math.hypot(*norm) if norm else None,
                     gains.get(layer), _worst([ratios[name] for name in names if name in ratios]),
                     dead.get(layer), _trend([moves[name] for name in names if name in moves]),
+                    float(step),
                 ]
             )  # fmt: skip
         return out

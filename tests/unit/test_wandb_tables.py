@@ -29,7 +29,7 @@ def health(*records, issues=()):
     book = HealthBook()
     for record in records:
         book.add(record)
-    return {row[0]: dict(zip(HEALTH_COLUMNS[1:], row[1:], strict=True)) for row in book.rows(issues)}
+    return {row[0]: dict(zip(HEALTH_COLUMNS[1:], row[1:], strict=True)) for row in book.rows(issues, 7)}
 
 
 def norms(step, **values):
@@ -94,7 +94,7 @@ def test_cells_of_a_column_have_one_type():
     book = IssueBook()
     for found in (issue(), issue(layer="", step=9), issue(healed=8)):
         book.add(found)
-    tables = [(HEALTH_COLUMNS, HealthBook().rows([])), (ISSUE_COLUMNS, book.rows())]
+    tables = [(HEALTH_COLUMNS, HealthBook().rows([], 1)), (ISSUE_COLUMNS, book.rows())]
     for columns, rows in tables:
         for number in range(len(columns)):
             assert len({type(row[number]) for row in rows if row[number] is not None}) <= 1

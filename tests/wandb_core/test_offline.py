@@ -40,7 +40,7 @@ def test_an_offline_log_equals_the_records(begin, make, read, ours):
         got = {name: value for name, value in row.items() if name not in ("alerts", "open_issues")}
         assert got.keys() == wanted.keys()
         assert [(name, got[name], wanted[name]) for name in wanted if not same(got[name], wanted[name])] == []
-    assert [row["step"] for row in rows] == [*(record.step for record in records), records[-1].step]
+    assert [row["step"] for row in rows if "step" in row] == [record.step for record in records]
 
 
 def test_histograms_come_with_what_they_leave_out(begin, make, read, ours):
@@ -69,6 +69,7 @@ def test_an_issue_is_told_once_and_kept_as_data(begin, make, read, ours):
     run, writer = begin(), make.writer()
     for step in range(1, 11):
         writer.write(make.record(step, gradient, issues=script.get(step, ())))
+        writer._lane.wait(20)
         run.log({"mine": step})
     writer.close()
     run.finish()
@@ -79,13 +80,12 @@ def test_an_issue_is_told_once_and_kept_as_data(begin, make, read, ours):
         ("gradflow: NUMERICAL in fc", "ERROR"),
     ]
     assert "Since step: 3" in log.alerts[0].text
-    assert [row["alerts"] for row in rows[:10]] == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [row["open_issues"] for row in rows[:10]] == [0, 0, 1, 1, 2, 1, 1, 2, 2, 2]
-    assert [row["step"] for row in rows if "health" in row] == [3, 10]
+    assert [row["alerts"] for row in rows if "alerts" in row] == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [row["open_issues"] for row in rows if "alerts" in row] == [0, 0, 1, 1, 2, 1, 1, 2, 2, 2]
     first, last = (log.table(row["health"]) for row in rows if "health" in row)
-    assert first[0] == ["layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend"]
-    assert first[1] == [["fc", "EXPLODING (HIGH)", 3.0, None, None, None, "steady"]]
-    assert last[1][0][1] == "NUMERICAL (CRITICAL)"
+    assert first[0] == ["layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend", "step"]
+    assert first[1] == [["fc", "EXPLODING (HIGH)", 3.0, None, None, None, "steady", 3.0]]
+    assert (last[1][0][1], last[1][0][-1]) == ("NUMERICAL (CRITICAL)", 10.0)
     columns, data = log.table(rows[-1]["issues"])
     assert [row[columns.index("until step")] for row in data] == [6.0, None, None]
     assert log.summary["gradflow/verdict"] == "NUMERICAL in fc"
@@ -98,12 +98,14 @@ def test_tables_come_at_a_slow_pace(begin, make, read, ours):
     run, writer = begin(), make.writer(table_seconds=10.0)
     for step in range(1, 36):
         writer.write(make.record(step, gradient))
+        writer._lane.wait(20)
         run.log({"mine": step})
     writer.close()
     run.finish()
     log = read(run)
-    assert [row["step"] for row in ours(log) if "health" in row] == [11, 21, 31, 35]
-    assert log.table(ours(log)[-1]["health"])[1][0][2] in (math.inf, "Infinity")
+    tables = [log.table(row["health"])[1] for row in ours(log) if "health" in row]
+    assert [rows[0][-1] for rows in tables] == [11, 21, 31, 35]
+    assert tables[-1][0][2] in (math.inf, "Infinity")
 
 
 def test_the_run_is_described(begin, make, read):

@@ -1,0 +1,123 @@
+"""Runs sent over real wandb-core to a server on the loopback: what arrives, and what happens when it goes away."""
+
+import threading
+import time
+
+import pytest
+import wandb
+
+from gradflow_export.records import Reading
+
+
+@pytest.fixture(scope="module")
+def beside_server(place):
+    """The module with the stand-in server."""
+    import importlib.util
+    import sys
+    from pathlib import Path
+
+    spec = importlib.util.spec_from_file_location("gradflow_wandb_server", Path(__file__).with_name("server.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def server(beside_server):
+    """A fresh server."""
+    with beside_server.LoopbackServer() as made:
+        yield made
+
+
+def ours(server, run, key="loss"):
+    """Return our step and one number of the rows that arrived."""
+    rows = server.history(run.id)
+    return [(row["gradflow/step"], row[f"gradflow/{key}"]) for row in rows if f"gradflow/{key}" in row]
+
+
+def test_everything_arrives(server, begin, make):
+    """History of both, alerts, tables as artifacts, config and summary."""
+    gradient = Reading.of("parameter.gradient_norm", ("fc.weight",), [3.0])
+    run, writer = begin(settings=server.settings()), make.writer()
+    for step in range(1, 31):
+        issues = (make.issue(layer="fc"),) if step == 3 else ()
+        writer.write(make.record(step, Reading.run("loss", 0.5), gradient, issues=issues))
+        writer._lane.wait(20)
+        run.log({"mine": step}, step=step)
+    writer.close()
+    run.finish()
+    rows = server.history(run.id)
+    assert [row["mine"] for row in rows if "mine" in row] == list(range(1, 31))
+    assert ours(server, run) == [(step, 0.5) for step in range(1, 31)]
+    assert [alert["title"] for alert in server.alerts] == ["gradflow: EXPLODING in fc"]
+    assert [alert["severity"] for alert in server.alerts] == ["ERROR"]
+    assert len([row for row in rows if "gradflow/health" in row]) == 2
+    assert len([artifact for artifact in server.artifacts.values() if artifact["committed"]]) >= 4
+    assert [name for name in server.uploads if "health" in name and name.endswith("table.json")]
+    assert server.summary(run.id)["gradflow/verdict"] == "EXPLODING in fc"
+    assert '"Net"' in server.runs[run.id]["config"]
+
+
+def test_a_resumed_run_goes_on(server, begin, make):
+    """Rows of both sessions are there, each with its own step."""
+    for first in (1, 11):
+        run = begin(id="resumed", resume="allow", settings=server.settings())
+        writer = make.writer()
+        for step in range(first, first + 10):
+            writer.write(make.record(step, Reading.run("loss", 0.5)))
+            run.log({"mine": step})
+        writer.close()
+        run.finish()
+    assert [row["mine"] for row in server.history("resumed") if "mine" in row] == list(range(1, 21))
+    assert ours(server, run) == [(step, 0.5) for step in range(1, 21)]
+
+
+def test_an_outage_loses_nothing(server, begin, make):
+    """While the server answers 503 everything waits, and then arrives once and in order."""
+    run, writer = begin(settings=server.settings()), make.writer()
+    server.down = 503
+    for step in range(1, 101):
+        issues = (make.issue(layer=f"layer{step}", step=step),) if step in (20, 60) else ()
+        writer.write(make.record(step, Reading.run("loss", 0.5), issues=issues))
+        run.log({"mine": step})
+    while not server.refused:
+        time.sleep(0.05)
+    server.down = None
+    writer.close()
+    run.finish()
+    assert [row["mine"] for row in server.history(run.id) if "mine" in row] == list(range(1, 101))
+    assert ours(server, run) == [(step, 0.5) for step in range(1, 101)]
+    assert [alert["title"][-7:] for alert in server.alerts] == ["layer20", "layer60"]
+
+
+def test_a_server_that_is_gone_does_not_keep_the_end_waiting(beside_server, begin, make, read, place):
+    """A run of our own ends within its limit, and all of it is on disk for ``wandb sync``."""
+    with beside_server.LoopbackServer() as server:
+        writer = make.writer(project="test", settings=server.settings())
+        run = wandb.run
+        writer.write(make.record(1))
+    for step in range(2, 51):
+        issues = (make.issue(),) if step == 20 else ()
+        writer.write(make.record(step, issues=issues))
+        run.log({"mine": step})
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    closing.join(10.0)
+    assert not closing.is_alive()
+    assert wandb.run is None
+    rows = [row for row in read(run).history if "gradflow/loss" in row]
+    assert [row["gradflow/step"] for row in rows] == list(range(1, 51))
+
+
+def test_a_server_that_never_was_means_offline(beside_server, make, read, said):
+    """A run of our own is recorded where it can be, and one line says how to send it later."""
+    with beside_server.LoopbackServer() as server:
+        settings = server.settings()
+    writer = make.writer(project="test", settings={**settings, "init_timeout": 1.0})
+    run = wandb.run
+    writer.write(make.record(1))
+    writer.close()
+    assert run.offline
+    assert [row["gradflow/step"] for row in read(run).history if "gradflow/loss" in row] == [1]
+    assert len(said("recording offline")) == 1
