@@ -102,6 +102,7 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
     frame.locator("[data-part=mode]").select_option("difference")
     expect(second).to_be_hidden()
     expect(first.locator("h2")).to_have_text("Gain map: sick against healthy")
+    expect(first).to_contain_text("white: equal")
     page.wait_for_function("location.hash.includes('p.gradflow.mode=difference')")
     _, again = open_panel(address, page.evaluate("location.hash").removeprefix("#gradflow"))
     expect(again.locator("section[aria-label='Map of the layers'] h2")).to_have_text("Gain map: sick against healthy")

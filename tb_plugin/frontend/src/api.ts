@@ -28,6 +28,8 @@ export interface RunMetric extends MetricSpec {
   readonly first: number;
   readonly last: number;
   readonly sites: number;
+  /** Whether values are those of one run measured by another. */
+  readonly compared?: boolean;
 }
 
 export interface RunMeta extends RunSummary {

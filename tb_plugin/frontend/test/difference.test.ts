@@ -55,6 +55,11 @@ test("columns of other widths meet where their steps do", () => {
   assert.deepEqual(shown(found), [0.5, 0.25, "missing"]);
 });
 
+test("runs that were read at other steps are compared by what their maps show", () => {
+  const found = difference(series(["a"], [10, 20, 25, 31, 45], [1, 1, 1, 1, 1]), series(["a"], [9, 19, 30], [1, 2, 4]), SPEC);
+  assert.deepEqual(shown(found), [1, 0.5, 0.5, 0.25, "missing"]);
+});
+
 test("models without a common layer have no difference", () => {
   assert.equal(difference(series(["a"], [1], [1]), series(["b"], [1], [1]), SPEC), null);
 });

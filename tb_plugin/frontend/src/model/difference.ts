@@ -12,7 +12,7 @@ const ROBUST = 0.99;
 
 /**
  * What a run is, measured by another: a ratio for a metric drawn on a log scale, else a difference. Columns are those of
- * the first run, sites those that both have; where either has no reading, nothing is shown. Null without a common site.
+ * the first run, sites those that both have; where either map shows nothing, nothing is shown. Null without a common site.
  */
 export function difference(own: Series, other: Series, spec: RunMetric): Difference | null {
   const there = new Map(other.sites.map((site, i) => [site, i]));
@@ -22,7 +22,7 @@ export function difference(own: Series, other: Series, spec: RunMetric): Differe
   const ratio = spec.scale === "log";
   const values = new Float32Array(sites.length * own.columns);
   const bits = new Uint32Array(values.buffer);
-  const partner = Int32Array.from(own.first, (first, c) => overlapping(other, first, own.last[c] ?? first));
+  const partner = Int32Array.from(own.first, (first, c) => shownAt(other, first, own.last[c] ?? first));
   sites.forEach((site, row) => {
     const [from, to] = [own.sites.indexOf(site) * own.columns, (there.get(site) ?? 0) * other.columns];
     for (let c = 0; c < own.columns; c++) {
@@ -36,7 +36,7 @@ export function difference(own: Series, other: Series, spec: RunMetric): Differe
   });
   const series: Series = { ...own, sites, blocks: new Map([["extreme", { values, bits }]]) };
   const range = ratio ? { low: 0, high: null, marks: [0.5, 2] } : linearRange(values);
-  return { series, spec: { ...spec, ...range, title: `${spec.title}, ${ratio ? "ratio" : "difference"} of the two runs`, unit: ratio ? "1" : spec.unit } };
+  return { series, spec: { ...spec, ...range, title: `${spec.title}, ${ratio ? "ratio" : "difference"} of the two runs`, unit: ratio ? "1" : spec.unit, formula: `${ratio ? "own / other" : "own - other"} of ${spec.formula}`, compared: true } };
 }
 
 function firstBlock(series: Series): Block | undefined {
@@ -47,12 +47,16 @@ function kindAt(block: Block, at: number): string {
   return cellKind(block.bits[at] ?? MISSING_BITS);
 }
 
-/** The column of a series that shares a step with first..last, or the one before that reaches into the gap; else -1. */
-function overlapping(series: Series, first: number, last: number): number {
+/**
+ * The column that a map of the series shows at first..last: a reading stands until the next one, and the last one as long
+ * as the one before it did. -1 where the map is empty.
+ */
+function shownAt(series: Series, first: number, last: number): number {
   const column = columnAt(series.first, last);
-  if (column < 0) return -1;
-  const end = Math.max(series.last[column] ?? 0, (series.first[column] ?? 0) + series.width - 1);
-  return end >= first ? column : -1;
+  if (column < series.columns - 1) return column;
+  const [begin, end, before] = [series.first[column] ?? 0, series.last[column] ?? 0, series.first[column - 1]];
+  const stands = before === undefined ? series.width : Math.max(series.width, begin - before);
+  return first < Math.max(end + 1, begin + stands) ? column : -1;
 }
 
 /** Ends that lie evenly around 0, robust against single outliers. */

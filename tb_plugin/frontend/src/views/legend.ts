@@ -6,14 +6,14 @@ import type { MetricSpec } from "../schema";
 
 const [WIDTH, HEIGHT] = [220, 10];
 
-export function legend(spec: MetricSpec, scale: ColourScale): HTMLElement {
+export function legend(spec: MetricSpec, scale: ColourScale, compared = false): HTMLElement {
   const ramp = el("canvas");
   const context = sharpContext(ramp, WIDTH, HEIGHT);
   for (let x = 0; x < WIDTH; x++) {
     context.fillStyle = css(scale.words[Math.round((x / (WIDTH - 1)) * (scale.words.length - 1))] ?? 0);
     context.fillRect(x, 0, 1, HEIGHT);
   }
-  const [left, right] = scale.diverging ? ["damps", "amplifies"] : ["", ""];
+  const [left, right] = scale.diverging ? (compared ? ["less", "more"] : ["damps", "amplifies"]) : ["", ""];
   const [least, most] = [spec.low === scale.low ? "" : "\u2264 ", spec.high === scale.high ? "" : "\u2265 "];
   return el(
     "div",
@@ -25,7 +25,7 @@ export function legend(spec: MetricSpec, scale: ColourScale): HTMLElement {
       ramp,
       el("span", { text: `${most}${formatNumber(scale.high, 3)} ${unitText(spec.unit)} ${right}`.trim() }),
     ),
-    scale.diverging ? el("span", { text: "white keeps" }) : null,
+    scale.diverging ? el("span", { text: compared ? "white: equal" : "white keeps" }) : null,
     key("background:var(--missing)", "nothing arrived"),
     key("", "NaN or Inf", "hatch"),
   );

@@ -73,7 +73,7 @@ export class MapView {
     const download = downloadMenu("the map", {
       csv: () => (this.series === null ? null : csv(seriesRows(this.series))),
       svg: () => this.svg(),
-      name: () => fileName(this.series?.run ?? "", this.spec?.name ?? "", this.like === null && this.of.includes(" against ") ? "against" : "map"),
+      name: () => fileName(this.series?.run ?? "", this.spec?.name ?? "", this.spec?.compared ? "against" : "map"),
     });
     this.root.append(el("div", { class: "bar" }, this.title, ...controls, this.formula, this.reset, this.note, download), this.body, this.foot);
     if (!second) return;
@@ -125,7 +125,7 @@ export class MapView {
     this.scale = like?.scale ?? colourScale(spec, block, dark);
     this.names.style.height = `${height}px`;
     this.heat.paint(series, block, range, this.scale, height);
-    this.foot.replaceChildren(legend(spec, this.scale));
+    this.foot.replaceChildren(legend(spec, this.scale, spec.compared));
     this.showAxis();
     this.showPins(this.pins);
     this.showStep(this.step);
