@@ -114,7 +114,7 @@ def test_any_metric_can_be_put_on_the_map(address, open_panel):
 
 
 def test_dragging_zooms_and_the_server_decimates_anew(address, open_panel):
-    """A fifth of the steps fits at full resolution; one button shows all again."""
+    """A fifth of the steps fits at full resolution, also for who opens the link; one button shows all again."""
     page, frame = open_panel(address, "&p.gradflow.run=sick")
     note = frame.locator("[data-part=note]")
     expect(note).to_contain_text("steps per column")
@@ -124,6 +124,9 @@ def test_dragging_zooms_and_the_server_decimates_anew(address, open_panel):
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=3)
     page.mouse.up()
     expect(note).to_have_text("every reading shown")
+    page.wait_for_function("location.hash.includes('p.gradflow.zoom=')")
+    _, again = open_panel(address, page.evaluate("location.hash").removeprefix("#gradflow"))
+    expect(again.locator("[data-part=note]")).to_have_text("every reading shown")
     frame.locator("[data-part=reset]").click()
     expect(note).to_contain_text("steps per column")
     expect(frame.locator("[data-part=reset]")).to_be_hidden()

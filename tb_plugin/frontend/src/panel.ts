@@ -93,7 +93,7 @@ export class Panel {
   async start(): Promise<void> {
     const wanted = parseHash(hostHash());
     [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
-    [this.other, this.mode] = [wanted.other ?? "", wanted.mode ?? "beside"];
+    [this.other, this.mode, this.range] = [wanted.other ?? "", wanted.mode ?? "beside", wanted.zoom ?? null];
     await this.refresh();
     document.body.dataset["ready"] = "1";
     window.setInterval(() => {
@@ -337,7 +337,8 @@ export class Panel {
   }
 
   private async zoom(range: Range | null): Promise<void> {
-    this.range = range === null || range[1] - range[0] < 2 ? null : [Math.floor(range[0]), Math.ceil(range[1])];
+    this.range = range === null || range[1] - range[0] < 2 ? null : [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])];
+    this.save();
     await this.guard(() => this.loadCharts(++this.job));
   }
 
@@ -347,7 +348,7 @@ export class Panel {
   }
 
   private save(): void {
-    saveState({ run: this.run, metric: this.metric, other: this.other, mode: this.mode, pins: this.pins, ...(this.step === null ? {} : { step: this.step }) });
+    saveState({ run: this.run, metric: this.metric, other: this.other, mode: this.mode, pins: this.pins, ...(this.range === null ? {} : { zoom: this.range }), ...(this.step === null ? {} : { step: this.step }) });
   }
 
   /** Nothing is lost on an error: what was shown stays, and the error is said above it. */

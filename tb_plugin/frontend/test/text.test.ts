@@ -31,12 +31,12 @@ test("ticks are round and lie inside", () => {
 });
 
 test("what is stored in the address comes back, hostile names included", () => {
-  const state = { run: "a b&c=#", other: "d&e", mode: "difference" as const, metric: "block.gain", step: 12, pins: ['<img src="x">', "n,m&p=1"] };
+  const state = { run: "a b&c=#", zoom: [3, 90] as const, other: "d&e", mode: "difference" as const, metric: "block.gain", step: 12, pins: ['<img src="x">', "n,m&p=1"] };
   const hash = toStorage(state).map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
   assert.deepEqual(parseHash(`#gradflow&${hash}`), state);
 });
 
 test("an address of somebody else, or a broken one, is no state", () => {
   assert.deepEqual(parseHash("#scalars&runs=a"), {});
-  assert.deepEqual(parseHash("#gradflow&p.gradflow.step=x&p.gradflow.pins=%7B&p.gradflow.run=%E0%A4%A"), { run: "%E0%A4%A", pins: [] });
+  assert.deepEqual(parseHash("#gradflow&p.gradflow.step=x&p.gradflow.zoom=9-3&p.gradflow.pins=%7B&p.gradflow.run=%E0%A4%A"), { run: "%E0%A4%A", pins: [] });
 });

@@ -12,6 +12,8 @@ export interface UrlState {
   readonly mode?: Mode;
   readonly step?: number;
   readonly pins?: readonly string[];
+  /** First and last step in view. */
+  readonly zoom?: readonly [number, number];
 }
 
 export function parseHash(hash: string): UrlState {
@@ -20,13 +22,14 @@ export function parseHash(hash: string): UrlState {
     const at = part.indexOf("=");
     if (at > 0 && part.startsWith(PREFIX)) found.set(part.slice(PREFIX.length, at), unescape(part.slice(at + 1)));
   }
-  const [run, metric, step, pins, other, mode] = ["run", "metric", "step", "pins", "other", "mode"].map((key) => found.get(key));
+  const [run, metric, step, pins, other, mode, zoom] = ["run", "metric", "step", "pins", "other", "mode", "zoom"].map((key) => found.get(key));
   return {
     ...(run ? { run } : {}),
     ...(metric ? { metric } : {}),
     ...(other ? { other } : {}),
     ...(mode === "difference" ? { mode } : {}),
     ...(step !== undefined && /^\d+$/.test(step) ? { step: Number(step) } : {}),
+    ...parseZoom(zoom ?? ""),
     ...(pins ? { pins: parsePins(pins) } : {}),
   };
 }
@@ -39,6 +42,7 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
     [`${PREFIX}other`, state.other ?? ""],
     [`${PREFIX}mode`, state.other && state.mode === "difference" ? state.mode : ""],
     [`${PREFIX}step`, state.step === undefined ? "" : String(state.step)],
+    [`${PREFIX}zoom`, state.zoom === undefined ? "" : state.zoom.join("-")],
     [`${PREFIX}pins`, state.pins === undefined || state.pins.length === 0 ? "" : JSON.stringify(state.pins)],
   ];
 }
@@ -49,6 +53,11 @@ function unescape(text: string): string {
   } catch {
     return text;
   }
+}
+
+function parseZoom(text: string): { readonly zoom?: readonly [number, number] } {
+  const [, first, last] = (/^(\d{1,15})-(\d{1,15})$/.exec(text) ?? []).map(Number);
+  return first !== undefined && last !== undefined && last - first >= 2 ? { zoom: [first, last] } : {};
 }
 
 function parsePins(text: string): readonly string[] {

@@ -83,7 +83,7 @@ export class HealthTable {
 
   showPins(pins: readonly string[]): void {
     this.pins = pins;
-    this.draw();
+    for (const line of this.body.rows) this.mark(line);
   }
 
   /** Heads and rows as they stand. */
@@ -119,18 +119,24 @@ export class HealthTable {
   }
 
   private row(row: Row): HTMLElement {
-    const pin = this.pins.indexOf(row.site);
-    const attrs = { type: "button", "aria-pressed": String(pin >= 0), "data-site": row.site };
+    const attrs = { type: "button", "data-site": row.site };
     const name = el("button", { class: "mono", title: row.site, text: shorten(row.site, LONGEST), attrs });
     const verdict =
       row.issue === null
         ? el("span", { class: "ok", text: "ok" })
         : el("span", { class: `badge sev-${row.issue.severity}`, text: row.issue.issue_type, title: row.issue.message });
     const line = el("tr", {}, el("th", { attrs: { scope: "row" } }, name), el("td", {}, verdict));
-    if (pin >= 0) line.style.boxShadow = `inset 4px 0 ${pinColour(pin)}`;
     line.append(...COLUMNS.map((column) => cellOf(row.cells[column.key], column)), el("td", {}, this.spark(row.site)));
     line.addEventListener("click", () => this.events.pin(row.site, this.metric));
+    this.mark(line);
     return line;
+  }
+
+  private mark(line: HTMLTableRowElement): void {
+    const button = line.querySelector("button");
+    const pin = this.pins.indexOf(button?.getAttribute("data-site") ?? "");
+    button?.setAttribute("aria-pressed", String(pin >= 0));
+    line.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
   }
 
   private spark(site: string): SVGElement {
