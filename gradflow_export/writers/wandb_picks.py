@@ -18,7 +18,7 @@ PER_SITE = ("parameter.gradient_norm", "parameter.update_ratio", "block.gain", "
 MOST_BINS = 32
 
 _HEADLINES = tuple(name for name, known in CATALOG.items() if known.headline and known.kind == "run")
-_RERANK = 100
+_LOOK, _RERANK = 5, 100
 _MOST_SITES = 64
 _WORST = 1e6
 
@@ -81,7 +81,8 @@ class Ranking:
         self._sites = reading.sites
         if len(reading.sites) <= self._top:
             return list(range(len(reading.sites)))
-        np.maximum(self._worst, badness(self._spec, reading), out=self._worst)
+        if self._readings % _LOOK == 0:
+            np.maximum(self._worst, badness(self._spec, reading), out=self._worst)
         if self._readings % _RERANK == 0:
             self._chosen = self._fixed + self._allow(np.argsort(-self._worst, kind="stable")[: self._top].tolist())
             self._worst = np.zeros_like(self._worst)

@@ -1,7 +1,12 @@
 """Runs sent over real wandb-core to a server on the loopback: what arrives, and what happens when it goes away."""
 
+import importlib.util
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import wandb
@@ -12,10 +17,6 @@ from gradflow_export.records import Reading
 @pytest.fixture(scope="module")
 def beside_server(place):
     """The module with the stand-in server."""
-    import importlib.util
-    import sys
-    from pathlib import Path
-
     spec = importlib.util.spec_from_file_location("gradflow_wandb_server", Path(__file__).with_name("server.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -32,7 +33,7 @@ def server(beside_server):
 
 def ours(server, run, key="loss"):
     """Return our step and one number of the rows that arrived."""
-    rows = server.history(run.id)
+    rows = server.history(run)
     return [(row["gradflow/step"], row[f"gradflow/{key}"]) for row in rows if f"gradflow/{key}" in row]
 
 
@@ -49,7 +50,7 @@ def test_everything_arrives(server, begin, make):
     run.finish()
     rows = server.history(run.id)
     assert [row["mine"] for row in rows if "mine" in row] == list(range(1, 31))
-    assert ours(server, run) == [(step, 0.5) for step in range(1, 31)]
+    assert ours(server, run.id) == [(step, 0.5) for step in range(1, 31)]
     assert [alert["title"] for alert in server.alerts] == ["gradflow: EXPLODING in fc"]
     assert [alert["severity"] for alert in server.alerts] == ["ERROR"]
     assert len([row for row in rows if "gradflow/health" in row]) == 2
@@ -70,7 +71,7 @@ def test_a_resumed_run_goes_on(server, begin, make):
         writer.close()
         run.finish()
     assert [row["mine"] for row in server.history("resumed") if "mine" in row] == list(range(1, 21))
-    assert ours(server, run) == [(step, 0.5) for step in range(1, 21)]
+    assert ours(server, run.id) == [(step, 0.5) for step in range(1, 21)]
 
 
 def test_an_outage_loses_nothing(server, begin, make):
@@ -87,7 +88,7 @@ def test_an_outage_loses_nothing(server, begin, make):
     writer.close()
     run.finish()
     assert [row["mine"] for row in server.history(run.id) if "mine" in row] == list(range(1, 101))
-    assert ours(server, run) == [(step, 0.5) for step in range(1, 101)]
+    assert ours(server, run.id) == [(step, 0.5) for step in range(1, 101)]
     assert [alert["title"][-7:] for alert in server.alerts] == ["layer20", "layer60"]
 
 
@@ -121,3 +122,36 @@ def test_a_server_that_never_was_means_offline(beside_server, make, read, said):
     assert run.offline
     assert [row["gradflow/step"] for row in read(run).history if "gradflow/loss" in row] == [1]
     assert len(said("recording offline")) == 1
+
+
+KILLED = """
+import os, signal, wandb
+from gradflow_export.records import Reading, RunInfo, StepRecord
+from gradflow_export.writers import WandbWriter
+run = wandb.init(project="test", id="killed", settings=wandb.Settings(x_disable_stats=True, console="off"))
+writer = WandbWriter()
+writer.open(RunInfo("1-0", 1.0))
+for step in range(1, 1001):
+    writer.write(StepRecord(step, float(step), (Reading.run("loss", 0.5),)))
+    run.log({"mine": step}, step=step)
+run.step
+print(run.dir, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_after_kill_9_wandb_sync_sends_what_is_on_disk(server, place):
+    """All but the last rows reach the server, the user's and ours in order."""
+    outside = {name: value for name, value in os.environ.items() if name not in ("WANDB_SERVICE", "WANDB_MODE")}
+    outside |= {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": server.settings()["api_key"]}
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, env=outside, check=False)
+    folder = str(Path(killed.stdout.strip()).parent)
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", folder]
+    done = subprocess.run(command, capture_output=True, text=True, env=outside, check=False)
+    rows = server.history("killed")
+    mine, steps = [row["mine"] for row in rows if "mine" in row], [row[0] for row in ours(server, "killed")]
+    assert killed.returncode == -9
+    assert len(mine) > 500, done.stdout + done.stderr
+    assert mine == list(range(1, len(mine) + 1))
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= len(mine) - 1
