@@ -1,0 +1,64 @@
+"""``gradflow replay LOGDIR --to wandb``: send finished runs to Weights & Biases. Reads files; never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from gradflow_export.records import RunInfo
+from gradflow_export.store import Run, find_runs, read_run
+
+FINISH_SECONDS = 600.0
+"""How long a run may take to be sent to the end."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("replay", help="send finished runs to Weights & Biases")
+    parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
+    parser.add_argument("--to", choices=["wandb"], required=True, help="where to send them")
+    parser.add_argument("--project", default="gradflow", help="W&B project (default: %(default)s)")
+    parser.add_argument("--entity", help="W&B entity; your own by default")
+    parser.add_argument("--offline", action="store_true", help="write to disk, to be sent with `wandb sync` later")
+    parser.add_argument("--alerts", action="store_true", help="raise the alerts too, as if it happened now")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send every run below the folder; 2 when there is none."""
+    runs = find_runs(args.logdir) if args.logdir.is_dir() else {}
+    if not runs:
+        why = "holds no gradflow run" if args.logdir.is_dir() else "is not a folder"
+        sys.stderr.write(f"gradflow: {args.logdir} {why}; give the logdir of an Exporter, such as runs/\n")
+        return 2
+    for name, path in runs.items():
+        send(read_run(path), path.resolve().name if name == "." else name, args)
+    return 0
+
+
+def send(stored: Run, name: str, args: argparse.Namespace) -> None:
+    """Send one run into a W&B run of its own.
+
+    Args:
+        stored: The run as it was read back.
+        name: Name of the W&B run.
+        args: ``project``, ``entity``, ``offline`` and ``alerts``.
+    """
+    from gradflow_export.writers import WandbWriter
+
+    init = {"project": args.project, "entity": args.entity, "mode": "offline" if args.offline else None}
+    writer = WandbWriter(
+        rows="own",
+        most_alerts=50 if args.alerts else 0,
+        name=name,
+        settings={"finish_timeout": FINISH_SECONDS},
+        **{key: value for key, value in init.items() if value is not None},
+    )
+    writer.open(stored.info or RunInfo(session="0-0", started=0.0))
+    for record in tqdm(stored.records, name, disable=not sys.stderr.isatty(), unit="step"):
+        writer.write(record)
+    writer.close()
+    print(f"{name}: {len(stored.records)} steps sent to {'an offline run' if args.offline else 'W&B'}")
