@@ -181,6 +181,8 @@ class RideRows:
         try:
             call()
         except Exception as error:
+            if self.ended:  # by another thread, meanwhile
+                return False
             self._failures += 1
             if not self._told:
                 self._told = True
