@@ -116,6 +116,20 @@ def every_step(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextMana
 
 
 @contextlib.contextmanager
+def gradflow_wandb(trainer: Trainer, logdir: Path) -> Iterator[None]:
+    """Watch with the exporter, to TensorBoard and to an offline W&B run that the user logs into at every step."""
+    import wandb
+
+    os.environ.update(WANDB_SILENT="true")
+    settings = wandb.Settings(x_disable_stats=True, console="off")
+    run = wandb.init(mode="offline", dir=str(logdir), settings=settings, project="overhead")
+    trainer.after = lambda step, _model: run.log({"loss": float(step)})
+    with gradflow(trainer, logdir, backends=["tensorboard", "wandb"]):
+        yield
+    run.finish()
+
+
+@contextlib.contextmanager
 def wandb_watch(trainer: Trainer, logdir: Path, log: str) -> Iterator[None]:
     """Watch with ``wandb.watch(log_freq=1)`` and one ``wandb.log`` per step, offline."""
     import wandb
@@ -152,6 +166,7 @@ INSTRUMENTS: tuple[tuple[str, Callable[[Trainer, Path], contextlib.AbstractConte
     ("nothing", lambda _trainer, _logdir: contextlib.nullcontext()),
     ("gradflow", gradflow),
     ("gradflow_every_step", every_step),
+    ("gradflow_wandb", gradflow_wandb),
     ("wandb_watch_gradients", lambda trainer, logdir: wandb_watch(trainer, logdir, "gradients")),
     ("wandb_watch_all", lambda trainer, logdir: wandb_watch(trainer, logdir, "all")),
     ("tensorboard_naive", tensorboard_naive),

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     )
     from gradflow_export.records import Severity as IssueSeverity
     from gradflow_export.store import find_runs, read_run
-    from gradflow_export.writers import ConsoleWriter, JsonlWriter, MemoryWriter, TensorBoardWriter, Writer
+    from gradflow_export.writers import (
+        ConsoleWriter,
+        JsonlWriter,
+        MemoryWriter,
+        TensorBoardWriter,
+        WandbWriter,
+        Writer,
+    )
 
 __all__ = [
     "CATALOG",
@@ -54,6 +61,7 @@ __all__ = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "WandbWriter",
     "Writer",
     "find_runs",
     "read_run",
@@ -66,7 +74,7 @@ _HOMES = (
     ("monitor", ("GradientGainMonitor",)),
     ("records", ("Histogram", "Issue", "IssueType", "Reading", "RunInfo", "Severity", "StepRecord")),
     ("store", ("find_runs", "read_run")),
-    ("writers", ("ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "Writer")),
+    ("writers", ("ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "WandbWriter", "Writer")),
 )
 
 

@@ -30,6 +30,7 @@ PUBLIC = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "WandbWriter",
     "Writer",
     "find_runs",
     "read_run",
