@@ -99,6 +99,9 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
     assert (left["x"], left["width"]) == (right["x"], right["width"])
     frame.locator("[data-part=map-other]").hover(position={"x": 300, "y": 100})
     expect(frame.locator(".tip")).to_be_visible()
+    expect(frame.locator(".lines section").first.locator(".runkey")).to_have_text(["sick", "healthy"])
+    _, data = downloaded(page, frame, "this chart", "csv")
+    assert {line.partition(b",")[0] for line in data.splitlines()[1:]} == {b"sick", b"healthy"}
     frame.locator("[data-part=mode]").select_option("difference")
     expect(second).to_be_hidden()
     expect(first.locator("h2")).to_have_text("Gain map: sick against healthy")
@@ -108,6 +111,9 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
     expect(again.locator("section[aria-label='Map of the layers'] h2")).to_have_text("Gain map: sick against healthy")
     again.locator("[data-part=compare]").select_option("known")
     expect(again.locator("[data-part=note]")).to_have_text("known has no layer of the same name")
+    again.locator("[data-part=metric]").select_option("block.gradient_norm")
+    expect(again.locator("[data-part=note]")).to_have_text("known holds no gradient norm at the block's output")
+    again.locator("[data-part=metric]").select_option("block.gain")
     again.locator("[data-part=compare]").select_option("")
     expect(again.locator("section[aria-label='Map of the layers'] h2")).to_have_text("Gain map")
 

@@ -61,6 +61,7 @@ export class Panel {
   /** The run compared with, empty for none. */
   private other = "";
   private mode: Mode = "beside";
+  private otherHolds: ReadonlySet<string> = new Set();
   private metric = "";
   private meta: RunMeta | null = null;
   private range: Range | null = null;
@@ -144,12 +145,23 @@ export class Panel {
     [this.other, this.mode] = [run, mode];
     this.version = this.version.replace(/\n.*$/, `\n${this.otherRun(this.run)?.version ?? ""}`);
     this.save();
-    await this.guard(() => this.loadCharts(++this.job));
+    const job = ++this.job;
+    await this.guard(async () => {
+      await this.meetOther(this.run);
+      if (job === this.job) await this.loadCharts(job);
+    });
+  }
+
+  /** Learns what the run compared with holds, so that nothing is asked in vain. */
+  private async meetOther(run: string): Promise<void> {
+    const other = this.otherRun(run);
+    const metrics = other === undefined ? [] : (await fetchMeta(other.run)).metrics;
+    if (other?.run === this.otherRun(run)?.run) this.otherHolds = new Set(metrics.map(({ name }) => name));
   }
 
   private async load(run: string, version: string): Promise<void> {
     const job = ++this.job;
-    const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run)]);
+    const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.meetOther(run)]);
     if (job !== this.job) return;
     const fresh = this.meta === null;
     [this.run, this.version, this.meta] = [run, version, meta];
@@ -203,11 +215,10 @@ export class Panel {
   }
 
   private async loadOther(job: number, own: Series, spec: RunMetric, run: string): Promise<void> {
-    const found = await fetchSeries({ run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range }).catch(
-      (error: unknown) => String(error instanceof Error ? error.message : error),
-    );
-    if (job !== this.job) return;
     const [mine, theirs] = [runLabel(this.run), runLabel(run)];
+    const query = { run, metric: this.metric, columns: this.map.columns, reduce: "extreme", range: this.range };
+    const found = this.otherHolds.has(this.metric) ? await fetchSeries(query) : `${theirs} holds no ${spec.title}`;
+    if (job !== this.job) return;
     if (this.mode === "difference") {
       const apart = typeof found === "string" ? null : difference(own, found, spec);
       if (apart !== null) return this.map.show(apart.series, apart.spec, this.extent(), this.dark, `${mine} against ${theirs}`);
@@ -245,9 +256,14 @@ export class Panel {
     const sites = card.kind === "run" ? [] : this.pins.filter((pin) => this.map.sites.includes(pin));
     if (spec === undefined) return card.clear("this run holds no such metric");
     if (card.kind === "pins" && sites.length === 0) return card.clear("Click a layer in the map to follow it here.", "Pinned layers");
-    const series = await fetchSeries({ run: this.run, metric, columns: card.columns, reduce: "mean,min,max", range: this.range, sites });
+    const query = { metric, columns: card.columns, reduce: "mean,min,max", range: this.range, sites };
+    const other = card.kind === "run" && this.otherHolds.has(metric) ? this.otherRun(this.run) : undefined;
+    const [series, theirs] = await Promise.all([
+      fetchSeries({ run: this.run, ...query }),
+      other === undefined ? null : fetchSeries({ run: other.run, ...query }),
+    ]);
     if (job !== this.job) return;
-    card.show(series, spec, this.extent(), this.pins);
+    card.show(series, spec, this.extent(), this.pins, theirs);
     card.showStep(this.currentStep);
   }
 

@@ -4,12 +4,15 @@ import { el } from "../dom";
 import { formatNumber, formatStep } from "../model/format";
 import { cssVariable } from "../style";
 
+/** Null breaks a line, undefined does not. */
+type Points = readonly (number | null | undefined)[];
+
 export interface Curve {
   readonly label: string;
   readonly colour: string;
-  readonly values: readonly (number | null)[];
-  readonly low?: readonly (number | null)[];
-  readonly high?: readonly (number | null)[];
+  readonly values: Points;
+  readonly low?: Points;
+  readonly high?: Points;
   /** Steps at which the value was NaN or infinite. */
   readonly broken: readonly number[];
 }
@@ -47,7 +50,7 @@ export class LineChart {
     this.plot?.destroy();
     this.root.replaceChildren();
     const series: uPlot.Series[] = [{}];
-    const columns: (Float64Array | readonly (number | null)[])[] = [data.steps];
+    const columns: (Float64Array | Points)[] = [data.steps];
     const bands: uPlot.Band[] = [];
     for (const curve of data.curves) {
       if (curve.low !== undefined && curve.high !== undefined) {

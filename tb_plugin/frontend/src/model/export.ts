@@ -27,7 +27,7 @@ export interface MapPicture {
 export interface LinePicture {
   readonly title: string;
   readonly steps: ArrayLike<number>;
-  readonly curves: readonly { readonly label: string; readonly colour: string; readonly values: readonly (number | null)[] }[];
+  readonly curves: readonly { readonly label: string; readonly colour: string; readonly values: readonly (number | null | undefined)[] }[];
   readonly log: boolean;
   readonly range: readonly [number, number];
   readonly theme: Theme;
@@ -75,7 +75,7 @@ export function mapSvg(picture: MapPicture): string {
 
 export function lineSvg(picture: LinePicture, width = 720, height = 320): string {
   const { range, theme, log } = picture;
-  const known = picture.curves.flatMap(({ values }) => values.filter((value): value is number => value !== null));
+  const known = picture.curves.flatMap(({ values }) => values.filter((value): value is number => typeof value === "number"));
   const scale = (value: number): number => (log ? Math.log10(value) : value);
   const [least, most] = [known.reduce((a, b) => Math.min(a, b), Infinity), known.reduce((a, b) => Math.max(a, b), -Infinity)].map(scale);
   const [low, high] = (most ?? 0) > (least ?? 0) ? [least ?? 0, most ?? 1] : [(least ?? 0) - 1, (least ?? 0) + 1];
@@ -89,6 +89,7 @@ export function lineSvg(picture: LinePicture, width = 720, height = 320): string
     let path = "";
     let open = false;
     curve.values.forEach((value, c) => {
+      if (value === undefined) return;
       if (value !== null) path += `${open ? "L" : "M"}${round(x(picture.steps[c] ?? 0))} ${round(y(value))}`;
       open = value !== null;
     });

@@ -2,15 +2,18 @@
 import type { RunMeta, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, setOptions } from "../dom";
-import { csv, fileName, lineSvg, seriesRows } from "../model/export";
+import { csv, fileName, lineSvg, seriesRows, type CsvCell } from "../model/export";
 import { formatNumber, formatStep, unitText } from "../model/format";
-import { cellKind, finiteRow, type Series } from "../model/series";
+import { joinSteps, spread } from "../model/join";
+import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
 import { pinColour } from "../style";
 import { downloadMenu, theme } from "./download";
+import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
 import type { Tooltip } from "./tooltip";
 
 const RUN_COLOUR = "#2f7de1";
+const OTHER_COLOUR = "#e0661a";
 
 export interface LineCardEvents {
   /** The card has to be drawn again from the server. */
@@ -25,6 +28,8 @@ interface Shown {
   readonly spec: RunMetric;
   readonly range: readonly [number, number];
   readonly pins: readonly string[];
+  /** The run compared with. */
+  readonly other: Series | null;
 }
 
 /** One chart. A run card chooses among run-level metrics; the pins card shows the map's metric at the pinned layers. */
@@ -44,7 +49,7 @@ export class LineCard {
     this.chart = new LineChart({ hover: (index, x, y) => this.hovered(index, x, y), zoom: (range) => events.zoom(range) });
     const head = kind === "run" ? this.select : this.title;
     const download = downloadMenu("this chart", {
-      csv: () => (this.shown === null ? null : csv(seriesRows(this.shown.series))),
+      csv: () => (this.shown === null ? null : csv(this.rows(this.shown))),
       svg: () => this.svg(),
       name: () => fileName(this.shown?.series.run ?? "", this.shown?.spec.name ?? ""),
     });
@@ -73,8 +78,8 @@ export class LineCard {
     return Math.max(200, this.chart.root.clientWidth);
   }
 
-  show(series: Series, spec: RunMetric, range: readonly [number, number], pins: readonly string[] = []): void {
-    this.shown = { series, spec, range, pins };
+  show(series: Series, spec: RunMetric, range: readonly [number, number], pins: readonly string[] = [], other: Series | null = null): void {
+    this.shown = { series, spec, range, pins, other };
     this.redraw();
   }
 
@@ -97,7 +102,7 @@ export class LineCard {
   /** Draws what is shown already once more, for another theme or axis. */
   redraw(): void {
     if (this.shown === null) return;
-    const { series, spec, range, pins } = this.shown;
+    const { series, spec, range, pins, other } = this.shown;
     this.title.textContent = `Pinned layers: ${spec.title}`;
     this.log.hidden = false;
     this.log.setAttribute("aria-pressed", String(this.isLog));
@@ -105,10 +110,25 @@ export class LineCard {
     const curves = series.sites.map((site, i) => this.curve(series, i, colour(site)));
     const marks = spec.marks.filter((mark) => !this.isLog || mark > 0);
     if (this.chart.root.clientWidth === 0) return;
-    this.drawn = { steps: series.first, curves, log: this.isLog, marks, range };
+    let steps = series.first;
+    if (other !== null && other.sites.length === 1 && curves[0] !== undefined) {
+      const joined = joinSteps(series.first, other.first);
+      steps = joined.steps;
+      const mine = placed({ ...curves[0], label: runLabel(series.run) }, joined.own);
+      curves.splice(0, 1, mine, placed({ ...this.curve(other, 0, OTHER_COLOUR), label: runLabel(other.run) }, joined.other));
+    }
+    this.drawn = { steps, curves, log: this.isLog, marks, range };
     this.chart.show(this.drawn);
     const keys = series.sites.map((site, i) => this.key(site, curves[i]?.colour ?? ""));
-    this.keys.replaceChildren(...(this.kind === "run" ? [this.unit(series, spec)] : keys));
+    this.keys.replaceChildren(...(this.kind === "run" ? [...(other === null ? [] : curves.map(runKey)), this.unit(series, spec)] : keys));
+  }
+
+  /** One table; with a second run, the run's name stands before each line. */
+  private rows({ series, other }: Shown): readonly (readonly CsvCell[])[] {
+    if (other === null) return seriesRows(series);
+    const [head = [], ...own] = seriesRows(series);
+    const named = (run: string, rows: readonly (readonly CsvCell[])[]): CsvCell[][] => rows.map((row) => [run, ...row]);
+    return [["run", ...head], ...named(series.run, own), ...named(other.run, seriesRows(other).slice(1))];
   }
 
   private svg(): string | null {
@@ -156,15 +176,33 @@ export class LineCard {
       this.events.hover(null, this);
       return;
     }
-    const { series, spec } = shown;
+    const { series, spec, other } = shown;
+    const here = this.drawn?.steps[index] ?? 0;
+    const column = columnAt(series.first, here);
     const at = (site: number): string => {
-      const cell = site * series.columns + index;
+      const cell = site * series.columns + column;
       return cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
     };
-    const step = series.first[index] ?? 0;
+    const step = other === null ? (series.first[column] ?? 0) : here;
     const first = series.sites.length === 1 ? at(0) : "";
     const rest = series.sites.length === 1 ? [] : series.sites.map((site, i) => `${at(i)}  ${site}`);
+    const theirs = other?.blocks.get("mean")?.values[columnAt(other.first, here)];
+    if (other !== null && theirs !== undefined) rest.push(`${formatNumber(theirs)}  ${runLabel(other.run)}`);
     this.tooltip.show({ layer: spec.title, value: first, lines: [...rest, `step ${formatStep(step)}`] }, x, y);
     this.events.hover(step, this);
   }
+}
+
+function placed(curve: Curve, columns: Int32Array): Curve {
+  const { low, high } = curve;
+  const band = low === undefined || high === undefined ? {} : { low: spread(low, columns), high: spread(high, columns) };
+  return { ...curve, ...band, values: spread(curve.values, columns) };
+}
+
+function runKey({ label, colour }: Curve): HTMLElement {
+  const swatch = el("i");
+  swatch.style.background = colour;
+  const key = el("span", { title: label }, swatch, label);
+  key.className = "runkey";
+  return key;
 }
