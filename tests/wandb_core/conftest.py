@@ -56,6 +56,12 @@ def offline():
     return beside("offline")
 
 
+@pytest.fixture(scope="session")
+def beside_server():
+    """The stand-in for the server."""
+    return beside("server")
+
+
 @pytest.fixture(scope="module")
 def begin(place):
     """Start a run as a user would; what a failed test leaves open is finished."""

@@ -69,7 +69,16 @@ def test_alerts_are_the_issues_that_opened(begin, place, read):
     alerts = read(run).alerts
     wanted = {f"gradflow: {issue.issue_type} in {issue.layer or 'the whole model'}" for issue in exporter.issues}
     assert sorted(alert.title for alert in alerts) == sorted(wanted)
-    assert wanted
+    assert len([title for title in wanted if "EXPLODING" in title]) == 1
+
+
+def test_a_run_that_learns_nothing_says_so_once(begin, place, read):
+    """One STAGNATION alert, however long it goes on."""
+    run = begin()
+    train(place, run, rate=1e-9, steps=400, user=False)
+    run.finish()
+    (alert,) = read(run).alerts
+    assert alert.title.startswith("gradflow: STAGNATION in ")
 
 
 def test_the_end_of_a_script_sends_everything(place, offline):

@@ -1,6 +1,5 @@
 """Runs sent over real wandb-core to a server on the loopback: what arrives, and what happens when it goes away."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,16 +11,6 @@ import pytest
 import wandb
 
 from gradflow_export.records import Reading
-
-
-@pytest.fixture(scope="module")
-def beside_server(place):
-    """The module with the stand-in server."""
-    spec = importlib.util.spec_from_file_location("gradflow_wandb_server", Path(__file__).with_name("server.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
