@@ -55,7 +55,7 @@ class Exporter:
 
     Args:
         model: What is trained; ``DataParallel``, ``DistributedDataParallel`` and compiled wrappers are looked through.
-        backends: Names (``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
+        backends: Names (``"tensorboard"``, ``"wandb"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
         logdir: Directory for files; by default ``runs/<time>_<model class>``.
         every: Steps between two records.
         profile: ``"robust"`` (scale-free rules) or ``"seed"`` (the fixed thresholds of the seed documents).
