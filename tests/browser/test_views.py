@@ -191,10 +191,11 @@ def test_the_panel_works_without_tensorboard(logdir, context, tmp_path):
             expect(page.locator("[data-part=table-note]")).to_have_text("at step 2\u202f400")
             page.get_by_label("CRITICAL EXPLODING").click()
             expect(page.locator("[data-part=step]")).to_have_text("1\u202f320")
-            page.wait_for_function("location.hash.includes('p.gradflow.step=1320')")
+            expect(page).to_have_url(re.compile("p.gradflow.step=1320"))
             page.locator("[data-part=run]").select_option("known")
             expect(page.locator("[data-part=health] tbody tr").nth(1).locator("td").nth(2)).to_have_text("108.125")
             expect(page.locator(".lines canvas")).to_have_count(1)
+            expect(page).to_have_url(re.compile("p.gradflow.run=known"))
             page.reload()
             expect(page.locator("[data-part=run]")).to_have_value("known")
         assert {url.split("#")[0] for url in requests if not url.startswith("data:")} == {out.as_uri()}

@@ -24,6 +24,7 @@ type Range = readonly [number, number];
 const POLL_MS = 4000;
 const RESIZE_MS = 120;
 const TABLE_MS = 120;
+const SAVE_MS = 100;
 const TREND_COLUMNS = 60;
 const MOST_SUGGESTED = 3;
 
@@ -75,6 +76,7 @@ export class Panel {
   private resizeTimer = 0;
   private histograms: readonly Listed[] = [];
   private tableTimer = 0;
+  private saveTimer = 0;
   private tableShows = "";
 
   constructor() {
@@ -363,7 +365,13 @@ export class Panel {
     if (on) void this.refresh();
   }
 
+  /** The host takes its time to change its address, so that happens after the repaint. */
   private save(): void {
+    window.clearTimeout(this.saveTimer);
+    this.saveTimer = window.setTimeout(() => this.saveNow(), SAVE_MS);
+  }
+
+  private saveNow(): void {
     saveState({ run: this.run, metric: this.metric, other: this.other, mode: this.mode, pins: this.pins, ...(this.range === null ? {} : { zoom: this.range }), ...(this.step === null ? {} : { step: this.step }) });
   }
 

@@ -135,6 +135,8 @@ export class HealthTable {
   private mark(line: HTMLTableRowElement): void {
     const button = line.querySelector("button");
     const pin = this.pins.indexOf(button?.getAttribute("data-site") ?? "");
+    // Most rows are neither pinned nor were: what does not change is not touched, so that a pin repaints at once.
+    if (pin < 0 && button?.getAttribute("aria-pressed") === "false") return;
     button?.setAttribute("aria-pressed", String(pin >= 0));
     line.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
   }
