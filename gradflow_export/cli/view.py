@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 PORT = 6008
 
@@ -27,10 +25,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_view(args: argparse.Namespace) -> int:
     """Serve until interrupted; 2 when the folder or the port cannot be used."""
+    from tensorboard_plugin_gradflow.standalone import make_server
+
     if not _is_folder(args.logdir):
         return 2
     try:
-        server = _plugin("standalone").make_server(args.logdir, args.port)
+        server = make_server(args.logdir, args.port)
     except OSError as error:
         sys.stderr.write(f"gradflow: port {args.port} cannot be used ({error}); choose another one, or --port 0\n")
         return 2
@@ -44,28 +44,24 @@ def run_view(args: argparse.Namespace) -> int:
 
 def run_snapshot(args: argparse.Namespace) -> int:
     """Write the file; 2 when there is no run to show."""
+    from tensorboard_plugin_gradflow.snapshot import render_snapshot
+    from tensorboard_plugin_gradflow.standalone import open_source
+
     if not _is_folder(args.logdir):
         return 2
-    source = _plugin("standalone").open_source(args.logdir)
+    source = open_source(args.logdir)
     if not source.indexes():
         sys.stderr.write(
             f"gradflow: {args.logdir} holds no gradflow run; give the logdir of an Exporter, such as runs/\n"
         )
         return 2
     try:
-        args.out.write_text(
-            _plugin("snapshot").render_snapshot(source, f"GradFlow: {args.logdir.name}"), encoding="utf-8"
-        )
+        args.out.write_text(render_snapshot(source, f"GradFlow: {args.logdir.name}"), encoding="utf-8")
     except OSError as error:
         sys.stderr.write(f"gradflow: {args.out} cannot be written ({error})\n")
         return 2
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _plugin(module: str) -> Any:
-    """Return a module of the panel; the core does not depend on it, so it is looked up when it is needed."""
-    return importlib.import_module(f"tensorboard_plugin_gradflow.{module}")
 
 
 def _is_folder(path: Path) -> bool:
