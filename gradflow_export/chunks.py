@@ -51,7 +51,6 @@ FORMAT = 1
 MISSING_BITS = 0x7FC0A11E
 ABSENT_BITS = 0x7FC0AB5E
 NAN_BITS = 0x7FC00000
-RESERVED = frozenset({"meta", "sites", "steps", "wall", "run", "issues", "histograms"})
 
 
 @dataclass(frozen=True)

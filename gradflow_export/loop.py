@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.guard import Guard
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.activations import ActivationTap
-from gradflow_export.taps.base import Drained
+from gradflow_export.taps.base import Drained, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
@@ -72,6 +73,22 @@ class TrainingLoop:
         self._times: deque[float] = deque(maxlen=32)
         self._told = False
         self._unseen = 0
+        self._backward_ended: float | None = None
+        # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
+        part = guard.part
+        named: tuple[tuple[str, Tap], ...] = (
+            ("gradients", taps.gradients),
+            ("updates", taps.updates),
+            ("loss", taps.loss),
+            ("blocks", taps.blocks),
+            ("activations", taps.activations),
+        )
+        self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
+        self._read_gradients = part("gradients")(self._take_gradients)
+        self._updates_before = part("updates")(self._take_weights)
+        self._updates_after = part("updates")(self._take_updates)
+        self._read_memory = part("memory")(self._take_memory)
+        self._transfer = part("transfer")(self._pack)
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
@@ -93,12 +110,14 @@ class TrainingLoop:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         if self._open is not None and step.optimizer in self._stepped:
             self._finish()
+        # With a closure backward runs inside the step, and where it ended is not known.
+        self._backward_ended = None if step.closure else time.perf_counter()
         if not self._recorded:
             return
         if not step.closure:
             self._read_gradients(step)
         if "updates" in self._due:
-            self._guard.part("updates")(self.taps.updates.before)(step)
+            self._updates_before(step)
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
@@ -106,7 +125,7 @@ class TrainingLoop:
             if step.closure:
                 self._read_gradients(step)
             if "updates" in self._due:
-                self._guard.part("updates")(self.taps.updates.after)(step)
+                self._updates_after(step)
         self._collect(_learning_rate(step.optimizer))
         if self._open is not None:
             self._open.scaled |= step.scaled
@@ -131,11 +150,11 @@ class TrainingLoop:
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
             self._read_gradients(step)
-            self._guard.part("updates")(self.taps.updates.after)(step)
+            self._updates_after(step)
         self._collect({})
         self._finish()
         if "updates" in self._due:
-            self._guard.part("updates")(self.taps.updates.before)(step)
+            self._updates_before(step)
 
     def finish(self) -> None:
         """Hand over a step that is still open."""
@@ -165,9 +184,22 @@ class TrainingLoop:
                     UNSEEN_STEPS,
                 )
 
-    def _read_gradients(self, step: OptimizerStep) -> None:
-        read = self._guard.part("gradients")(self.taps.gradients.read)
-        read(step, statistics="statistics" in self._due, histograms="histograms" in self._due)
+    def _take_gradients(self, step: OptimizerStep) -> None:
+        due = self._due
+        self.taps.gradients.read(step, statistics="statistics" in due, histograms="histograms" in due)
+
+    def _take_weights(self, step: OptimizerStep) -> None:
+        self.taps.updates.before(step)
+
+    def _take_updates(self, step: OptimizerStep) -> None:
+        self.taps.updates.after(step)
+
+    def _take_memory(self, scalars: dict[str, float]) -> None:
+        scalars.update(self.taps.runtime.read())
+
+    def _pack(self, drained: Drained, bundle: Bundle) -> None:
+        with torch.no_grad():
+            bundle.packed.extend(pack(drained))
 
     def _collect(self, scalars: dict[str, float]) -> None:
         """Put what the taps hold into the open bundle."""
@@ -182,22 +214,15 @@ class TrainingLoop:
             for called in (self.taps.loss, self.taps.blocks, self.taps.activations):
                 called.forget()
             return
-        self._guard.part("memory")(lambda: scalars.update(self.taps.runtime.read()))()
-        began = self.taps.loss.backward_began
-        if began is not None:
-            scalars["runtime.backward_time"] = now - began
+        self._read_memory(scalars)
+        began, ended = self.taps.loss.backward_began, self._backward_ended
+        if began is not None and ended is not None:
+            scalars["runtime.backward_time"] = ended - began
         drained: Drained = []
-        for part, tap in (
-            ("gradients", self.taps.gradients),
-            ("updates", self.taps.updates),
-            ("loss", self.taps.loss),
-            ("blocks", self.taps.blocks),
-            ("activations", self.taps.activations),
-        ):
-            self._guard.part(part)(lambda tap=tap: drained.extend(tap.drain()))()
+        for drain in self._drains:
+            drain(drained)
         if drained:
-            with torch.no_grad():
-                self._guard.part("transfer")(lambda: bundle.packed.extend(pack(drained)))()
+            self._transfer(drained, bundle)
         if "learning_rate" in scalars:
             scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
         bundle.scalars = {**bundle.scalars, **scalars}
@@ -235,6 +260,10 @@ class TrainingLoop:
         self.taps.blocks.sample_rows = "ranks" in self._due
         self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
         self.taps.activations.calls.arm(on="activations" in self._due)
+
+
+def _drain(tap: Tap, into: Drained) -> None:
+    into.extend(tap.drain())
 
 
 def _learning_rate(optimizer: object) -> dict[str, float]:

@@ -69,15 +69,13 @@ class Tap(Protocol):
     """One instrument.
 
     Hooks return ``None`` and own only their own handles. A tap never waits for the device: no ``.item()``, ``.cpu()``
-    or ``.tolist()``. After the stack returned by :meth:`attach` is closed the model is exactly as it was.
+    or ``.tolist()``. A tap with hooks of its own also has ``attach() -> ExitStack``; after that stack is closed the
+    model is exactly as it was. The others are told when to read.
     """
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack ends it."""
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""

@@ -1,0 +1,63 @@
+"""Which part of a step each time belongs to, told by a clock that only moves when it is pushed."""
+
+import time
+
+import torch
+from torch import nn
+
+from gradflow_export import Exporter, MemoryWriter
+
+
+class Pushes(torch.autograd.Function):
+    """Pass through; backward takes three seconds of the clock."""
+
+    @staticmethod
+    def forward(ctx, x, clock):
+        """Remember the clock."""
+        ctx.clock = clock
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Push the clock."""
+        ctx.clock[0] += 3.0
+        return gradient, None
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer whose own work takes a hundred seconds of the clock."""
+
+    clock = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Run the closure if there is one, update, and push the clock."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        super().step()
+        self.clock[0] += 100.0
+
+
+def test_backward_time_ends_before_the_optimizer_steps(monkeypatch):
+    """The optimizer's own work is no part of the backward pass; inside a closure the end is not known."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    torch.manual_seed(0)
+    model, criterion, writer = nn.Linear(3, 2), nn.MSELoss(), MemoryWriter()
+    optimizer = Slow(model.parameters(), lr=0.1)
+    optimizer.clock = clock
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+
+    def backward():
+        optimizer.zero_grad()
+        criterion(Pushes.apply(model(x), clock), y).backward()
+
+    with Exporter(model, backends=[writer], strict=True).watch(criterion):
+        for _ in range(4):
+            backward()
+            optimizer.step()
+        optimizer.step(backward)
+    times = [record.value("runtime.backward_time") for record in writer.records]
+    assert times == [3.0, 3.0, 3.0, 3.0, None]
+    assert writer.records[3].value("runtime.step_time") == 103.0
