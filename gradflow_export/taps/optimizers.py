@@ -59,6 +59,17 @@ class OptimizerStep:
     scaled: bool = False
 
 
+@dataclass
+class _Running:
+    """A step that has begun and not ended.
+
+    An optimizer whose ``step`` calls ``super().step()`` runs the hooks of both; only the outer ones count.
+    """
+
+    step: OptimizerStep
+    depth: int = 1
+
+
 Listener = Callable[[OptimizerStep], None]
 
 
@@ -90,6 +101,16 @@ def called_by_scaler() -> bool:
     return False
 
 
+def _is_nested(optimizer: Optimizer) -> bool:
+    """Return whether two steps of this optimizer are on the stack; asked only when one has begun and not ended."""
+    home, steps = sys.modules[Optimizer.__module__].__file__, 0
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - no public form
+    while frame is not None:
+        steps += frame.f_code.co_filename == home and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
 class OptimizerSteps:
     """Process-wide optimizer hooks, narrowed to optimizers that own a parameter of one model.
 
@@ -112,7 +133,7 @@ class OptimizerSteps:
         self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
         self._owned: weakref.WeakKeyDictionary[Optimizer, tuple[Any, Owned | None]] = weakref.WeakKeyDictionary()
-        self._open: weakref.WeakKeyDictionary[Optimizer, OptimizerStep] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Optimizer, _Running] = weakref.WeakKeyDictionary()
         self.skipped = 0
 
     def attach(self) -> contextlib.ExitStack:
@@ -154,19 +175,28 @@ class OptimizerSteps:
         owned = self.owned_by(optimizer)
         if owned is None:
             return
+        running = self._open.get(optimizer)
+        if running is not None and _is_nested(optimizer):
+            running.depth += 1
+            return
         # The hook's args begin with the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         scale = getattr(optimizer, "grad_scale", None)
         step = OptimizerStep(
             optimizer, owned, closure, scale if isinstance(scale, Tensor) else None, scaled=called_by_scaler()
         )
-        self._open[optimizer] = step
+        self._open[optimizer] = _Running(step)
         self._before(step)
 
     def _post(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        step = self._open.pop(optimizer, None)
-        if step is None:
+        running = self._open.get(optimizer)
+        if running is None:
             return
+        running.depth -= 1
+        if running.depth:
+            return
+        del self._open[optimizer]
+        step = running.step
         # A fused optimizer under GradScaler runs its hooks on skipped steps too, and says so here. Looking at it waits
         # for the device, which the fused kernel on CPU has already done; on an accelerator the scaler itself reads it.
         found_inf = getattr(optimizer, "found_inf", None)

@@ -1,7 +1,9 @@
-"""Which part of a step each time belongs to, told by a clock that only moves when it is pushed."""
+"""What belongs to a step: times, told by a clock that only moves when it is pushed, and nested steps."""
 
+import contextlib
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -45,6 +47,7 @@ def test_backward_time_ends_before_the_optimizer_steps(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     torch.manual_seed(0)
     model, criterion, writer = nn.Linear(3, 2), nn.MSELoss(), MemoryWriter()
+    torch.optim.SGD(model.parameters())  # from now on SGD.step has hooks too, which Slow runs through super().step()
     optimizer = Slow(model.parameters(), lr=0.1)
     optimizer.clock = clock
     x, y = torch.randn(4, 3), torch.randn(4, 2)
@@ -61,3 +64,38 @@ def test_backward_time_ends_before_the_optimizer_steps(monkeypatch):
     times = [record.value("runtime.backward_time") for record in writer.records]
     assert times == [3.0, 3.0, 3.0, 3.0, None]
     assert writer.records[3].value("runtime.step_time") == 103.0
+
+
+class Twice(torch.optim.SGD):
+    """An optimizer that does something of its own after the step it inherits."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update as usual, then move every weight by one."""
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(1.0)
+
+
+def test_a_step_that_calls_the_inherited_one_is_one_step():
+    """The update is that of the outer step, and a step that raised is none."""
+    torch.manual_seed(0)
+    model, writer = nn.Linear(3, 2), MemoryWriter()
+    torch.optim.SGD(model.parameters())
+    optimizer = Twice(model.parameters(), lr=0.0)
+
+    def fail():
+        raise ZeroDivisionError
+
+    with Exporter(model, backends=[writer], strict=True).watch():
+        for turn in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            if turn == 3:
+                with contextlib.suppress(ZeroDivisionError):
+                    optimizer.step(fail)
+            optimizer.step()
+    assert len(writer.records) == 6
+    for record in writer.records:
+        assert record.value("parameter.update_norm", "weight") == pytest.approx(6**0.5, rel=1e-5)
