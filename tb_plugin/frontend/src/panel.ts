@@ -31,6 +31,7 @@ const MOST_SUGGESTED = 3;
 export class Panel {
   readonly root = el("div");
   private readonly tooltip = new Tooltip();
+  private mapped = "";
   private readonly info = new MetricInfo();
   private readonly header = new Header(
     { run: (run) => void this.openRun(run), compare: (run) => void this.compare(run, this.mode), step: (step) => this.moveTo(step), live: (on) => this.setLive(on) },
@@ -184,6 +185,8 @@ export class Panel {
     const [pinsCard] = this.lines.filter(({ kind }) => kind === "pins");
     await Promise.all([
       this.loadMap(job).then(() => {
+        if (job !== this.job) return undefined;
+        this.mapped = `${this.run}\n${this.metric}`;
         if (suggest.length > 0 && this.pins.length === 0) this.pins = this.suggestedPins(suggest);
         this.showPins();
         return pinsCard === undefined ? undefined : this.loadLine(pinsCard, job);
@@ -254,6 +257,8 @@ export class Panel {
 
   private async loadLine(card: LineCard, job: number): Promise<void> {
     const metric = card.kind === "run" ? card.metric : this.metric;
+    // Until the map of this metric is there, its sites are those of another; the map's arrival loads the pins.
+    if (card.kind === "pins" && this.mapped !== `${this.run}\n${this.metric}`) return;
     const spec = this.spec(metric);
     const sites = card.kind === "run" ? [] : this.pins.filter((pin) => this.map.sites.includes(pin));
     if (spec === undefined) return card.clear("this run holds no such metric");
