@@ -53,7 +53,7 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
     lines = [
         "# What is measured",
         "",
-        "Written by `gradflow schema --markdown` from `gradflow_export/catalog.py`; a test compares the two.",
+        "Written by `gradflow schema --markdown` from `gradflow_export/catalog/`; a test compares the two.",
         "",
         "Cost counts passes over tensors: G all gradients, P all parameters, H all block outputs, c a constant.",
         "*Missing*, `0.0`, NaN and Inf are four different things in every reading, every file and the panel.",

@@ -1,0 +1,65 @@
+"""What a metric is: its name, unit, kind of site, formula and how it is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradflow_export.errors import ArgumentError, nearest
+
+UNITS = frozenset(
+    {
+        "1",
+        "share",
+        "count",
+        "nats",
+        "MB",
+        "s",
+        "steps/s",
+        "loss",
+        "gradient",
+        "weight",
+        "weight/step",
+        "activation",
+        "logit",
+    }
+)
+SITE_KINDS = frozenset({"run", "block", "parameter", "module", "head", "node"})
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """What one metric is.
+
+    Attributes:
+        name: Unique, dotted, lower case.
+        title: A few words for axis labels and tables.
+        unit: One of ``UNITS``; "gradient" is the unit of the loss per unit of the weight or activation.
+        kind: One of ``SITE_KINDS``: what a site of this metric is.
+        formula: How it is computed, in one line.
+        source: Paper, equation or "definition".
+        cost: Passes over tensors: G all gradients, P all parameters, H block outputs; c constant.
+        low: Least possible value, ``None`` when unbounded.
+        high: Greatest possible value, ``None`` when unbounded.
+        scale: ``"log"`` or ``"linear"``: how it is best drawn.
+        marks: Values worth a line in a chart, such as the gains 0.5 and 2.
+        headline: Whether it is written to TensorBoard's stock Scalars page.
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: str
+    formula: str
+    source: str
+    cost: str
+    low: float | None = None
+    high: float | None = None
+    scale: str = "linear"
+    marks: tuple[float, ...] = ()
+    headline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ArgumentError(f"metric {self.name!r} has unit {self.unit!r}{nearest(self.unit, UNITS)}")
+        if self.kind not in SITE_KINDS:
+            raise ArgumentError(f"metric {self.name!r} has site kind {self.kind!r}{nearest(self.kind, SITE_KINDS)}")

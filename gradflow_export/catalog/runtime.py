@@ -1,0 +1,40 @@
+"""Memory, time and the exporter's own cost."""
+
+from __future__ import annotations
+
+from gradflow_export.catalog.metric import MetricSpec
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Return the metrics of this family, in the order of the documentation."""
+    s = MetricSpec
+    # fmt: off
+    return (
+        s("runtime.rss", "resident memory", "MB", "run", "resident set size / 2^20", "psutil", "c", low=0.0,
+          headline=True),
+        s("runtime.vms", "virtual memory", "MB", "run", "virtual size / 2^20", "psutil", "c", low=0.0),
+        s("runtime.memory_limit", "memory of this machine or container", "MB", "run", "total memory / 2^20", "psutil",
+          "c", low=0.0),
+        s("runtime.cuda_allocated", "CUDA memory, allocated", "MB", "run", "torch.cuda.memory_allocated / 2^20",
+          "PyTorch", "c", low=0.0, headline=True),
+        s("runtime.cuda_reserved", "CUDA memory, reserved", "MB", "run", "torch.cuda.memory_reserved / 2^20", "PyTorch",
+          "c", low=0.0),
+        s("runtime.cuda_peak", "CUDA memory, peak", "MB", "run", "torch.cuda.max_memory_allocated / 2^20", "PyTorch",
+          "c", low=0.0),
+        s("runtime.cuda_limit", "CUDA memory of the device", "MB", "run", "total memory of the current device / 2^20",
+          "PyTorch", "c", low=0.0),
+        s("runtime.step_time", "step time", "s", "run", "time between the ends of two optimizer steps", "definition",
+          "c", low=0.0, scale="log", headline=True),
+        s("runtime.backward_time", "backward time", "s", "run",
+          "from the loss's gradient to the optimizer's pre-step hook (host clock)", "definition", "c", low=0.0,
+          scale="log"),
+        s("runtime.throughput", "steps per second", "steps/s", "run", "1 / median step time of the last 32 steps",
+          "definition", "c", low=0.0, headline=True),
+        s("runtime.skipped", "optimizer steps skipped by the gradient scaler", "count", "run", "running total",
+          "torch.amp.GradScaler", "c", low=0.0),
+        s("runtime.dropped", "steps dropped because the queue was full", "count", "run", "running total", "definition",
+          "c", low=0.0),
+        s("overhead", "own share of the step", "share", "run", "time inside our hooks / step time", "definition", "c",
+          low=0.0, high=1.0, headline=True),
+    )
+    # fmt: on
