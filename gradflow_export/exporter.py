@@ -19,8 +19,8 @@ from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue
+from gradflow_export.reports import CLOSE_SECONDS, Reports
 from gradflow_export.start import default_logdir, describe, is_compiled, make_judge, make_loop
-from gradflow_export.summary import write_json
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.runtime import RuntimeTap
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gradflow_export")
 
-CLOSE_SECONDS = 10.0
 
-
-class Exporter:
+class Exporter(Reports):
     """Watches a model while it trains and says whether it learns, and if not, which layer, since when, what to do.
 
     Nothing else is needed in the loop. What is read when::
@@ -190,58 +188,6 @@ class Exporter:
         if self._loop is not None and model is not None and not self._closed:
             self._guard.part("step")(self._loop.step_by_hand)(model)
 
-    @property
-    def issues(self) -> tuple[Issue, ...]:
-        """Every issue found so far, open ones first, worst first; waits for the worker to catch up."""
-        self._catch_up()
-        found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.issues)
-        return found
-
-    def summary(self) -> dict[str, Any]:
-        """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings."""
-        self._catch_up()
-        out: dict[str, Any] = self._worker.read_summary(lambda summary: summary.as_dict())
-        return {
-            "logdir": str(self.logdir), **out, "loss_seen": self._loss is not None and self._loss.seen,
-            "dropped": self._worker.dropped, "set_aside": sorted([*self._guard.failures, *self._worker.failed_writers]),
-        }  # fmt: skip
-
-    def report(self) -> str:
-        """Return the summary as text."""
-        self._catch_up()
-        text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
-        if self._loop is not None and self._loss is not None and not self._loss.seen:
-            text += "\n  note   the loss was not seen: pass the criterion to watch(), or call observe(loss=loss)"
-        aside = [*self._guard.failures, *self._worker.failed_writers]
-        return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
-
-    def print_report(self) -> None:
-        """Print :meth:`report`."""
-        print(self.report())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`summary` as JSON.
-
-        Raises:
-            ArgumentError: The path does not end in ``.json``.
-            StorageError: The file cannot be written.
-        """
-        write_json(path, self.summary())
-
-    def register_analyzer(self, name: str, analyzer: Any) -> None:
-        """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
-
-        Args:
-            name: A short word.
-            analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
-                :class:`~gradflow_export.records.StepRecord` and returns ``{key: number}`` or ``None``. It is called on
-                the worker thread.
-
-        Raises:
-            ArgumentTypeError: ``analyzer`` is neither.
-        """
-        self._worker.add_analyzer(name, analyzer)
-
     def pause(self) -> None:
         """Stop recording; steps are still counted."""
         if self._loop is not None:
@@ -275,11 +221,6 @@ class Exporter:
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
-
-    def _catch_up(self) -> None:
-        if self._loop is not None and not self._closed:
-            self._guard.part("catching up")(self._loop.finish)()
-            self._worker.drain(CLOSE_SECONDS)
 
     def _on_issue(self, issue: Issue) -> None:
         if issue.open and self._loop is not None:

@@ -18,8 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.guard import Guard
 from gradflow_export.schedule import Schedule
-from gradflow_export.taps.activations import ActivationTap
-from gradflow_export.taps.base import Drained, Tap
+from gradflow_export.taps.base import Drained, SampledTap, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
@@ -40,11 +39,16 @@ class Taps:
     """The instruments of one exporter."""
 
     blocks: BlockTap
-    activations: ActivationTap
     gradients: GradientTap
     updates: UpdateTap
     loss: LossTap
     runtime: RuntimeTap
+    sampled: tuple[SampledTap, ...] = ()
+
+    @property
+    def hooked(self) -> tuple[BlockTap | LossTap | SampledTap, ...]:
+        """Those that see calls."""
+        return (self.blocks, *self.sampled, self.loss)
 
 
 class TrainingLoop:
@@ -81,7 +85,7 @@ class TrainingLoop:
             ("updates", taps.updates),
             ("loss", taps.loss),
             ("blocks", taps.blocks),
-            ("activations", taps.activations),
+            *((tap.instrument, tap) for tap in taps.sampled),
         )
         self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
         self._read_gradients = part("gradients")(self._take_gradients)
@@ -94,7 +98,7 @@ class TrainingLoop:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
         self.taps.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
-            for tap in (self.taps.blocks, self.taps.activations, self.taps.loss):
+            for tap in self.taps.hooked:
                 stack.enter_context(tap.attach())
             if self.optimizers is not None:
                 stack.enter_context(self.optimizers.attach())
@@ -211,7 +215,7 @@ class TrainingLoop:
         self._collected = now
         if not self._recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
-            for called in (self.taps.loss, self.taps.blocks, self.taps.activations):
+            for called in self.taps.hooked:
                 called.forget()
             return
         self._read_memory(scalars)
@@ -259,7 +263,8 @@ class TrainingLoop:
         self.taps.loss.want_logits = "logits" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due
         self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
-        self.taps.activations.calls.arm(on="activations" in self._due)
+        for tap in self.taps.sampled:
+            tap.arm(on=tap.instrument in self._due)
 
 
 def _drain(tap: Tap, into: Drained) -> None:

@@ -22,6 +22,7 @@ from gradflow_export.records import RunInfo
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.profiles import profile as rules_of
 from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
@@ -73,21 +74,30 @@ def make_loop(
     part, reference = guard.part, weakref.ref(model)
     taps = Taps(
         BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
-        ActivationTap(ModuleCalls(enabled=not compiled), model, guard=part("activations")),
         GradientTap(),
         UpdateTap(reference),
         LossTap(criterion, guard=part("loss")),
         runtime,
+        _sampled(model, guard, compiled=compiled),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
-    sites = {"blocks": len(chosen), "activations": taps.activations.modules, "updates": tensors, "statistics": tensors}
+    sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors}
+    sites.update((tap.instrument, tap.modules) for tap in taps.sampled)
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     loop.optimizers = OptimizerSteps(
         reference, loop.before, loop.after, only, skipped=loop.skip, guard=part("the optimizer step")
     )
     return loop
+
+
+def _sampled(model: nn.Module, guard: Guard, *, compiled: bool) -> tuple[SampledTap, ...]:
+    """Return the taps for which the model has something to read."""
+    taps: tuple[SampledTap, ...] = (
+        ActivationTap(ModuleCalls(enabled=not compiled), model, guard=guard.part("activations")),
+    )
+    return tuple(tap for tap in taps if tap.modules)
 
 
 def make_judge(settings: Settings, *, strict: bool) -> Judge:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class ActivationTap:
     Functional calls such as ``F.relu`` are no modules and cannot be seen here.
     """
 
+    instrument: ClassVar[str] = "activations"
+
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
         self._guard = guard
@@ -57,7 +59,12 @@ class ActivationTap:
         self._zero: dict[int, Tensor] = {}
         self._saturated: dict[int, Tensor] = {}
         self._samples = 0
-        self.modules = len(self._rectifiers) + len(self._saturating)
+        self._modules = len(self._rectifiers) + len(self._saturating)
+
+    @property
+    def modules(self) -> int:
+        """How many modules are read."""
+        return self._modules
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -72,6 +79,10 @@ class ActivationTap:
             self.calls.add(module, self._guard(partial(self._saturable, index, kind)))
         self._rectifiers, self._saturating = [], []
         return self.calls.attach()
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        self.calls.arm(on=on)
 
     def _rectified(self, index: int, _module: nn.Module, output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,26 @@ class Tap(Protocol):
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
+
+
+class SampledTap(Tap, Protocol):
+    """A tap that sees calls on sampled steps only, when it is armed, and costs nothing on the others."""
+
+    instrument: ClassVar[str]
+    """The name of its interval in ``gradflow_export.schedule.INTERVALS``."""
+
+    @property
+    def modules(self) -> int:
+        """How many modules it reads; 0 when the model has none, and the tap is then left out."""
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack disarms the tap and gives up everything it holds."""
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
 
 
 class ModuleHook:

@@ -1,0 +1,84 @@
+"""What an exporter tells: issues, summary, report, files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from gradflow_export.guard import Guard
+from gradflow_export.loop import TrainingLoop
+from gradflow_export.records import Issue
+from gradflow_export.summary import write_json
+from gradflow_export.taps.loss import LossTap
+from gradflow_export.worker import Worker
+
+CLOSE_SECONDS = 10.0
+
+
+class Reports:
+    """The reading side of :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
+
+    logdir: Path
+    _worker: Worker
+    _guard: Guard
+    _loop: TrainingLoop | None
+    _loss: LossTap | None
+    _closed: bool
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Every issue found so far, open ones first, worst first; waits for the worker to catch up."""
+        self._catch_up()
+        found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.issues)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings."""
+        self._catch_up()
+        out: dict[str, Any] = self._worker.read_summary(lambda summary: summary.as_dict())
+        return {
+            "logdir": str(self.logdir), **out, "loss_seen": self._loss is not None and self._loss.seen,
+            "dropped": self._worker.dropped, "set_aside": sorted([*self._guard.failures, *self._worker.failed_writers]),
+        }  # fmt: skip
+
+    def report(self) -> str:
+        """Return the summary as text."""
+        self._catch_up()
+        text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
+        if self._loop is not None and self._loss is not None and not self._loss.seen:
+            text += "\n  note   the loss was not seen: pass the criterion to watch(), or call observe(loss=loss)"
+        aside = [*self._guard.failures, *self._worker.failed_writers]
+        return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
+
+    def print_report(self) -> None:
+        """Print :meth:`report`."""
+        print(self.report())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`summary` as JSON.
+
+        Raises:
+            ArgumentError: The path does not end in ``.json``.
+            StorageError: The file cannot be written.
+        """
+        write_json(path, self.summary())
+
+    def register_analyzer(self, name: str, analyzer: Any) -> None:
+        """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
+
+        Args:
+            name: A short word.
+            analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
+                :class:`~gradflow_export.records.StepRecord` and returns ``{key: number}`` or ``None``. It is called on
+                the worker thread.
+
+        Raises:
+            ArgumentTypeError: ``analyzer`` is neither.
+        """
+        self._worker.add_analyzer(name, analyzer)
+
+    def _catch_up(self) -> None:
+        if self._loop is not None and not self._closed:
+            self._guard.part("catching up")(self._loop.finish)()
+            self._worker.drain(CLOSE_SECONDS)
