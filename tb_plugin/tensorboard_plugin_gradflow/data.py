@@ -10,6 +10,7 @@ from gradflow_export.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records import Severity
 from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.howto import how_to_read
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, started
 from tensorboard_plugin_gradflow.metadata import FORMAT
 from tensorboard_plugin_gradflow.source import Source
@@ -29,8 +30,8 @@ def describe(name: str) -> MetricSpec:
 
 
 def catalog() -> dict[str, Any]:
-    """Return every metric of the catalogue with all that is known of it."""
-    return {"v": FORMAT, "metrics": [asdict(item) for item in CATALOG.values()]}
+    """Return every metric of the catalogue with all that is known of it, and how a run comes to hold it."""
+    return {"v": FORMAT, "metrics": [asdict(item) | how_to_read(item) for item in CATALOG.values()]}
 
 
 def list_runs(source: Source) -> dict[str, Any]:
@@ -53,8 +54,9 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
         known = {name: info[name] for name in _META_FIELDS if name in info}
         sessions.append({"session": session.name, "started": info.get("started", started(session.name)), **known})
     metrics = []
+    phases = _phases(index, tables)
     for name, (first, last, sites) in sorted(_metrics(index, tables).items()):
-        item = asdict(describe(name)) | {"first": first, "last": last, "sites": sites}
+        item = asdict(describe(name)) | {"first": first, "last": last, "sites": sites, "phases": phases[name]}
         metrics.append(item)
     return _summary(index) | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
 
@@ -63,7 +65,8 @@ def run_issues(source: Source, run: str) -> dict[str, Any]:
     """Return the issues of one run, open ones first, the worst first.
 
     An issue is one thing however often it was written; its last word counts. An issue that was open when its session
-    ended and another session followed is ``"ended"``: nothing looked at it any more.
+    ended and another session followed is ``"ended"``: nothing looked at it any more. ``metrics`` names those that were
+    read at the issue's first site, and where none was, those read inside it.
 
     Args:
         source: Where to read.
@@ -77,7 +80,9 @@ def run_issues(source: Source, run: str) -> dict[str, Any]:
                 if int(step) < session.cut:
                     key = (str(issue["issue_type"]), str(issue["layer"]), int(issue["step"]))
                     found[key] = issue | {"seen": int(step), "state": _state(issue, number, index)}
-    issues = sorted(found.values(), key=_worst_first)
+    sites = _sites_by_metric(index, site_tables(source, index))
+    shown = {layer: _metrics_at(layer, sites) for layer in {str(issue["layer"]) for issue in found.values()}}
+    issues = [issue | {"metrics": shown[str(issue["layer"])]} for issue in sorted(found.values(), key=_worst_first)]
     return {"v": FORMAT, "run": run, "issues": issues, "open": sum(item["state"] == "open" for item in issues)}
 
 
@@ -147,6 +152,32 @@ def _metrics(index: RunIndex, tables: Tables) -> dict[str, tuple[int, int, int]]
                 before = out.get(name, (first, last, sites))
                 out[name] = (min(before[0], first), max(before[1], min(last, session.cut - 1)), max(before[2], sites))
     return out
+
+
+def _phases(index: RunIndex, tables: Tables) -> dict[str, list[str]]:
+    """Return the phases in which each metric was read, "train" first."""
+    out: dict[str, set[str]] = {}
+    for session in index.sessions:
+        for chunk in session.of_kind("values"):
+            for name in _names(session, chunk, tables):
+                out.setdefault(name, set()).add(session.phase_of(chunk))
+    return {name: sorted(words, key=lambda word: (word != "train", word)) for name, words in out.items()}
+
+
+def _sites_by_metric(index: RunIndex, tables: Tables) -> dict[str, tuple[str, ...]]:
+    """Return the sites of each per-site metric, those of its newest table."""
+    return {
+        str(chunk.content["metric"]): tables.get((session.name, int(chunk.content["sites"])), ())
+        for session in index.sessions
+        for chunk in session.of_kind("values")
+        if chunk.content["metric"] != "run"
+    }
+
+
+def _metrics_at(layer: str, sites: Mapping[str, tuple[str, ...]]) -> list[str]:
+    exact = sorted(name for name, here in sites.items() if layer in here)
+    inside = f"{layer}."
+    return exact or sorted(name for name, here in sites.items() if any(site.startswith(inside) for site in here))
 
 
 def _state(issue: Mapping[str, Any], number: int, index: RunIndex) -> str:

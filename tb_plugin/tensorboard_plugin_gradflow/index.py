@@ -51,6 +51,11 @@ class Session:
         chosen = [chunk for chunk in self.chunks.values() if chunk.content.get("kind") == kind]
         yield from sorted(chosen, key=lambda chunk: (chunk.parts.chunk, len(chunk.parts.part), chunk.parts.part))
 
+    def phase_of(self, chunk: Chunk) -> str:
+        """Return the phase in which a chunk of values was read, ``""`` when its clock is not there."""
+        clock = self.chunks.get(str(chunk.content["clock"]))
+        return "" if clock is None else str(clock.content["phase"])
+
 
 @dataclass(frozen=True)
 class RunIndex:

@@ -20,7 +20,7 @@ from tensorboard_plugin_gradflow.source import Source
 MOST_METRICS = 16
 
 
-def read_moment(source: Source, run: str, step: int | None, metrics: Sequence[str]) -> dict[str, Any]:
+def read_moment(source: Source, run: str, step: int | None, metrics: Sequence[str], phase: str = "") -> dict[str, Any]:
     """Return the last reading of each metric at or before a step.
 
     Args:
@@ -28,6 +28,7 @@ def read_moment(source: Source, run: str, step: int | None, metrics: Sequence[st
         run: TensorBoard's name of the run.
         step: The step; ``None`` for the last one.
         metrics: Names of metrics that the run holds.
+        phase: Phase wanted; a metric that was never read in it has no step. ``""`` for that which /series shows.
 
     Raises:
         RequestError: The run or a metric is unknown, or there are too many metrics.
@@ -37,7 +38,7 @@ def read_moment(source: Source, run: str, step: int | None, metrics: Sequence[st
     index = source.index(run)
     tables = site_tables(source, index)
     until = index.last_step if step is None else step
-    found = {metric: _last_reading(source, index, tables, metric, until) for metric in metrics}
+    found = {metric: _last_reading(source, index, tables, metric, until, phase) for metric in metrics}
     return {"v": FORMAT, "run": run, "step": until, "metrics": found}
 
 
@@ -48,8 +49,15 @@ def number_to_json(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _last_reading(source: Source, index: RunIndex, tables: Tables, metric: str, step: int) -> dict[str, Any]:
-    pairs = [pair for pair in one_phase(value_chunks(index, tables, metric)) if _begins_by(*pair, step)]
+def _last_reading(
+    source: Source, index: RunIndex, tables: Tables, metric: str, step: int, phase: str
+) -> dict[str, Any]:
+    pairs = value_chunks(index, tables, metric)
+    if phase:
+        pairs = [(session, chunk) for session, chunk in pairs if session.phase_of(chunk) == phase]
+    else:
+        pairs = one_phase(pairs)
+    pairs = [pair for pair in pairs if _begins_by(*pair, step)]
     for session, chunk in sorted(pairs, key=lambda pair: int(pair[1].content["first"]), reverse=True):
         found = _reading_in(source, index, session, chunk, tables, metric, step)
         if found is not None:

@@ -104,13 +104,15 @@ def _series(request: wrappers.Request, source: Source) -> bytes:
         columns=DEFAULT_COLUMNS if columns is None else columns,
         reducers=tuple(request.args.get("reduce", "extreme").split(",")),
         sites=tuple(request.args.getlist("site")),
+        phase=request.args.get("phase", ""),
     )
     return read_series(source, _text(request, "run"), query)
 
 
 def _moment(request: wrappers.Request, source: Source) -> dict[str, Any]:
     step = _number(request, "step")
-    return read_moment(source, _text(request, "run"), step, tuple(dict.fromkeys(request.args.getlist("metric"))))
+    metrics = tuple(dict.fromkeys(request.args.getlist("metric")))
+    return read_moment(source, _text(request, "run"), step, metrics, request.args.get("phase", ""))
 
 
 def _histograms(request: wrappers.Request, source: Source) -> dict[str, Any]:

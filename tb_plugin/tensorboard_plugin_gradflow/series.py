@@ -34,6 +34,7 @@ class Query:
         columns: About how many columns are wanted at most.
         reducers: Words of ``REDUCERS``; one block of values is returned for each.
         sites: Sites wanted, in this order; empty for all.
+        phase: Phase wanted; ``""`` for training, or the first by name where the metric was never read in training.
     """
 
     metric: str
@@ -42,6 +43,7 @@ class Query:
     columns: int = DEFAULT_COLUMNS
     reducers: tuple[str, ...] = ("extreme",)
     sites: tuple[str, ...] = ()
+    phase: str = ""
 
     def __post_init__(self) -> None:
         if self.first is not None and self.last is not None and self.first > self.last:
@@ -76,7 +78,7 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     index = source.index(run)
     tables = site_tables(source, index)
     everywhere = value_chunks(index, tables, query.metric)
-    pairs = [pair for pair in one_phase(everywhere) if _overlaps(*pair, query)]
+    pairs = [pair for pair in one_phase(everywhere, query.phase) if _overlaps(*pair, query)]
     sites = _chosen_sites(pairs, tables, query)
     clocks = _read_clocks(source, index, pairs, query)
     pairs = [(session, chunk) for session, chunk in pairs if _clock_key(session, chunk) in clocks]
@@ -98,16 +100,21 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     return encode_series(header, [fact.astype(np.float64) for fact in facts], blocks)
 
 
-def one_phase(pairs: Sequence[tuple[Session, Chunk]]) -> list[tuple[Session, Chunk]]:
-    """Keep the training phase, or the first by name where the metric was never read in training."""
-    phases = [_phase(session, chunk) for session, chunk in pairs]
-    chosen = min(phases, key=lambda phase: (phase != "train", phase))
+def one_phase(pairs: Sequence[tuple[Session, Chunk]], wanted: str = "") -> list[tuple[Session, Chunk]]:
+    """Keep the phase wanted; without one the training phase, or the first by name where there is none.
+
+    Args:
+        pairs: Chunks of one metric; not empty.
+        wanted: A phase word, or ``""``.
+
+    Raises:
+        RequestError: The metric was never read in the phase wanted.
+    """
+    phases = [session.phase_of(chunk) for session, chunk in pairs]
+    chosen = wanted or min(phases, key=lambda phase: (phase != "train", phase))
+    if chosen not in phases:
+        raise RequestError(404, f"Expected a phase of {sorted(set(phases))}; got {wanted!r}.")
     return [pair for pair, phase in zip(pairs, phases, strict=True) if phase == chosen]
-
-
-def _phase(session: Session, chunk: Chunk) -> str:
-    clock = session.chunks.get(str(chunk.content["clock"]))
-    return "" if clock is None else str(clock.content["phase"])
 
 
 def _overlaps(session: Session, chunk: Chunk, query: Query) -> bool:

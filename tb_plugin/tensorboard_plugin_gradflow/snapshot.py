@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tensorboard_plugin_gradflow.data import list_runs, run_issues, run_meta
+from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
 from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import FORMAT
 from tensorboard_plugin_gradflow.moment import MOST_METRICS, read_moment
@@ -33,7 +33,9 @@ def render_snapshot(source: Source, title: str, columns: int = DEFAULT_COLUMNS) 
     """
     runs = list_runs(source)
     kept = {run["run"]: _run(source, run["run"], columns) for run in runs["runs"]}
-    data = json.dumps({"v": FORMAT, "runs": runs["runs"], "kept": kept}, allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(
+        {"v": FORMAT, "runs": runs["runs"], "catalog": catalog()["metrics"], "kept": kept}, allow_nan=False
+    ).replace("<", "\\u003c")
     code = (Path(__file__).parent / "static" / "index.js").read_text(encoding="utf-8")
     code = code.replace("</script", "<\\/script")
     return (

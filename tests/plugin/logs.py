@@ -15,7 +15,8 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\">",
     "quote\"s & 'ticks' </script><script>document.title='owned'</script>",
     "émoji 🔥 名前",
-    "very_long_" + "x" * 290,
+    "\u202eright to left \u05e9\u05db\u05d1\u05d4 <b>",
+    "very_long_" + "x" * 490,
 )
 
 

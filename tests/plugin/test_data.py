@@ -1,10 +1,15 @@
 """Runs, sessions and issues as the panel is told them."""
 
+import re
+
 import pytest
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.catalog import MetricSpec
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.schedule import INTERVALS
 from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
 from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.howto import how_to_read
 
 
 def issue_record(logs, step, *issues):
@@ -102,7 +107,31 @@ def test_an_unknown_run_is_a_request_error(tmp_path, logs, open_source):
 
 
 def test_the_catalogue_is_served_whole():
-    """Every metric comes with unit, formula and source."""
+    """Every metric comes with unit, formula and source, and with what makes a run hold it."""
     metrics = catalog()["metrics"]
     assert len(metrics) == len({item["name"] for item in metrics})
     assert all(item["formula"] and item["unit"] and item["source"] for item in metrics)
+    assert all(item["how"].endswith(".") and item["code"] for item in metrics)
+    named = {word for item in metrics for word in re.findall(r'intervals={"(\w+)"', item["code"])}
+    assert {"activations", "ranks"} <= named <= set(INTERVALS)
+
+
+def test_a_metric_of_an_unknown_family_is_explained_by_its_sites():
+    """A new instrument needs no new panel."""
+    new = MetricSpec("tomorrow.entropy", "entropy", "nats", "head", "f", "s", "c")
+    assert "attention" in how_to_read(new)["how"]
+
+
+def test_an_issue_names_the_metrics_that_show_its_layer(tmp_path, logs, open_source):
+    """Those read at the layer itself, else those read inside it; the phases of each metric are told as well."""
+    both = (Reading.of("block.gain", ("h.0",), [1.0]), Reading.of("activation.dead_share", ("h.0.act",), [0.9]))
+    found = tuple(logs.issue(layer=name) for name in ("h.0", "h.0.act", "h", "z"))
+    logs.write_run(tmp_path / "a", [StepRecord(1, logs.EPOCH, both, issues=found)])
+    metrics = {item["layer"]: item["metrics"] for item in run_issues(open_source(tmp_path), "a")["issues"]}
+    assert metrics == {
+        "h.0": ["block.gain"],
+        "h.0.act": ["activation.dead_share"],
+        "h": ["activation.dead_share", "block.gain"],
+        "z": [],
+    }
+    assert [item["phases"] for item in run_meta(open_source(tmp_path), "a")["metrics"]] == [["train"], ["train"]]

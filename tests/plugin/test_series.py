@@ -119,6 +119,10 @@ def test_validation_steps_do_not_mix_with_training_steps(tmp_path, logs, read):
     logs.write_run(tmp_path / "a", rows)
     assert read(tmp_path, "block.gain").first == [1, 2, 3]
     assert read(tmp_path, "alignment.accuracy").first == [4]
+    assert read(tmp_path, "block.gain", phase="eval").values["extreme"].tolist() == [[9.0], [9.0]]
+    with pytest.raises(RequestError) as caught:
+        read(tmp_path, "alignment.accuracy", phase="train")
+    assert (caught.value.status, "eval" in caught.value.message) == (404, True)
 
 
 def test_a_truncated_file_is_read_up_to_its_last_whole_chunk(tmp_path, logs, read):

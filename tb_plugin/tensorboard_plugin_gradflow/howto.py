@@ -1,0 +1,76 @@
+"""What a person has to do so that a metric is read: the answer where a run holds none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gradflow_export.catalog import CUSTOM_PREFIX, MetricSpec
+
+_WATCH = "exporter = Exporter(model).watch(criterion)"
+_OBSERVE = "exporter.observe(logits=logits, targets=targets)"
+_BLOCKS = 'exporter = Exporter(model, intervals={"blocks": 5}).watch(criterion, blocks=model.layers)'
+
+_HOW: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "loss": ("Pass the criterion to watch(), or hand the loss over before optimizer.step().", _WATCH),
+        "logits.": ("Pass a criterion that is called with logits and targets, or hand both over.", _OBSERVE),
+        "confidence.": ("Pass a criterion that is called with logits and targets, or hand both over.", _OBSERVE),
+        "alignment.": ("Pass a criterion that is called with logits and targets, or hand both over.", _OBSERVE),
+        "gradient.": ("It is read in every step in which a parameter has a gradient.", _WATCH),
+        "parameter.": ("It is read for every parameter that has a gradient.", _WATCH),
+        "parameter.gradient_l1": (
+            "Statistics of single entries are read now and then: shorten their interval.",
+            'exporter = Exporter(model, intervals={"statistics": 20}).watch(criterion)',
+        ),
+        "parameter.update": (
+            "It needs a torch.optim optimizer that owns the parameters; shorten its interval to see it sooner.",
+            'exporter = Exporter(model, intervals={"updates": 10}).watch(criterion)',
+        ),
+        "update.": (
+            "It needs a torch.optim optimizer that owns the parameters; shorten its interval to see it sooner.",
+            'exporter = Exporter(model, intervals={"updates": 10}).watch(criterion)',
+        ),
+        "learning_rate": ("It needs a torch.optim optimizer that owns the parameters.", _WATCH),
+        "block.": ("It needs blocks: name them from input to output where they are not found by themselves.", _BLOCKS),
+        "gain.": ("It needs blocks: name them from input to output where they are not found by themselves.", _BLOCKS),
+        "block.effective_rank": (
+            "It is read rarely, from four steps in a row: shorten the interval of ranks.",
+            'exporter = Exporter(model, intervals={"ranks": 100}).watch(criterion)',
+        ),
+        "activation.": (
+            "It is read from modules such as nn.ReLU, nn.Tanh and nn.Sigmoid; a call such as F.relu cannot be seen.",
+            'exporter = Exporter(model, intervals={"activations": 10}).watch(criterion)',
+        ),
+        "runtime.": ("It is read in every step.", _WATCH),
+        "runtime.cuda_": ("It is read where the model's parameters are on a CUDA device.", 'model.to("cuda")'),
+        CUSTOM_PREFIX: (
+            "It is what an analyzer of your own returns.",
+            'exporter.register_analyzer("name", analyzer)',
+        ),
+    }
+)
+
+_BY_KIND: Mapping[str, str] = MappingProxyType(
+    {
+        "run": "It is read where the model and the loop have what it measures.",
+        "head": "It is read from the model's attention modules.",
+        "node": "It is read from the model's graph of operations.",
+    }
+)
+
+
+def how_to_read(spec: MetricSpec) -> dict[str, str]:
+    """Return one sentence and one line of code that make a run hold a metric.
+
+    Args:
+        spec: The metric. The longest known beginning of its name counts; a family that is not known here gets a
+            sentence by the kind of its sites.
+    """
+    known = max((start for start in _HOW if spec.name.startswith(start)), key=len, default=None)
+    if known is not None:
+        return dict(zip(("how", "code"), _HOW[known], strict=True))
+    return {
+        "how": _BY_KIND.get(spec.kind, f"It is read where the model has a {spec.kind} that it applies to."),
+        "code": _WATCH,
+    }
