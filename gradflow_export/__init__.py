@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gradflow_export.analyzers.flow import GradientFlowAnalyzer
     from gradflow_export.catalog import CATALOG, MetricSpec
     from gradflow_export.errors import (
         ArgumentError,
@@ -46,6 +47,7 @@ __all__ = [
     "ConsoleWriter",
     "Exporter",
     "GradflowError",
+    "GradientFlowAnalyzer",
     "GradientGainMonitor",
     "Histogram",
     "Issue",
@@ -68,6 +70,7 @@ __all__ = [
 ]
 
 _HOMES = (
+    ("analyzers.flow", ("GradientFlowAnalyzer",)),
     ("catalog", ("CATALOG", "MetricSpec")),
     ("errors", ("ArgumentError", "ArgumentTypeError", "GradflowError", "MissingPackageError", "StorageError")),
     ("exporter", ("Exporter",)),

@@ -120,11 +120,12 @@ class RunSummary:
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
             lines.append(f"  {name:<22}{numbers}  {CATALOG[name].unit}{extra}")
         for issue in self.issues:
-            lines += _issue_lines(issue)
+            lines += issue_lines(issue)
         return "\n".join(lines)
 
 
-def _issue_lines(issue: Issue) -> list[str]:
+def issue_lines(issue: Issue) -> list[str]:
+    """Return an issue as lines for a terminal: what, where, since when, the numbers, what to do."""
     where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
     lines = [
         f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",

@@ -15,6 +15,7 @@ PUBLIC = [
     "ConsoleWriter",
     "Exporter",
     "GradflowError",
+    "GradientFlowAnalyzer",
     "GradientGainMonitor",
     "Histogram",
     "Issue",

@@ -1,0 +1,101 @@
+"""GradientFlowAnalyzer: the default choice for any network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn
+from gradflow_export.analyzers.objective import Player
+from gradflow_export.records import Issue
+
+
+class GradientFlowAnalyzer(Analyzer):
+    """Finds vanishing, exploding, dead, saturated, unstable and non-finite gradients within a few passes.
+
+    The rules compare layers with each other, so no scaling of the loss hides or makes an issue. A threshold that is
+    given by name is judged literally beside them::
+
+        analyzer = GradientFlowAnalyzer(model)
+        issues = analyzer.analyze(lambda: torch.randn(32, 784), lambda output: F.cross_entropy(output, targets))
+        analyzer.print_summary(issues)
+
+    Args:
+        model: What is analysed. It is left exactly as it was: parameters, gradients, buffers, training flags, random
+            generators.
+        enable_jacobian: Also examine the Jacobian of each block; see ``analyzer.jacobian``.
+        enable_vector_analysis: Also examine the field of gradients: divergence, curl, coherence; see
+            ``analyzer.vector``.
+        enable_rnn_analyzer: Also examine recurrent layers.
+        enable_circular_flow_analyser: Report how often the weights went round in the passes; needs an optimizer.
+        vanishing_threshold: Report parameters with a gradient norm below this; a lower number reports fewer.
+        exploding_threshold: Report parameters with a gradient norm above this.
+        dead_threshold: Report parameters with a greater share of zero gradient entries.
+        unstable_cv_threshold: Report a coefficient of variation of the gradient norm above this. Over n passes it is
+            at most the square root of n: 3 needs 10 passes.
+        blocks: Names or modules whose gains are measured, from input to output; by default they are found.
+
+    Raises:
+        ArgumentError: The model has no parameters, or a threshold cannot be used.
+        ArgumentTypeError: ``model`` is no module.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        enable_jacobian: bool = False,
+        enable_vector_analysis: bool = False,
+        enable_rnn_analyzer: bool = False,
+        enable_circular_flow_analyser: bool = False,
+        vanishing_threshold: float | None = None,
+        exploding_threshold: float | None = None,
+        dead_threshold: float | None = None,
+        unstable_cv_threshold: float | None = None,
+        *,
+        blocks: Blocks | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            enable_jacobian=enable_jacobian,
+            enable_vector_analysis=enable_vector_analysis,
+            blocks=blocks,
+            thresholds={
+                "vanishing_threshold": vanishing_threshold,
+                "exploding_threshold": exploding_threshold,
+                "dead_threshold": dead_threshold,
+                "unstable_cv_threshold": unstable_cv_threshold,
+            },
+        )
+        self.enable_rnn_analyzer = enable_rnn_analyzer
+        self.enable_circular_flow_analyser = enable_circular_flow_analyser
+
+    def analyze(
+        self,
+        input_fn: InputFn,
+        loss_fn: LossFn,
+        steps: int = 20,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        *,
+        players: Sequence[Player] | None = None,
+    ) -> list[Issue]:
+        """Make passes through the model and return what is wrong.
+
+        Args:
+            input_fn: Returns the input of one pass: one argument, a tuple of several, or a mapping of keywords.
+            loss_fn: Takes the model's output and returns a scalar loss; for a game, one loss per player.
+            steps: Passes: 5 is a quick check, 50 a detailed one.
+            optimizer: ``None`` judges the weights as they are. With an optimizer, or one per player, every pass is a
+                real training step; afterwards weights and optimizer are as they were.
+            players: For a game, the modules (or their names, or parameters) that each loss trains, in order; by
+                default what each optimizer owns.
+
+        Returns:
+            Issues, open ones first, worst first; empty for a healthy model.
+
+        Raises:
+            ArgumentError: ``steps`` is below 1, or what the functions return cannot be used.
+            ArgumentTypeError: An argument has the wrong type.
+        """
+        return self._run(input_fn, loss_fn, steps, optimizer, players).issues
