@@ -25,6 +25,7 @@ CAPACITY = 1024
 """Steps that may wait; beyond that the newest are dropped and counted."""
 
 POLL_SECONDS = 0.1
+MOST_PAUSE_SECONDS = 0.02
 IDLE_SECONDS = 5.0
 """After this long without a step, writers are asked to make what they hold readable."""
 
@@ -35,7 +36,7 @@ class Worker:
     """Takes bundles from the training thread and turns them into records, issues and files.
 
     The training thread only appends to a deque; it neither waits nor wakes this thread, which looks every
-    ``POLL_SECONDS`` and takes all that is there. A writer that raises is reported once and set aside.
+    ``POLL_SECONDS`` and takes all that is there, with pauses. A writer that raises is reported once and set aside.
     """
 
     def __init__(
@@ -144,7 +145,12 @@ class Worker:
             self._wake.clear()
             closing = self._closing
             while self._queue:
+                began = time.thread_time()
                 self._process(self._queue.popleft())
+                # The training thread asks for the GIL at each tensor operation and waits for it while Python code runs
+                # here: without pauses a step would last as long as all that waits takes.
+                if len(self._queue) < CAPACITY // 4:
+                    self._wake.wait(min(time.thread_time() - began, MOST_PAUSE_SECONDS))
             self._flush_when_idle()
             with self._idle:
                 self._idle.notify_all()

@@ -6,9 +6,11 @@ It answers what wandb-core asks in the tests beside it, always and optimisticall
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import re
+import socket
 import threading
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +45,10 @@ class Handler(BaseHTTPRequestHandler):
             data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         return gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
 
+    def setup(self):
+        super().setup()
+        self.server.owner.connections.append(self.connection)
+
     def answer(self):
         status, payload = self.server.owner.answer(self.command, self.path, self.body())
         data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
@@ -69,6 +75,8 @@ class LoopbackServer:
 
     Attributes:
         down: A status that every request is answered with, such as 503; ``None`` while it is up.
+        hanging: Whether requests are taken and left without an answer.
+        refused: How many requests were answered with ``down`` or not at all.
         alerts: What alerts were asked for.
         runs: What is known of each run.
         uploads: Files by path.
@@ -78,8 +86,10 @@ class LoopbackServer:
 
     def __init__(self):
         self.lock = threading.RLock()
-        self.down = None
+        self.down, self.hanging = None, False
         self.refused = 0
+        self.connections = []
+        self.stopped = threading.Event()
         self.alerts, self.unknown, self.runs, self.uploads, self.artifacts = [], [], {}, {}, {}
         self.streams = defaultdict(lambda: defaultdict(dict))
         self.http = Listener(("127.0.0.1", 0), Handler)
@@ -95,9 +105,13 @@ class LoopbackServer:
         self.stop()
 
     def stop(self):
-        """Go away: connections are refused from now on."""
+        """Go away: connections are refused from now on, and those that are open end."""
+        self.stopped.set()
         self.http.shutdown()
         self.http.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def settings(self):
         """Return settings of a run that is sent here."""
@@ -110,6 +124,10 @@ class LoopbackServer:
 
     def answer(self, method, path, body):
         """Return status and payload."""
+        if self.hanging:
+            with self.lock:
+                self.refused += 1
+            self.stopped.wait()
         with self.lock:
             if self.down:
                 self.refused += 1
