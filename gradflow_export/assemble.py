@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains
 from gradflow_export.metrics.outputs import effective_rank
 from gradflow_export.records import Histogram, Reading, to_float32
 from gradflow_export.taps.base import Pending, Sample
 from gradflow_export.transfer import Bundle, spread
+
+_log = logging.getLogger("gradflow_export")
 
 Floats = npt.NDArray[np.float64]
 POOLED_BATCHES = 4
@@ -28,6 +32,7 @@ class Assembler:
     def __init__(self) -> None:
         self._pools: dict[str, deque[npt.NDArray[np.floating]]] = {}
         self._last_rank_step = 0
+        self._failed: set[str] = set()
 
     def assemble(self, bundle: Bundle) -> tuple[list[Reading], list[Histogram]]:
         """Return the readings and histograms of one step."""
@@ -41,14 +46,30 @@ class Assembler:
                     _merge(columns, item, values)
         if bundle.scaled:
             _drop_skipped(columns)
+        _drop_undefined(columns)
         readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
         readings.extend(derived(columns))
         ranks = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
         if ranks:
             readings.append(self._ranks(bundle.step, ranks))
-        histograms = [histogram_of(s.metric, s.site, v) for s, v in samples if s.metric != "block.effective_rank"]
-        return readings, histograms
+        plain = [(s, v) for s, v in samples if s.analyse is None and s.metric != "block.effective_rank"]
+        readings.extend(self._analysed(samples))
+        return readings, [histogram_of(s.metric, s.site, v) for s, v in plain]
+
+    def _analysed(self, samples: Sequence[tuple[Sample, npt.NDArray[np.floating]]]) -> list[Reading]:
+        """Run the analyses that samples bring along, and join what they say of one metric into one reading."""
+        joined: dict[str, dict[str, float]] = {}
+        for sample, values in samples:
+            if sample.analyse is None or sample.metric in self._failed:
+                continue
+            try:
+                for metric, sites in sample.analyse(values).items():
+                    joined.setdefault(metric, {}).update(sites)
+            except Exception:
+                self._failed.add(sample.metric)
+                _log.warning("gradflow: the analysis of %s failed and is set aside", sample.metric, exc_info=True)
+        return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in joined.items()]
 
     def _ranks(self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating]]]) -> Reading:
         # Samples of consecutive steps are pooled; older ones belong to other weights.
@@ -93,6 +114,23 @@ def _drop_skipped(columns: Mapping[str, _Column]) -> None:
         blocks.present &= np.isfinite(blocks.values)
 
 
+def _drop_undefined(columns: Mapping[str, _Column]) -> None:
+    """Make averages over nothing missing: the diversity of uniform heads, the entropy of queries without a choice.
+
+    They arrive as NaN, because telling them apart on the training thread would wait for the device. Where the logits
+    themselves are not finite, NaN is what was read.
+    """
+    logits = columns.get("attention.max_logit")
+    if logits is None:
+        return
+    finite = {site for site, value in zip(logits.sites, logits.values, strict=True) if math.isfinite(value)}
+    for metric, column in columns.items():
+        if metric.startswith("attention.") and np.isnan(column.values).any():
+            for index in np.flatnonzero(np.isnan(column.values)):
+                site = column.sites[index]
+                column.present[index] &= site not in finite and site.rpartition(".head")[0] not in finite
+
+
 def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
     """Yield the readings that follow from others: totals, gains, ratios.
 
@@ -108,6 +146,8 @@ def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
     weights, updates = columns.get("parameter.weight_norm"), columns.get("parameter.update_norm")
     if weights is not None and updates is not None:
         yield from _update_readings(weights, updates)
+    yield from rate_effectiveness(columns)
+    yield from discrete_totals(columns)
 
 
 def _gradient_summary(norms: Floats) -> Iterator[Reading]:

@@ -65,16 +65,24 @@ def pack(drained: Drained) -> list[Packed]:
         drained: Values and samples, on any devices.
 
     Returns:
-        One :class:`Packed` per device.
+        One :class:`Packed` per device, and one per sample that brings its own analysis.
     """
     by_device: dict[torch.device, list[Pending | Sample]] = {}
+    alone: list[Packed] = []
     for item in drained:
-        by_device.setdefault(item.values.device, []).append(item)
-    return [_pack_device(device, items) for device, items in by_device.items()]
+        if isinstance(item, Sample) and item.analyse is not None:
+            # Such a sample is large and is a copy already: among the others it would be copied and widened once more.
+            alone.append(_send(item.values.device, item.values.reshape(-1), [item]))
+        else:
+            by_device.setdefault(item.values.device, []).append(item)
+    return [_pack_device(device, items) for device, items in by_device.items()] + alone
 
 
 def _pack_device(device: torch.device, items: list[Pending | Sample]) -> Packed:
-    flat = torch.cat([item.values.detach().reshape(-1) for item in items])
+    return _send(device, torch.cat([item.values.detach().reshape(-1) for item in items]), items)
+
+
+def _send(device: torch.device, flat: Tensor, items: list[Pending | Sample]) -> Packed:
     if device.type != "cuda":
         return Packed(tuple(items), flat.cpu())
     host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
@@ -94,5 +102,5 @@ def spread(item: Pending, values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.floa
     present = np.zeros(len(item.sites), dtype=np.bool_)
     where = slice(None) if item.where is None else item.where
     out[where] = values
-    present[where] = True
+    present[where] = ~np.isnan(values) if item.nan_is_missing else True
     return out, present

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -24,27 +24,38 @@ class Pending:
         sites: All sites of this metric.
         values: One value for each entry of ``where``. Shape: ``[len(where)]``.
         where: Indices into ``sites`` that a value arrived for; ``None`` means all of them, in order.
+        nan_is_missing: Whether NaN says that there is nothing to tell, which only the device knew.
     """
 
     metric: str
     sites: tuple[str, ...]
     values: Tensor
     where: npt.NDArray[np.int64] | None = None
+    nan_is_missing: bool = False
+    nan_is_missing: bool = False
+
+
+Analysed = Mapping[str, Mapping[str, float]]
+"""Values by metric and site."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Raw entries that the worker turns into something: a histogram or an effective rank.
+    """Raw entries that the worker turns into something: a histogram, an effective rank, or what ``analyse`` returns.
 
     Attributes:
         metric: What it will become.
         site: The layer or parameter.
-        values: Shape: ``[rows, columns]`` or ``[entries]``.
+        values: Shape: ``[rows, columns]`` or ``[entries]``. With ``analyse`` it is the tap's own copy, contiguous, in
+            float32 or float64.
+        analyse: Runs on the worker thread with the values on the host, so that the training thread pays for one copy
+            only; it may be as slow as the worker can bear. Holds what it needs beside them, but no module or tensor.
     """
 
     metric: str
     site: str
     values: Tensor
+    analyse: Callable[[npt.NDArray[Any]], Analysed] | None = None
 
 
 Drained = list[Pending | Sample]
@@ -112,8 +123,9 @@ class ModuleHook:
         self._call = call
 
     def __call__(self, module: Any, args: Any, output: Any) -> None:
-        """Hand over to the tap."""
-        self._call(module, args, output)
+        """Hand over to the tap, but leave no trace in a graph that is being compiled."""
+        if not torch.compiler.is_compiling():
+            self._call(module, args, output)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle and deep-copy as a stand-in that takes three arguments and returns ``None``."""

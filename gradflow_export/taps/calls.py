@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 Handler = Callable[[nn.Module, Any], None]
+CallHandler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
 class ModuleCalls:
@@ -28,12 +29,19 @@ class ModuleCalls:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
-        self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[Handler]]] = {}
+        self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[CallHandler]]] = {}
         self._handle: RemovableHandle | None = None
         self.seen = False
 
     def add(self, module: nn.Module, handler: Handler) -> None:
         """Call ``handler(module, output)`` after each call of ``module`` while armed."""
+        self.add_call(module, lambda called, _args, output: handler(called, output))
+
+    def add_call(self, module: nn.Module, handler: CallHandler) -> None:
+        """Call ``handler(module, arguments, output)`` after each call of ``module`` while armed.
+
+        Arguments given by keyword are not among them: PyTorch never forgets a global hook that asks for those.
+        """
         reference, handlers = self._handlers.get(id(module), (weakref.ref(module), []))
         if reference() is not module:
             reference, handlers = weakref.ref(module), []
@@ -55,7 +63,7 @@ class ModuleCalls:
         stack.callback(self.arm, on=False)
         return stack
 
-    def _called(self, module: nn.Module, _args: Any, output: Any) -> None:
+    def _called(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
             return
         entry = self._handlers.get(id(module))
@@ -65,4 +73,4 @@ class ModuleCalls:
         if reference() is module:
             self.seen = True
             for handler in handlers:
-                handler(module, output)
+                handler(module, args, output)
