@@ -1,0 +1,273 @@
+"""What the panel costs a person: the time to a painted map, to follow a hand, to zoom, and the memory it takes.
+
+    python benchmarks/panel.py --cache /tmp/gradflow-logs   # the table, about three minutes; the logs take 770 MB there
+    python benchmarks/panel.py --live 10                    # ten minutes beside a growing run
+    python benchmarks/panel.py --without                    # TensorBoard on other people's logs, with and without us
+
+Real TensorBoard with its own content-security policy, headless Chromium, logs of the real writer: 200 layers and 8
+metrics per layer, read at every step. All times end after the frame in which the change is painted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser, Frame, Page, ViewportSize
+
+sys.path.insert(0, str(Path(__file__).parent))
+from browse import Cpu, chromium, get, heap, page_of, panel_of, tensorboard, wait_for
+from panel_live import measure_live
+from panel_logs import cached_log
+from panel_without import measure_without
+
+BUNDLE = Path(__file__).parents[1] / "tb_plugin" / "tensorboard_plugin_gradflow" / "static" / "index.js"
+VISITS = 5
+GESTURES = 40
+ZOOMS = 12
+
+# Armed before a gesture: resolves with the milliseconds from the gesture to the frame in which the map is painted anew.
+_ARM_TAB = """
+() => {
+  const probe = () => document.querySelector('iframe')?.contentWindow?.gradflowProbe;
+  window.gradflowRepaint = new Promise((done) => addEventListener('pointerup', async (event) => {
+    while (!(probe()?.paints.length > 0)) await new Promise(requestAnimationFrame);
+    done(await probe().painted() - performance.timeOrigin - event.timeStamp);
+  }, { capture: true, once: true }));
+}
+"""
+_ARM_MAP = """
+() => {
+  const probe = window.gradflowProbe, before = probe.paints.length;
+  window.gradflowRepaint = new Promise((done) => addEventListener('pointerup', async (event) => {
+    while (probe.paints.length === before) await new Promise(requestAnimationFrame);
+    done(await probe.painted() - performance.timeOrigin - event.timeStamp);
+  }, { capture: true, once: true }));
+}
+"""
+_TOO_LONG = "new Promise((_, fail) => setTimeout(() => fail(new Error('no repaint within 60 s')), 60000))"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        what: What was measured.
+        limit: What it may be, in ``unit``; ``None`` where nothing was promised.
+        measured: Median, in ``unit``.
+        worst: Greatest of all, in ``unit``.
+        unit: ms, MB, kB, or nothing for a count.
+        count: Of how many the median is.
+    """
+
+    what: str
+    limit: float | None
+    measured: float
+    worst: float
+    unit: str
+    count: int = 1
+
+    @classmethod
+    def of(cls, what: str, limit: float | None, values: Sequence[float], unit: str) -> Row:
+        """Summarise several measurements."""
+        return cls(what, limit, round(statistics.median(values), 1), round(max(values), 1), unit, len(values))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, help="where the generated logs are kept; a temporary folder without it")
+    parser.add_argument("--steps", type=int, nargs="+", default=[20_000, 100_000], help="lengths of the runs")
+    parser.add_argument("--live", type=float, metavar="MINUTES", help="stay beside a growing run instead")
+    parser.add_argument("--without", action="store_true", help="logs without our data instead, with and without us")
+    parser.add_argument("--json", action="store_true", help="print a list of rows instead of the table")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
+        if args.live is not None:
+            rows = [Row(*row) for row in measure_live(browser, Path(scratch), args.live)]
+        elif args.without:
+            rows = [Row.of(*row) for row in measure_without(browser, Path(scratch))]
+        else:
+            rows = measure_budget(browser, args.cache or Path(scratch), args.steps)
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    load = " ".join(f"{number:.1f}" for number in os.getloadavg())
+    print(f"Chromium {browser.version}, {os.cpu_count()} cores, load {load}\n")
+    print("| what | limit | median | worst | of |\n|---|---|---|---|---|")
+    for row in rows:
+        limit = "" if row.limit is None else f"{row.limit:g} {row.unit}"
+        print(f"| {row.what} | {limit} | {row.measured:g} {row.unit} | {row.worst:g} {row.unit} | {row.count} |")
+
+
+def measure_budget(browser: Browser, cache: Path, lengths: Sequence[int]) -> list[Row]:
+    """Return the rows of the budget."""
+    size = len(gzip.compress(BUNDLE.read_bytes(), 9)) / 1e3
+    rows, errors = [Row("bundle, gzip", 60, round(size, 1), round(size, 1), "kB")], []
+    for steps in lengths:
+        limit = 1000 if steps <= 20_000 else 2000
+        rows += _measure_run(browser, cached_log(cache, steps), steps, limit, errors)
+    for error in errors:
+        sys.stderr.write(f"console: {error}\n")
+    rows.append(Row("console errors and CSP violations", 0, len(errors), len(errors), ""))
+    return rows
+
+
+def _measure_run(browser: Browser, logdir: Path, steps: int, limit: float, errors: list[str]) -> list[Row]:
+    named = f"{steps // 1000} 000 steps"
+    cold, warm, shifts = [], [], []
+    for visit in range(VISITS):
+        with tensorboard(logdir) as (address, _):
+            wait_for(lambda: _last_step(address) == steps)
+            cold.append(_visit(browser, address, errors, shifts))
+            warm.append(_visit(browser, address, errors, shifts))
+            if visit == VISITS - 1:
+                with page_of(browser, errors) as page:
+                    before, _ = heap(_settled(page, address))
+                    _click_tab(page)
+                    gestures = _gestures(page, panel_of(page), steps)
+                    after, nodes = heap(page)
+    return [
+        Row.of(f"{named}: tab clicked to map painted, TensorBoard just started", limit, cold, "ms"),
+        Row.of(f"{named}: the same, second visit", limit, warm, "ms"),
+        *(Row.of(f"{named}: {what}", most, values, "ms") for what, most, values in gestures),
+        Row.of(f"{named}: layout shift while loading", 0, shifts, ""),
+        Row(f"{named}: heap of the whole page, TensorBoard's own {before:.0f} MB included", 100, *(2 * [after]), "MB"),
+        Row(f"{named}: DOM nodes of the whole page", None, nodes, nodes, ""),
+    ]
+
+
+def _last_step(address: str) -> int | None:
+    runs = json.loads(get(f"{address}/data/plugin/gradflow/runs"))["runs"]
+    return runs[0]["last"] if runs else None
+
+
+def _settled(page: Page, address: str) -> Page:
+    """Open TensorBoard on another tab and wait until it rests."""
+    page.goto(f"{address}/#timeseries")
+    page.get_by_role("tab", name="GradFlow").wait_for()
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+def _click_tab(page: Page) -> float:
+    page.evaluate(_ARM_TAB)
+    page.get_by_role("tab", name="GradFlow").click()
+    return _repainted(page)
+
+
+def _visit(browser: Browser, address: str, errors: list[str], shifts: list[float]) -> float:
+    with page_of(browser, errors) as page:
+        took = _click_tab(_settled(page, address))
+        frame = panel_of(page)
+        page.wait_for_load_state("networkidle")
+        shifts.append(round(sum(value for _, value in frame.evaluate("window.gradflowProbe.shifts")), 4))
+    return took
+
+
+def _gestures(page: Page, frame: Frame, steps: int) -> list[tuple[str, float | None, list[float]]]:
+    """Move, click, step and zoom as a hand does; returns what, limit and milliseconds."""
+    page.wait_for_load_state("networkidle")
+    plot, card = (frame.locator(f"[data-part={part}]").bounding_box() for part in ("map", "verdict"))
+    if plot is None or card is None:
+        raise RuntimeError("expected a map on the page, found none; does the log hold metrics per layer?")
+    for kind in ("pointermove", "pointerup", "input"):
+        frame.evaluate(f"window.gradflowProbe.time('{kind}')")
+    rows: list[tuple[str, float | None, list[float]]] = []
+    for what, limit, gesture in (
+        ("pointer moved where nothing happens, to its frame", None, lambda: _hover(page, frame, card)),
+        ("hover to repaint", 16, lambda: _hover(page, frame, plot)),
+        ("pin to repaint", 16, lambda: _pin(page, frame, plot)),
+        ("step change to repaint", 16, lambda: _change_step(page, frame, steps)),
+    ):
+        with Cpu(page) as cpu:
+            lags = gesture()
+        rows += [
+            (what, limit, lags),
+            (f"{what}: main thread's CPU, all that follows included", None, [cpu.ms / len(lags)]),
+        ]
+    return [*rows, *_zoom(page, frame, plot)]
+
+
+def _lags(frame: Frame, count: int) -> list[float]:
+    """Return what was timed since the last call, once there is enough of it."""
+    frame.wait_for_function(f"window.gradflowProbe.lags.length >= {count}")
+    return [float(lag) for lag in frame.evaluate("window.gradflowProbe.lags.splice(0)")][:count]
+
+
+def _hover(page: Page, frame: Frame, box: ViewportSize) -> list[float]:
+    frame.evaluate("window.gradflowProbe.lags.length = 0")
+    for i in range(GESTURES):
+        share = (i * 0.618) % 1.0
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + ((i * 0.382) % 1.0) * box["height"])
+        page.wait_for_timeout(20)
+    return _lags(frame, GESTURES - 2)
+
+
+def _pin(page: Page, frame: Frame, box: ViewportSize) -> list[float]:
+    out = []
+    for i in range(GESTURES // 2):
+        x, y = box["x"] + 0.3 * box["width"] + i, box["y"] + (i + 0.5) / GESTURES * 2 * box["height"]
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.wait_for_timeout(40)
+        frame.evaluate("window.gradflowProbe.lags.length = 0")
+        page.mouse.up()
+        out += _lags(frame, 1)
+        _rest(page)
+    if frame.locator("[data-part=names] .pinned").count() == 0:
+        raise RuntimeError("expected the clicks on the map to pin layers, none is pinned")
+    return out
+
+
+def _change_step(page: Page, frame: Frame, steps: int) -> list[float]:
+    out = []
+    slider = frame.get_by_label("Step", exact=True)
+    slider.focus()
+    slider.evaluate(f"(slider) => {{ slider.value = {steps // 3}; }}")
+    for _ in range(GESTURES // 2):
+        frame.evaluate("window.gradflowProbe.lags.length = 0")
+        page.keyboard.press("ArrowRight")
+        out += _lags(frame, 1)
+        page.wait_for_timeout(250)
+    return out
+
+
+def _zoom(page: Page, frame: Frame, box: ViewportSize) -> list[tuple[str, float, list[float]]]:
+    into, back = [], []
+    for i in range(ZOOMS):
+        left = box["x"] + (0.05 + 0.06 * i) * box["width"]
+        page.mouse.move(left, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(left + (0.1 + 0.02 * i) * box["width"], box["y"] + 60, steps=3)
+        frame.evaluate(_ARM_MAP)
+        page.mouse.up()
+        into.append(_repainted(frame))
+        _rest(page)
+        frame.evaluate(_ARM_MAP)
+        frame.locator("[data-part=reset]").click()
+        back.append(_repainted(frame))
+        _rest(page)
+    return [("zoom, new data from the server", 250, into), ("zoom out, new data from the server", 250, back)]
+
+
+def _rest(page: Page) -> None:
+    """Let the page finish what the last gesture began, so that the next one is timed alone."""
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(300)
+
+
+def _repainted(where: Page | Frame) -> float:
+    return float(where.evaluate(f"Promise.race([window.gradflowRepaint, {_TOO_LONG}])"))
+
+
+if __name__ == "__main__":
+    main()
