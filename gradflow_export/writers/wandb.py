@@ -13,6 +13,7 @@ from typing import Any, final
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records import Issue, RunInfo, StepRecord, info_to_json
 from gradflow_export.writers import wandb_runs
+from gradflow_export.writers.wandb_gains import GainViews
 from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_picks import PER_SITE, Picks
 from gradflow_export.writers.wandb_rows import RideRows, RowQueue
@@ -91,7 +92,7 @@ class WandbWriter:
         self._every = table_seconds
         self._tabled: float | None = None
         self._budget = AlertBudget(alert_cooldown, most_alerts)
-        self._health, self._issues = HealthBook(), IssueBook()
+        self._health, self._issues, self._gains = HealthBook(), IssueBook(), GainViews(self._wandb)
         self._alerts: deque[Issue] = deque(maxlen=max(most_alerts, 1))
         self._early, self._lane = RowQueue(max_waiting), Lane()
         self._lock = threading.RLock()
@@ -124,6 +125,7 @@ class WandbWriter:
                 return
             self._last = record
             self._health.add(record)
+            self._gains.add(record)
             before = self._issues.found
             for issue in record.issues:
                 if self._issues.add(issue) and issue.open and self._budget.allows(issue, record.wall_time):
@@ -202,7 +204,7 @@ class WandbWriter:
         return row
 
     def _send_tables(self, record: StepRecord) -> None:
-        """Send tables as they are now, made anew: W&B does not send a table again that was only changed."""
+        """Send tables and the gain report as they are now, made anew: what was only changed is not sent again."""
         rows = self._attach()
         if rows is None:
             return
@@ -214,6 +216,7 @@ class WandbWriter:
         ):
             if cells:
                 made[name] = self._wandb.Table(columns=list(columns), data=cells)
+        made.update(self._gains.made(self._issues, record.step, self._info.model if self._info else ""))
         if made:
             self._lane.put(partial(rows.add, self._keys(made, rows)))
 

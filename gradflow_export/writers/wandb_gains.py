@@ -1,0 +1,82 @@
+"""Gains as W&B shows them: the gain report as a page, and a chart of gain by depth at a few moments of the run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import numpy as np
+
+from gradflow_export.records import StepRecord
+from gradflow_export.writers.gain_book import GainBook, GainMap
+from gradflow_export.writers.gain_report import Rows, gain_report, printable
+from gradflow_export.writers.wandb_tables import Cell, IssueBook
+
+CHART = "wandb/lineseries/v0"
+"""A chart that every W&B server has built in; it draws lineVal over step, a line per lineKey."""
+
+CHART_COLUMNS = ("depth", "block", "moment", "gain", "gain as a power of 2")
+MOST_LINES = 4
+MOST_POINTS = 500
+
+
+@final
+class GainViews:
+    """Collects gains, and makes of them what W&B can show.
+
+    Args:
+        module: wandb, or a module like it; what it has no class for is left out.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._book = GainBook()
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        self._book.add(record)
+
+    def made(self, issues: IssueBook, step: int, model: str = "") -> dict[str, Any]:
+        """Return ``{name: what to log}``: ``gain_report`` always, ``gain_chart`` once a gain was measured.
+
+        Args:
+            issues: Every issue so far.
+            step: The newest step.
+            model: Name of the model.
+        """
+        out: dict[str, Any] = {}
+        gains, norms = self._book.map, self._book.norms
+        if hasattr(self._module, "Html") and (gains is not None or norms is not None):
+            page = gain_report(gains, norms, issues.open, step=step, found=issues.found, model=model)
+            out["gain_report"] = self._module.Html(page, inject=False)
+        if hasattr(self._module, "plot_table") and gains is not None:
+            out["gain_chart"] = self._module.plot_table(
+                vega_spec_name=CHART,
+                data_table=self._module.Table(columns=list(CHART_COLUMNS), data=chart_rows(gains)),
+                fields={"step": "depth", "lineKey": "moment", "lineVal": "gain as a power of 2"},
+                string_fields={"title": "Gain by depth (power of 2; 0 keeps the gradient)", "xname": "depth"},
+            )
+        return out
+
+
+def chart_rows(gains: GainMap) -> list[list[Cell]]:
+    """Return the rows of the chart, columns as in ``CHART_COLUMNS``.
+
+    Args:
+        gains: Gains by time and depth.
+
+    Returns:
+        At most four moments, the first and the newest among them, and at most 500 places in depth; the power of 2 is
+        empty where the gain is 0, NaN, Inf or missing.
+    """
+    rows = Rows.of(gains.sites, MOST_POINTS)
+    values, present = rows.worst(gains.values, gains.present)
+    out: list[list[Cell]] = []
+    for column in sorted({round(at) for at in np.linspace(0, len(gains.spans) - 1, MOST_LINES).tolist()}):
+        first, last = gains.spans[column]
+        moment = f"step {first}" if first == last else f"steps {first} to {last}"
+        for row, start in enumerate(rows.starts):
+            gain = float(values[column, row]) if present[column, row] else None
+            power = math.log2(gain) if gain is not None and 0 < gain < math.inf else None
+            out.append([float(start), printable(gains.sites[start]), moment, gain, power])
+    return out
