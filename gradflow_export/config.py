@@ -16,7 +16,7 @@ from gradflow_export.rules.profiles import THRESHOLDS
 from gradflow_export.schedule import Schedule
 
 SECTION = "diagnostics"
-_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled"})
+_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite"})
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Settings:
         thresholds: Fixed thresholds the user asked for by name.
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
+        rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
+            where it costs no waiting for a device.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -36,6 +38,7 @@ class Settings:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     enabled: bool = True
     alerts_enabled: bool = True
+    rerun_nonfinite: bool | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON-ready values, for the run's description."""
@@ -54,8 +57,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
     Args:
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
-        given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled`` and the names
-            in ``rules.profiles.THRESHOLDS``; ``None`` means not given.
+        given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
+            ``rerun_nonfinite`` and the names in ``rules.profiles.THRESHOLDS``; ``None`` means not given.
 
     Raises:
         ArgumentError: A key is unknown (the message names the nearest) or a value cannot be used.
@@ -68,7 +71,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
     for key in values:
         if key not in known:
             raise ArgumentError(f"unknown setting {key!r}{nearest(key, known)}")
-    for key in ("enabled", "alerts_enabled"):
+    for key in ("enabled", "alerts_enabled", "rerun_nonfinite"):
         if not isinstance(values.get(key, True), bool):
             raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}.")
     intervals = values.get("intervals", {})
@@ -82,6 +85,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         thresholds={key: values[key] for key in THRESHOLDS if key in values},
         enabled=values.get("enabled", True),
         alerts_enabled=values.get("alerts_enabled", True),
+        rerun_nonfinite=values.get("rerun_nonfinite"),
     )
 
 

@@ -63,6 +63,9 @@ class Exporter(Reports):
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
         start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
+        rerun_nonfinite: Whether a step whose gradients are NaN or Inf has its forward passes repeated before the
+            optimizer uses them, which tells the layer where it began: True, False, or by default on the CPU only,
+            because on other devices looking makes the training thread wait for the device at every step.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -85,6 +88,7 @@ class Exporter(Reports):
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
         start_step: int = 0,
+        rerun_nonfinite: bool | None = None,
         strict: bool = False,
         **thresholds: float,
     ) -> None:
@@ -92,7 +96,7 @@ class Exporter(Reports):
         check_start(start_step)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
-            "alerts_enabled": alerts_enabled, **thresholds,
+            "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite, **thresholds,
         }  # fmt: skip
         self.settings = make_settings(config, given)
         inner = unwrap(model)
@@ -131,7 +135,7 @@ class Exporter(Reports):
             The exporter itself.
 
         Raises:
-            ArgumentError: A block is not part of the model, or this exporter was closed.
+            ArgumentError: A block or a pair is not part of the model, or this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:

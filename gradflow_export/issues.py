@@ -63,6 +63,8 @@ class Issue:
         advice: What to do, concretely.
         layers: Every site concerned, ``layer`` first.
         healed_step: The step at which the condition was seen to have gone, ``None`` while it is open.
+        cause: What brought it about, in a few words, where that is known: of a NaN its origin, of which the other
+            layers that show it are consequences.
     """
 
     issue_type: IssueType
@@ -75,6 +77,7 @@ class Issue:
     advice: str
     layers: tuple[str, ...] = ()
     healed_step: int | None = None
+    cause: str = ""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -135,6 +138,7 @@ def issue_to_json(issue: Issue) -> dict[str, Any]:
         "advice": issue.advice,
         "layers": list(issue.layers),
         "healed_step": issue.healed_step,
+        "cause": issue.cause,
     }
 
 
@@ -151,4 +155,5 @@ def issue_from_json(data: Mapping[str, Any]) -> Issue:
         advice=data["advice"],
         layers=tuple(data["layers"]),
         healed_step=data["healed_step"],
+        cause=data.get("cause", ""),
     )

@@ -22,6 +22,7 @@ from gradflow_export.taps.base import Drained, SampledTap, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
+from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
@@ -43,12 +44,13 @@ class Taps:
     updates: UpdateTap
     loss: LossTap
     runtime: RuntimeTap
+    origin: OriginTap
     sampled: tuple[SampledTap, ...] = ()
 
     @property
-    def hooked(self) -> tuple[BlockTap | LossTap | SampledTap, ...]:
+    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:
         """Those that see calls."""
-        return (self.blocks, *self.sampled, self.loss)
+        return (self.blocks, *self.sampled, self.loss, self.origin)
 
 
 class TrainingLoop:
@@ -85,10 +87,12 @@ class TrainingLoop:
             ("updates", taps.updates),
             ("loss", taps.loss),
             ("blocks", taps.blocks),
+            ("origin", taps.origin),
             *((tap.instrument, tap) for tap in taps.sampled),
         )
         self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
         self._read_gradients = part("gradients")(self._take_gradients)
+        self._find_origin = part("origin")(taps.origin.inspect)
         self._updates_before = part("updates")(self._take_weights)
         self._updates_after = part("updates")(self._take_updates)
         self._read_memory = part("memory")(self._take_memory)
@@ -191,6 +195,9 @@ class TrainingLoop:
     def _take_gradients(self, step: OptimizerStep) -> None:
         due = self._due
         self.taps.gradients.read(step, statistics="statistics" in due, histograms="histograms" in due)
+        norms, self.taps.gradients.norms = self.taps.gradients.norms, None
+        if norms is not None:
+            self._find_origin(step, norms)
 
     def _take_weights(self, step: OptimizerStep) -> None:
         self.taps.updates.before(step)

@@ -31,6 +31,7 @@ from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.taps.origin import OriginTap
 from gradflow_export.transfer import Bundle
 
 _log = logging.getLogger("gradflow_export")
@@ -62,8 +63,8 @@ def make_loop(
         compiled: Whether calls of modules happen inside compiled code, where they cannot be seen.
 
     Raises:
-        ArgumentError: A block is not part of the model.
-        ArgumentTypeError: A block is neither a name nor a module.
+        ArgumentError: A block or a pair is not part of the model.
+        ArgumentTypeError: A block is neither a name nor a module, or a pair is none.
     """
     chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
     if compiled:

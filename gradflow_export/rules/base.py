@@ -27,6 +27,7 @@ class Finding:
         cause: Tells apart two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
         follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
+        origin: What brought it about, in a few words, for :attr:`Issue.cause`.
     """
 
     issue_type: IssueType
@@ -40,6 +41,7 @@ class Finding:
     cause: str = ""
     urgent: bool = False
     follows_from: tuple[IssueType, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

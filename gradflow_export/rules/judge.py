@@ -162,6 +162,7 @@ class Judge:
             message=finding.message,
             advice=finding.advice,
             layers=layers,
+            cause=finding.origin,
         )
         self._count += 1
         self._issues[self._count] = issue

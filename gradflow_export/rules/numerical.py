@@ -1,10 +1,11 @@
 """NaN and Inf: NUMERICAL, one issue for the whole run that names where it began."""
 
-# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +19,10 @@ from gradflow_export.rules.history import History
 class Numerical(Rule):
     """Find the first step and place at which anything is NaN or Inf.
 
-    Forward order comes first: the first block with a non-finite output. With finite outputs, or none measured, the
-    first non-finite gradient in backward order, which is the last in order of registration. Every tensor is looked
-    at, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
+    Where the failing batch was run again, the readings ``origin.*`` name the place and the issue names it alone.
+    Otherwise forward order comes first: the first block with a non-finite output. With finite outputs, or none
+    measured, the first non-finite gradient in backward order, which is the last in order of registration. Every tensor
+    is looked at, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
     """
 
     patience: int = 1
@@ -37,6 +39,7 @@ class Numerical(Rule):
         "block.output_rms",
         "block.gradient_norm",
     )
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm")
     quiet: ClassVar[bool] = False
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -48,7 +51,10 @@ class Numerical(Rule):
         gradients = _gradients(record)
         if not (bad_loss or outputs or gradients or weights or _total(record)):
             return ()
-        layers, place, advice = self._explain(bad_loss, outputs, weights, gradients, record)
+        origin = _origin(record, history)
+        layers, place, advice = (
+            self._explain(bad_loss, outputs, weights, gradients, record) if origin is None else origin[:3]
+        )
         what = []
         if bad_loss and loss is not None:
             what.append(f"the loss is {number(loss)}")
@@ -60,7 +66,8 @@ class Numerical(Rule):
             what.append(f"the weights of {some(weights)} are NaN or Inf")
         value = loss if bad_loss and loss is not None else float(max(len(gradients), len(outputs), len(weights), 1))
         message = " and ".join(what or ["the gradient norm is not finite"]) + f"; it begins {place}."
-        return (Finding(IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice),)
+        cause = "" if origin is None else origin[3]
+        return (Finding(IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice, origin=cause),)
 
     def _explain(
         self,
@@ -146,3 +153,48 @@ def _gradients(record: StepRecord) -> tuple[str, ...]:
 def _total(record: StepRecord) -> bool:
     count, norm = record.value("gradient.nonfinite"), record.value("gradient.total_norm")
     return bool(count) or (norm is not None and not math.isfinite(norm))
+
+
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "input": "leave such batches out: if not torch.isfinite(x).all(): continue; and look where the data is made.",
+        "weights": "an earlier update overflowed: restart from the last checkpoint with finite weights with a smaller "
+        "learning rate, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True).",
+        "forward": "look at what this module computes: in float16 anything above 65504 overflows (torch.bfloat16 or "
+        "float32 there), log, sqrt and divisions need clamp_min(1e-8); if sizes were growing, lower the learning rate.",
+        "loss": "use a loss that works on logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
+        "log(softmax(x)), and clamp what goes into log, sqrt and divisions: x.clamp_min(1e-8).",
+        "backward": "run this step under torch.autograd.detect_anomaly() to see the operation: often sqrt, norm or pow "
+        "at 0 (add 1e-8), or torch.where over a branch that is NaN.",
+    }
+)
+
+
+def _origin(record: StepRecord, history: History) -> tuple[tuple[str, ...], str, str, str] | None:
+    """Return layers, place, advice and cause where the failing batch was run again."""
+    for kind, words in (
+        ("input", "in the input of the model"),
+        ("weights", "in the weights of {}, which were so before the forward pass"),
+        ("forward", "in the forward pass at {}"),
+        ("loss", "in the loss: every output of the model was finite"),
+        ("backward", "in the backward pass at {}"),
+    ):
+        reading = record.get(f"origin.{kind}")
+        if reading is None:
+            continue
+        number_of = int(reading.values[0])
+        where = words.format(some(reading.sites, 1)) + (f", micro-batch {number_of}" if number_of else "")
+        cause = f"{where.removeprefix('in ')}, step {record.step}, rank {record.rank}"
+        return reading.sites, where + _last_finite(record, history), _ADVICE[kind], cause
+    return None
+
+
+def _last_finite(record: StepRecord, history: History) -> str:
+    """Return the last finite loss and gradient norm in words."""
+    told = []
+    for metric, word in (("loss", "loss"), ("gradient.total_norm", "gradient norm")):
+        past = history.run(metric)
+        finite = [(int(s), float(v)) for s, v in zip(past.steps, past.values, strict=True) if math.isfinite(v)]
+        if finite and finite[-1][0] < record.step:
+            told.append(f"{word} {number(finite[-1][1])} at step {finite[-1][0]}")
+    return f" (last finite: {', '.join(told)})" if told else ""

@@ -27,6 +27,8 @@ class GradientTap:
     def __init__(self) -> None:
         self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
         self._out: Drained = []
+        self.norms: Tensor | None = None
+        """Norms of the gradients read last, in the order of the optimizer's parameters that have one."""
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -43,6 +45,7 @@ class GradientTap:
             histograms: Whether to take samples for histograms of gradients and weights.
         """
         owned = step.owned
+        self.norms = None
         gradients = [p.grad for p in owned.parameters]
         arrived = [g for g in gradients if g is not None]
         if not arrived:
@@ -60,6 +63,7 @@ class GradientTap:
                 self._take_statistics(step, arrived, where)
             if histograms:
                 self._take_histograms(owned)
+        self.norms = norms
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""

@@ -77,6 +77,7 @@ PARTS = {
     "activations": "gradflow_export.taps.activations.zero_share",
     "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
     "loss logits": "gradflow_export.taps.loss.as_samples",
+    "origin": "gradflow_export.taps.origin.OriginTap._hold",
     "transfer": "gradflow_export.loop.pack",
 }
 STILL = {"gradients": "loss", "updates": "loss", "blocks": "loss", "activations": "loss", "loss": "gradient.total_norm"}

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
 
+from gradflow_export.taps.base import ModuleHook
+
 
 class Net(nn.Module):
     """A model that keeps its criterion as a submodule."""
@@ -80,8 +82,8 @@ def test_the_optimizer_pickles_too(watching):
     assert b"gradflow" not in pickle.dumps(copy.deepcopy((model, optimizer)))
 
 
-def test_nothing_of_ours_is_stored_on_the_model(watching):
-    """Module and parameter attributes are the same names and hooks, before, while and after watching."""
+def test_one_hook_on_the_model_is_all_that_is_stored(watching):
+    """Attributes and hooks are the same before, while and after watching, but for one forward pre-hook meanwhile."""
 
     def attributes(model):
         keys = [sorted(vars(m)) for m in model.modules()] + [sorted(vars(p)) for p in model.parameters()]
@@ -93,7 +95,12 @@ def test_nothing_of_ours_is_stored_on_the_model(watching):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exporter = watching(model, nn.MSELoss())
     for _ in range(3):
-        assert attributes(model) == before
+        (hook,) = model._forward_pre_hooks.values()
+        key = next(iter(model._forward_pre_hooks))
+        with_hook = attributes(model)
+        with_hook[1][before[1].index(("_forward_pre_hooks", []))][1].remove(key)
+        assert isinstance(hook, ModuleHook)
+        assert with_hook == before
         optimizer.zero_grad(set_to_none=True)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

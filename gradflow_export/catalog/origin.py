@@ -1,0 +1,28 @@
+"""Where NaN or Inf began."""
+
+from __future__ import annotations
+
+from gradflow_export.catalog.metric import MetricSpec
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Return the metrics of this family, in the order of the documentation."""
+    s = MetricSpec
+    # fmt: off
+    return (
+        s("origin.input", "NaN or Inf given to the model", "count", "run",
+          "number of the micro-batch whose input held it", "definition",
+          "1 forward, once NaN or Inf was seen", low=0.0),
+        s("origin.weights", "NaN or Inf in weights", "count", "parameter",
+          "0; the parameter held it before the forward pass", "definition", "1P, once NaN or Inf was seen", low=0.0),
+        s("origin.forward", "NaN or Inf made in the forward pass", "count", "module",
+          "number of the micro-batch in which the module made it out of finite input", "definition",
+          "1 forward, once NaN or Inf was seen", low=0.0),
+        s("origin.loss", "NaN or Inf made by the loss", "count", "run",
+          "micro-batches of the step, when all outputs are finite and no gradient is", "definition",
+          "1 forward, once NaN or Inf was seen", low=0.0),
+        s("origin.backward", "NaN or Inf made in the backward pass", "count", "parameter",
+          "micro-batches of the step, at the last parameter in registration order whose gradient holds it",
+          "definition", "1 forward, once NaN or Inf was seen", low=0.0),
+    )
+    # fmt: on

@@ -1,0 +1,211 @@
+"""Where NaN or Inf began: the failing batch is run again, under hooks, before the optimizer uses its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.finite import looks_broken
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.optimizers import OptimizerStep
+
+HELD_BYTES = 8 * 2**20
+"""Inputs of one step up to this size are kept until the step ends; of larger ones only what the user keeps is used."""
+
+CALLS = 64
+"""Forward passes of one step that are kept."""
+
+RERUNS = 3
+"""Failing steps per run that are looked into; a run that stays NaN costs nothing more."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One forward pass of the whole model: what is needed to repeat it."""
+
+    arguments: Any
+    autocast: tuple[str, bool, torch.dtype]
+    random_state: Tensor
+
+
+class OriginTap:
+    """Says at which module, parameter or input the first NaN or Inf arose, and in which micro-batch.
+
+    Until then it costs one hook on the model and one look at numbers that were read anyway. Where the gradients are
+    not finite when the optimizer is about to use them, the weights are still as they were: the step's forward passes
+    are repeated without gradients, with the same random numbers and autocast, and buffers and generators are put back.
+    Python side effects of ``forward`` happen once more. When every output is finite, the NaN arose in the backward
+    pass, and the last parameter in order of registration that has it is nearest to where.
+
+    Args:
+        model: Gives the model, or ``None`` when it is gone.
+        rerun: True always; False never; ``None`` where looking does not make the training thread wait for a device,
+            which is on the CPU.
+        guard: Wraps the hook.
+    """
+
+    def __init__(
+        self, model: Callable[[], nn.Module | None], *, rerun: bool | None = None, guard: Guard = unguarded
+    ) -> None:
+        self._model, self._rerun, self._guard = model, rerun, guard
+        self._calls: deque[_Call] = deque(maxlen=CALLS)
+        self._held = 0
+        self._left = RERUNS
+        self._broken = False
+        self._out: Drained = []
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(f"origin.{kind}") for kind in ("input", "weights", "forward", "loss", "backward"))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to remember the inputs of the model."""
+        stack, model = contextlib.ExitStack(), self._model()
+        stack.callback(self.forget)
+        if model is not None and self._rerun is not False:
+            hook = ModuleHook(self._guard(self._called))
+            stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        return stack
+
+    def inspect(self, step: OptimizerStep, norms: Tensor) -> None:
+        """Look whether the gradients that are about to be used are finite, and if not, where that began.
+
+        Args:
+            step: The optimizer about to step. A step under a ``GradScaler`` may overflow and is passed over.
+            norms: Their norms. Shape: ``[n]``, in the order of ``step.owned`` without those that have none.
+        """
+        if self._rerun is False or (self._rerun is None and norms.device.type != "cpu"):
+            return
+        was, self._broken = self._broken, not bool(torch.isfinite(norms).all())
+        if self._broken and not was and self._left and not step.scaled and not step.closure:
+            self._left -= 1
+            self._find(step, norms)
+
+    def drain(self) -> Drained:
+        """Give out what was found, and forget the inputs of this step."""
+        out, self._out = self._out, []
+        self.forget()
+        return out
+
+    def forget(self) -> None:
+        """Forget the inputs of this step."""
+        self._calls.clear()
+        self._held = 0
+
+    def _called(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        leaves = pytree.tree_leaves((args, kwargs))
+        device = next((leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)), "cpu")
+        if device != "cpu" and self._rerun is not True:
+            return
+        autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        held = pytree.tree_map_only(Tensor, self._hold, (args, kwargs))
+        self._calls.append(_Call(held, autocast, torch.get_rng_state()))
+
+    def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
+        """Keep a small input; remember a large one as long as somebody else keeps it."""
+        self._held += tensor.numel() * tensor.element_size()
+        return tensor if self._held <= HELD_BYTES else weakref.ref(tensor)
+
+    def _find(self, step: OptimizerStep, norms: Tensor) -> None:
+        model = self._model()
+        if model is None:
+            return
+        broken = [site_name(name) for name, p in model.named_parameters() if looks_broken(p)]
+        if broken:
+            self._say("weights", broken, 0)
+            return
+        for number, call in enumerate(self._calls, start=1):
+            found = _repeat(model, call)
+            if found is not None:
+                self._say(*found, number)
+                return
+        owned = step.owned
+        arrived = [place for place, p in zip(owned.where, owned.parameters, strict=True) if p.grad is not None]
+        bad = [owned.sites[place] for place, norm in zip(arrived, norms, strict=True) if not torch.isfinite(norm)]
+        if bad and (len(bad) < len(arrived) or self._calls):
+            # All gradients alike with finite outputs: the loss itself, or its own backward pass.
+            everywhere = len(bad) == len(arrived)
+            self._say("loss" if everywhere else "backward", [RUN_SITE if everywhere else bad[-1]], len(self._calls))
+
+    def _say(self, kind: str, sites: list[str], micro_batch: int) -> None:
+        values = torch.full((len(sites),), float(micro_batch))
+        self._out.append(Pending(f"origin.{kind}", tuple(sites), values))
+
+
+class _Follower:
+    """Follows one forward pass and remembers the first module that made something that is not finite."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): site_name(name) for name, module in model.named_modules()}
+        self._inside: list[str] = []
+        self.found: tuple[str, list[str]] | None = None
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        if id(module) not in self._names:
+            return
+        if self.found is None and _broken(args):
+            # Made by the parent's own code, between its children; or given from outside.
+            self.found = ("forward", [self._inside[-1]]) if self._inside else ("input", [RUN_SITE])
+        self._inside.append(self._names[id(module)])
+
+    def leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+        if id(module) not in self._names:
+            return
+        name = self._inside.pop()
+        if self.found is None and _broken(output):
+            self.found = ("forward", [name])
+
+
+def _repeat(model: nn.Module, call: _Call) -> tuple[str, list[str]] | None:
+    """Run one forward pass again; return kind and site of the first broken value, ``None`` when there is none."""
+    if any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in pytree.tree_leaves(call.arguments)):
+        return None
+    needs_other_ranks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if needs_other_ranks or any(hasattr(p, "placements") for p in model.parameters()):
+        return None
+    args, kwargs = pytree.tree_map_only(weakref.ref, lambda reference: reference(), call.arguments)
+    if _broken((args, kwargs)):
+        return "input", [RUN_SITE]
+    follower = _Follower(model)
+    device, enabled, dtype = call.autocast
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_state_kept(model, device))
+        stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        stack.callback(register_module_forward_pre_hook(follower.enter).remove)
+        stack.callback(register_module_forward_hook(follower.leave).remove)
+        torch.set_rng_state(call.random_state)
+        with contextlib.suppress(Exception):
+            model(*args, **kwargs)
+    return follower.found
+
+
+@contextlib.contextmanager
+def _state_kept(model: nn.Module, device: str) -> Iterator[None]:
+    """Put buffers and random generators back at the end."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=None if device == "cuda" else []):
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _broken(values: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and looks_broken(leaf) for leaf in pytree.tree_leaves(values))

@@ -1,0 +1,191 @@
+"""Where NaN or Inf began is said exactly, before the weights are lost, and looking changes nothing."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+STEPS, BAD = 12, 7
+
+
+class Block(nn.Module):
+    """Linear and tanh; ``factor`` is applied by the block's own code, between its children."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop, self.norm = nn.Linear(8, 8), nn.Dropout(0.2), nn.BatchNorm1d(8)
+        self.factor = 1.0
+
+    def forward(self, x):
+        return torch.tanh(self.norm(self.drop(self.linear(x) * self.factor)))
+
+
+class Net(nn.Module):
+    """Three blocks and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x, *, mask=None):
+        for block in self.blocks:
+            x = block(x)
+        out = self.head(x)
+        return out if mask is None else out + torch.where(torch.isinf(mask), -1.0, 0.0)
+
+
+def nothing(_model, _x):
+    return 0.0
+
+
+def poison_input(_model, x):
+    x[3, 2] = math.nan
+    return 0.0
+
+
+def poison_forward(model, _x):
+    model.blocks[1].factor = math.inf
+    return 0.0
+
+
+def poison_weight(model, _x):
+    with torch.no_grad():
+        model.blocks[2].linear.weight[0, 0] = math.inf
+    return 0.0
+
+
+def poison_loss(_model, _x):
+    return lambda out: torch.log(torch.zeros(())) * out.sum()
+
+
+def poison_backward(model, _x):
+    return lambda _out: torch.sqrt((model.blocks[1].linear.weight * 0).sum())
+
+
+def train(spoil=nothing, *, watched=True, micro_batches=2, bad_micro_batch=1, **options):
+    """Train; at one micro-batch of one step something breaks. Return model, last finite losses, exporter, records."""
+    torch.manual_seed(0)
+    model, memory = Net(), MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    exporter = Exporter(model, backends=[memory], strict=True, **options)
+    losses = []
+    if watched:
+        exporter.watch()
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        for micro_batch in range(micro_batches):
+            x, y = torch.randn(16, 8), torch.randint(4, (16,))
+            extra = spoil(model, x) if (step, micro_batch) == (BAD, bad_micro_batch) else 0.0
+            out = model(x, mask=torch.tensor([0.0, *3 * [-math.inf]]))
+            loss = F.cross_entropy(out, y) + (extra(out) if callable(extra) else extra)
+            loss.backward()
+            exporter.observe(loss=loss)
+            losses.append(loss.item())
+        optimizer.step()
+    exporter.close()
+    return model, losses, exporter, memory.records
+
+
+CASES = {
+    "input": (poison_input, "", "the input of the model"),
+    "forward": (poison_forward, "blocks.1", "the forward pass at blocks.1"),
+    "weights": (poison_weight, "blocks.2.linear.weight", "the weights of blocks.2.linear.weight"),
+    "loss": (poison_loss, "", "the loss"),
+    "backward": (poison_backward, "blocks.1.linear.weight", "the backward pass at blocks.1.linear.weight"),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_origin_is_named_exactly(kind):
+    """One issue names one layer, the direction, the micro-batch, the step, the rank and the last finite loss."""
+    spoil, layer, words = CASES[kind]
+    # A poisoned module stays poisoned when its batches are run again: the first one of the step shows it.
+    bad = 0 if kind in {"forward", "weights"} else 1
+    _, losses, exporter, records = train(spoil, bad_micro_batch=bad)
+    (issue,) = [issue for issue in exporter.issues if issue.issue_type is IssueType.NUMERICAL]
+    assert issue.layers == (layer,)
+    assert issue.step == BAD
+    number = {"input": 2, "forward": 1, "weights": 0, "loss": 2, "backward": 2}[kind]
+    assert issue.cause.startswith(words)
+    assert (f"micro-batch {number}" in issue.cause) is (number > 0)
+    assert f"step {BAD}, rank 0" in issue.cause
+    mean = (losses[2 * BAD - 4] + losses[2 * BAD - 3]) / 2
+    assert f"loss {mean:.3g} at step {BAD - 1}" in issue.message or math.isfinite(losses[2 * BAD - 1])
+    found = [(r.step, reading.metric) for r in records for reading in r.readings if reading.metric.startswith("origin")]
+    assert found == [(BAD, f"origin.{kind}")]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_looking_changes_nothing(kind):
+    """Losses, weights, buffers and random numbers after the failing step are bit for bit those of an unwatched run."""
+    spoil = CASES[kind][0]
+    ours, losses, _, _ = train(spoil)
+    after = torch.rand(4)
+    plain, expected, _, _ = train(spoil, watched=False)
+    assert torch.equal(after, torch.rand(4))
+    assert torch.equal(torch.tensor(losses).isnan(), torch.tensor(expected).isnan())
+    assert torch.tensor(losses).nan_to_num().tolist() == torch.tensor(expected).nan_to_num().tolist()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(ours.state_dict()[name].nan_to_num(7.0), value.nan_to_num(7.0)), name
+
+
+def test_a_healthy_run_has_no_origin():
+    """Nothing is repeated and nothing given out while everything is finite, whatever masks hold."""
+    _, _, exporter, records = train()
+    assert not [issue for issue in exporter.issues if issue.issue_type is IssueType.NUMERICAL]
+    assert not any(reading.metric.startswith("origin") for record in records for reading in record.readings)
+
+
+def test_switched_off_the_batch_is_not_run_again():
+    """With rerun_nonfinite=False the model is called as often as by the user, and the old reasoning names the place."""
+    calls = []
+
+    def spoil(model, x):
+        model.head.register_forward_hook(lambda *_: calls.append(1) and None)
+        return poison_input(model, x)
+
+    _, _, exporter, records = train(spoil, rerun_nonfinite=False)
+    assert len(calls) == 2 * (STEPS - BAD) + 1
+    assert not any(reading.metric.startswith("origin") for record in records for reading in record.readings)
+    (issue,) = [issue for issue in exporter.issues if issue.issue_type is IssueType.NUMERICAL]
+    assert issue.cause == ""
+
+
+def test_an_input_that_is_gone_is_no_error(monkeypatch):
+    """A large input that nobody keeps cannot be run again: no origin is claimed from the forward pass."""
+    monkeypatch.setattr("gradflow_export.taps.origin.HELD_BYTES", 0)
+    _, _, exporter, _ = train(poison_input, bad_micro_batch=0)
+    (issue,) = [issue for issue in exporter.issues if issue.issue_type is IssueType.NUMERICAL]
+    assert "input" not in issue.cause
+
+
+def test_a_watched_model_still_copies_and_pickles_and_is_left_clean():
+    """The hook on the model does not travel with copies, and closing takes it away."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    with Exporter(model, backends=["memory"], strict=True).watch():
+        assert model._forward_pre_hooks
+        twin, thawed = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        assert torch.equal(twin(torch.ones(1, 4)), thawed(torch.ones(1, 4)))
+    assert not model._forward_pre_hooks
+
+
+def test_overflow_under_a_scaler_is_no_origin():
+    """Steps that a gradient scaler may skip are its own business."""
+    torch.manual_seed(0)
+    model, memory = nn.Linear(4, 2), MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with Exporter(model, backends=[memory], strict=True).watch():
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 4)).square().sum() * 1e3).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert not any(reading.metric.startswith("origin") for record in memory.records for reading in record.readings)
