@@ -13,6 +13,7 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "blocks": 25,
         "logits": 25,
         "activations": 50,
+        "attention": 50,
         "updates": 50,
         "statistics": 100,
         "ranks": 500,

@@ -22,6 +22,7 @@ from gradflow_export.records import RunInfo
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.profiles import profile as rules_of
 from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.attention import AttentionTap
 from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
@@ -97,6 +98,7 @@ def _sampled(model: nn.Module, guard: Guard, *, compiled: bool) -> tuple[Sampled
     """Return the taps for which the model has something to read."""
     taps: tuple[SampledTap, ...] = (
         ActivationTap(ModuleCalls(enabled=not compiled), model, guard=guard.part("activations")),
+        AttentionTap(model, enabled=not compiled, guard=guard.part("attention")),
     )
     return tuple(tap for tap in taps if tap.modules)
 

@@ -5,12 +5,12 @@ import pytest
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.schedule import DENSE_STEPS, INTERVALS, RANK_STEPS, RARE_STEPS, SETTLING_STEPS, Schedule
 
-OFTEN = {"blocks", "logits", "activations", "updates"}
+OFTEN = {"blocks", "logits", "activations", "attention", "updates"}
 
 
 def test_every_instrument_has_an_interval_beyond_settling():
     """The names are the public ones, and a settled run is read no more often than a settling one."""
-    assert set(INTERVALS) == {"blocks", "logits", "activations", "updates", "statistics", "ranks", "histograms"}
+    assert set(INTERVALS) == {"blocks", "logits", "activations", "attention", "updates", "statistics", "ranks", "histograms"}
     assert min(INTERVALS.values()) >= 5
 
 
@@ -84,7 +84,7 @@ def test_the_plan_cannot_be_changed_afterwards():
         ({"every": 2.0}, ArgumentTypeError, "whole number of steps, got 2.0"),
         ({"every": "5"}, ArgumentTypeError, "whole number of steps, got '5'"),
         ({"intervals": {"block": 5}}, ArgumentError, "'block', which is no instrument; did you mean 'blocks'"),
-        ({"intervals": {3: 5}}, ArgumentError, "3, which is no instrument; known are: activations, blocks"),
+        ({"intervals": {3: 5}}, ArgumentError, "3, which is no instrument; known are: activations, attention"),
         ({"intervals": {"blocks": 0}}, ArgumentError, r"intervals\['blocks'\] must be at least 1"),
         ({"intervals": {"blocks": None}}, ArgumentTypeError, r"intervals\['blocks'\] must be a whole number"),
     ],

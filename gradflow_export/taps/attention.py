@@ -1,0 +1,339 @@
+"""Attention weights, recomputed from what enters the attention of a few samples and queries."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.attention import (
+    SAMPLES,
+    Rows,
+    attention_rows,
+    entropy_bound,
+    head_divergence,
+    head_diversity,
+    head_entropies,
+    masked_logits,
+    max_logit,
+    mean_entropy,
+    rank_residual,
+    sampled_scores,
+    sink_share,
+    sparsity,
+)
+from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
+from gradflow_export.taps.blocks import output_tensor
+from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.patches import Spy, attention_spies
+from gradflow_export.taps.provenance import is_plain, is_product
+
+UNSEEN_STEPS = 5
+"""Sampled steps without any attention after which a model is taken to have none."""
+
+_OF_ANY: tuple[tuple[str, Callable[[Rows], Tensor]], ...] = (
+    ("attention.entropy_nats", mean_entropy),
+    ("attention.entropy_bound", entropy_bound),
+    ("attention.sparsity", sparsity),
+    ("attention.sink", sink_share),
+    ("attention.max_logit", max_logit),
+)
+_OF_SEVERAL: tuple[tuple[str, Callable[[Rows], Tensor]], ...] = (
+    ("attention.diversity", head_diversity),
+    ("attention.divergence", head_divergence),
+)
+_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_PARTS = (nn.Softmax, nn.Dropout)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of one module of the model before it is called."""
+
+    module: weakref.ref[nn.Module]
+    site: str
+    place: int
+    heads: int | None
+    member: bool
+    tokens_first: bool
+    part: bool
+
+
+@dataclass
+class _Call:
+    """A call under way."""
+
+    known: _Known
+    given: Any
+    holds_attention: bool = False
+
+
+class _Calls(threading.local):
+    """The calls under way in this thread: checkpoints are computed again in the threads of autograd."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Call] = []
+
+
+class AttentionTap:
+    """Watches attention on sampled steps, however the model computes it, and what it leaves of its tokens.
+
+    Seen are calls of ``scaled_dot_product_attention`` (and so ``nn.MultiheadAttention`` and ``TransformerEncoderLayer``
+    while they train), and a softmax over the last dimension of a batched product of two activations
+    (``need_weights=True``, attention written by hand). The functions are watched only while the model's own forward
+    pass runs. Not seen: FlexAttention and other kernels, attention bound to an attribute or by ``functools.partial``,
+    what runs without gradients, and models of which any part is compiled. Of a module that is called several times in
+    a step the first call is read.
+    """
+
+    instrument: ClassVar[str] = "attention"
+
+    def __init__(self, model: nn.Module, *, enabled: bool = True, guard: Guard = unguarded) -> None:
+        self._enabled = enabled and not any(_compiled(module) for module in model.modules())
+        self._known = dict(_describe(model)) if self._enabled else {}
+        self._modules = sum(1 for module in model.modules() if _may_attend(module)) if self._enabled else 0
+        self._spies: list[Spy] = []
+        self._armed: contextlib.ExitStack | None = None
+        self._calls, self._lock, self._running = _Calls(), threading.Lock(), 0
+        self._see_attention, self._see_softmax = guard(self._attended), guard(self._normalised)
+        self._leave = guard(self._left)
+        self._unseen, self._called = 0, False
+        self._heads: dict[int, int] = {}
+        self._sites: dict[int, str] = {}
+        self._owners: dict[int, str] = {}
+        self._entropies: dict[int, Tensor] = {}
+        self._values: dict[str, dict[int, Tensor]] = {}
+        self._residuals: dict[int, Tensor] = {}
+        self._input: tuple[int, Tensor] | None = None
+
+    @property
+    def modules(self) -> int:
+        """How many modules may hold attention: those of the user's own classes, and ``nn.MultiheadAttention``."""
+        return self._modules
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        names = ("attention.entropy", *(name for name, _ in (*_OF_ANY, *_OF_SEVERAL)))
+        return tuple(spec(name) for name in (*names, "block.rank_residual", "attention.input_residual"))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack puts every function back."""
+        self._spies = attention_spies(self._see_attention, self._see_softmax) if self._modules else []
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        stack.callback(self._known.clear)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        if on and self._armed is None and self._spies and self._unseen < UNSEEN_STEPS:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._stop)
+                stack.callback(register_module_forward_pre_hook(self._enter).remove)
+                stack.callback(register_module_forward_hook(self._exit, always_call=True).remove)
+                self._armed = stack.pop_all()
+        elif not on and self._armed is not None:
+            self._armed.close()
+            self._armed = None
+
+    def _enter(self, module: nn.Module, given: Any) -> None:
+        if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+            return
+        known = self._known.get(id(module))
+        if known is None or not torch.is_grad_enabled() or known.module() is not module:
+            return
+        stack = self._calls.stack
+        stack.append(_Call(known, given))
+        if len(stack) == 1:
+            with self._lock:
+                self._running += 1
+                if self._running == 1:
+                    self._called = True
+                    for spy in self._spies:
+                        spy.install()
+
+    def _exit(self, module: nn.Module, _given: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._calls.stack
+        if not any(call.known.module() is module for call in stack):
+            return
+        while stack:  # calls above it ended by an exception that no hook was told of
+            call = stack.pop()
+            if call.known.module() is module:
+                break
+        if not stack:
+            with self._lock:
+                self._running -= 1
+                if self._running == 0:
+                    self._stop()
+        if call.holds_attention:
+            self._leave(call, output)
+
+    def _stop(self) -> None:
+        """Put every function back."""
+        self._running = 0
+        for spy in self._spies:
+            if spy.live:
+                spy.remove()
+
+    def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the arguments of ``scaled_dot_product_attention``."""
+        call = self._reader()
+        if call is None:
+            return
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        query, key, mask = given.get("query"), given.get("key"), given.get("attn_mask")
+        if not (is_plain(query) and is_plain(key) and query.dim() >= 2 and key.shape[-2] > 1 and query.numel()):
+            return
+        if mask is not None and not is_plain(mask):
+            return
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            causal, scale = bool(given.get("is_causal")), given.get("scale")
+            logits = masked_logits(query, key, mask=mask, causal=causal, scale=scale, heads=call.known.heads)
+            self._read(call, logits)
+
+    def _normalised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take what enters a softmax, if it is a batched product of two activations."""
+        scores = args[0] if args else kwargs.get("input")
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        call = self._reader()
+        if call is None or not is_plain(scores) or scores.dim() < 3 or dim not in (-1, scores.dim() - 1):
+            return
+        if scores.shape[-1] > 1 and scores.numel() and is_product(scores.grad_fn):
+            with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
+                self._read(call, sampled_scores(scores, call.known.heads))
+
+    def _reader(self) -> _Call | None:
+        """Return the call that attention belongs to, ``None`` where it was read in this step already."""
+        for call in reversed(self._calls.stack):
+            if not call.known.part:
+                return None if call.known.place in self._entropies else call
+        return None
+
+    def _read(self, call: _Call, logits: Tensor) -> None:
+        rows, place = attention_rows(logits), call.known.place
+        self._entropies[place] = head_entropies(rows)
+        self._heads[place], self._sites[place] = logits.shape[1], call.known.site
+        for name, measure in (*_OF_ANY, *(_OF_SEVERAL if logits.shape[1] > 1 else ())):
+            self._values.setdefault(name, {})[place] = measure(rows)
+        owner = _owner(self._calls.stack, call)
+        owner.holds_attention = True
+        if self._input is None or owner.known.place < self._input[0]:
+            before = _tokens(owner.given, owner.known)
+            if before is not None:
+                self._input = (owner.known.place, rank_residual(before))
+
+    def _left(self, call: _Call, output: Any) -> None:
+        """Take what a block with attention gives out."""
+        tokens = _tokens(output, call.known)
+        if tokens is not None and call.known.place not in self._residuals:
+            with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+                self._residuals[call.known.place] = rank_residual(tokens)
+            self._owners[call.known.place] = call.known.site
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call, and forget it."""
+        if self._called:
+            self._unseen = self._unseen + 1 if not self._sites else 0
+        out: Drained = [*self._of_heads(), *self._of_modules()]
+        if self._residuals:
+            out.append(_pending("block.rank_residual", self._owners, self._residuals))
+        if self._input is not None:
+            out.append(Pending("attention.input_residual", ("",), self._input[1].reshape(1)))
+        self.forget()
+        return out
+
+    def _of_heads(self) -> Iterator[Pending]:
+        if not self._entropies:
+            return
+        sites, where, start = [], [], 0
+        for place in sorted(self._heads):
+            many = self._heads[place]
+            sites += [f"{self._sites[place]}.head{head}" for head in range(many)]
+            where += list(range(start, start + many)) if place in self._entropies else []
+            start += many
+        parts = [self._entropies[place] for place in sorted(self._entropies)]
+        values = torch.cat([part.to(parts[0].device, parts[0].dtype) for part in parts])
+        yield Pending("attention.entropy", tuple(sites), values, np.array(where, dtype=np.int64))
+
+    def _of_modules(self) -> Iterator[Pending]:
+        for name, values in self._values.items():
+            yield _pending(name, self._sites, values)
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
+        self._entropies, self._values, self._residuals = {}, {}, {}
+        self._input, self._called = None, False
+
+
+def _pending(metric: str, sites: dict[int, str], values: dict[int, Tensor]) -> Pending:
+    """Join the values of some of the sites, in order of registration."""
+    places = sorted(sites)
+    where = [index for index, place in enumerate(places) if place in values]
+    stacked = stack_scalars([values[places[index]] for index in where])
+    return Pending(metric, tuple(sites[place] for place in places), stacked, np.array(where, dtype=np.int64))
+
+
+def _compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _may_attend(module: nn.Module) -> bool:
+    own = not type(module).__module__.startswith("torch.nn.modules")
+    return own or isinstance(module, nn.MultiheadAttention)
+
+
+def _describe(model: nn.Module) -> Iterator[tuple[int, _Known]]:
+    """Yield what is known of every module, by identity."""
+    modules = dict(model.named_modules())
+    tokens_first = {
+        name[:end]
+        for name, module in modules.items()
+        if isinstance(module, nn.MultiheadAttention) and not module.batch_first
+        for end in [*(index for index, letter in enumerate(name) if letter == "."), len(name)]
+    }
+    for place, (name, module) in enumerate(modules.items()):
+        parent = modules.get(name.rpartition(".")[0])
+        heads = [getattr(module, attribute, None) for attribute in _HEADS]
+        yield (
+            id(module),
+            _Known(
+                weakref.ref(module),
+                site_name(name) or type(module).__name__,
+                place,
+                next((count for count in heads if isinstance(count, int) and count > 0), None),
+                bool(name) and isinstance(parent, _CONTAINERS),
+                name in tokens_first,
+                isinstance(module, _PARTS),
+            ),
+        )
+
+
+def _owner(stack: list[_Call], reader: _Call) -> _Call:
+    """Return the block whose attention this is: the innermost member of a list, else the module around it."""
+    upwards = stack[: stack.index(reader) + 1][::-1]
+    around = upwards[1] if len(upwards) > 2 else upwards[0]
+    return next((call for call in upwards if call.known.member), around)
+
+
+def _tokens(value: Any, known: _Known) -> Tensor | None:
+    """Return a few samples of a block's input or output as ``[batch, positions, features]``, if it is a sequence."""
+    tensor = output_tensor(value)
+    if tensor is None or not is_plain(tensor) or tensor.dim() != 3 or tensor.is_complex() or not tensor.numel():
+        return None
+    tokens = tensor.detach().transpose(0, 1) if known.tokens_first else tensor.detach()
+    return tokens[:: -(-tokens.shape[0] // SAMPLES)] if tokens.shape[1] > 1 else None

@@ -1,0 +1,90 @@
+"""Shows calls of functions of torch, whatever name they are called by, for as long as a module's forward pass lasts."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+See = Callable[[tuple[Any, ...], dict[str, Any]], None]
+
+
+class Spy:
+    """Stands in for one function: calls it, returns what it returned, and then shows the arguments.
+
+    Calls without gradients and calls traced by ``torch.compile`` are not shown.
+
+    Args:
+        owner: Module or class that holds the function.
+        name: The attribute.
+        see: Called with positional and keyword arguments after each call.
+    """
+
+    def __init__(self, owner: Any, name: str, see: See) -> None:
+        self._owner, self._name, self._see = owner, name, see
+        self._own = True
+        self._original: Any = None
+        self._stand_in: Any = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the function is being watched."""
+        return self._stand_in is not None
+
+    @property
+    def original(self) -> Any:
+        """What stood there before; what stood before that where another watcher has left in the meantime."""
+        spy = getattr(self._original, "gradflow_spy", None)
+        return self._original if spy is None or spy.live else spy.original
+
+    def install(self) -> None:
+        """Put the stand-in in place."""
+        original, see, spy = getattr(self._owner, self._name), self._see, self
+        below = getattr(original, "gradflow_spy", None)
+        self._own = self._name in vars(self._owner) if below is None else below._own  # noqa: SLF001 - same class
+
+        @functools.wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not torch.compiler.is_compiling() and spy.live and torch.is_grad_enabled():
+                see(args, kwargs)
+            return result
+
+        stand_in.__dict__["gradflow_spy"] = self
+        self._original, self._stand_in = original, stand_in
+        setattr(self._owner, self._name, stand_in)
+
+    def remove(self) -> None:
+        """Put the function back; where another stand-in lies on top, it stays as a mere detour until that one goes."""
+        if vars(self._owner).get(self._name) is self._stand_in:
+            original = self.original
+            if self._own or hasattr(original, "gradflow_spy"):
+                setattr(self._owner, self._name, original)
+            else:
+                delattr(self._owner, self._name)
+        self._stand_in = None
+
+
+def attention_spies(see_attention: See, see_softmax: See) -> list[Spy]:
+    """Return spies on the functions that attention is made of, under every name a module of Python knows them by.
+
+    ``F.softmax`` and ``nn.Softmax`` call ``Tensor.softmax``. A name that was bound by ``from torch.nn.functional import
+    scaled_dot_product_attention`` is found among the globals of all modules imported so far.
+    """
+    functions: Sequence[tuple[Any, See]] = (
+        (torch.nn.functional.scaled_dot_product_attention, see_attention),
+        (torch.softmax, see_softmax),
+    )
+    spies = [Spy(Tensor, "softmax", see_softmax)]
+    for function, see in functions:
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("torch.") and module_name != "torch.nn.functional":
+                continue
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if value is function:
+                    spies.append(Spy(module, name, see))
+    return spies

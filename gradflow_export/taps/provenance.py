@@ -1,0 +1,59 @@
+"""Where a tensor comes from: whether scores are a product of two activations, read off the autograd graph."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+_RESHAPES = frozenset(("Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View"))
+_VIEWS = _RESHAPES | frozenset(("Alias", "Clone", "Slice", "ToCopy"))
+_ELEMENTWISE = _VIEWS | frozenset(
+    ("Add", "Clamp", "CopySlices", "Div", "MaskedFill", "Mul", "Neg", "Select", "Sub", "Tanh", "Where")
+)
+_PRODUCTS = frozenset(("Bmm", "Baddbmm"))
+_NODES = 32
+
+
+def is_plain(tensor: object) -> TypeGuard[Tensor]:
+    """Whether this is an ordinary tensor: no subclass, not nested, under no function transform or graph capture."""
+    if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+        return False
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - torch has no public question
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def is_product(node: Any) -> bool:
+    """Whether what a node made comes from a batched product of two activations by elementwise steps: scale, mask, bias.
+
+    A product with a parameter is a layer, whose softmax is a router's or a classifier's.
+
+    Args:
+        node: The ``grad_fn`` of a tensor, or ``None``.
+    """
+    waiting, seen = [node], 0
+    while waiting and seen < _NODES:
+        here, seen = waiting.pop(), seen + 1
+        kind = _kind(here)
+        if kind in _PRODUCTS and not any(_is_parameter(source) for source, _ in here.next_functions[-2:]):
+            return True
+        if kind in _ELEMENTWISE:
+            waiting += [source for source, _ in here.next_functions]
+    return False
+
+
+def _is_parameter(node: Any) -> bool:
+    for _ in range(_NODES):
+        if _kind(node) not in _VIEWS:
+            break
+        node = node.next_functions[0][0]
+    return _kind(node) == "torch::autograd::AccumulateGrad"
+
+
+def _kind(node: Any) -> str:
+    """Return what made a tensor, such as ``"Bmm"`` for ``BmmBackward0``; empty where nothing did."""
+    return "" if node is None else str(node.name()).partition("Backward")[0]
