@@ -23,6 +23,7 @@ from gradflow_export.reports import CLOSE_SECONDS, Reports
 from gradflow_export.start import default_logdir, describe, is_compiled, make_judge, make_loop
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.worker import Worker
 from gradflow_export.writers.base import Writer
@@ -122,6 +123,7 @@ class Exporter(Reports):
         *,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         blocks: Iterable[str | nn.Module] | None = None,
+        pairs: Pairs = None,
     ) -> Exporter:
         """Attach to the model and begin.
 
@@ -130,6 +132,8 @@ class Exporter(Reports):
                 over with :meth:`observe`.
             optimizer: Count only the steps of these; by default those of every optimizer that owns a parameter.
             blocks: Names or modules whose gains are measured, from input to output; by default they are found.
+            pairs: Names of parameters that are phase and magnitude of the same nodes, ``[("phase", "size")]``, or
+                ``"rows"``: direction and length of each row of each weight. Complex parameters are found.
 
         Returns:
             The exporter itself.
@@ -158,6 +162,7 @@ class Exporter(Reports):
             criterion=criterion,
             optimizer=optimizer,
             blocks=blocks,
+            pairs=pairs,
             compiled=self._compiled,
         )
         loop.steps = self._start_step

@@ -16,6 +16,7 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "attention": 50,
         "updates": 50,
         "statistics": 100,
+        "discrete": 100,
         "ranks": 500,
         "histograms": 500,
     }

@@ -26,8 +26,10 @@ from gradflow_export.taps.attention import AttentionTap
 from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
@@ -48,6 +50,7 @@ def make_loop(
     criterion: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
+    pairs: Pairs = None,
     compiled: bool = False,
 ) -> TrainingLoop:
     """Make the taps of one exporter and the loop that reads them; nothing is attached yet.
@@ -61,6 +64,7 @@ def make_loop(
         criterion: The loss module, if there is one.
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
+        pairs: Names of parameters that are phase and magnitude of the same nodes, or ``"rows"``.
         compiled: Whether calls of modules happen inside compiled code, where they cannot be seen.
 
     Raises:
@@ -74,13 +78,15 @@ def make_loop(
             "Gradients, updates, loss and memory are."
         )
     part, reference = guard.part, weakref.ref(model)
+    only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    discrete = DiscreteTap(model, pairs=pairs, only=only, guard=part("discrete"))
     taps = Taps(
         BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
         GradientTap(),
         UpdateTap(reference),
         LossTap(criterion, guard=part("loss")),
         runtime,
-        _sampled(model, guard, compiled=compiled),
+        (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2

@@ -49,3 +49,18 @@ def rows_of(output: Tensor, rows: int, features: int) -> Tensor:
         h = h.reshape(-1, h.shape[-1])
     h = h[:: max(-(-h.shape[0] // rows), 1), :: max(-(-h.shape[1] // features), 1)]
     return h if h.dtype in (torch.float32, torch.float64) else h.float()
+
+
+def row_sample(tensor: Tensor, limit: int) -> Tensor:
+    """Return evenly spaced whole rows, with about ``limit`` entries in all and at least one row.
+
+    Args:
+        tensor: Dense, not empty. Shape: any; the first dimension counts rows, a vector has rows of one entry.
+        limit: Wanted number of entries.
+
+    Returns:
+        Shape: ``[rows, entries of a row]``.
+    """
+    flat = tensor.detach()
+    flat = flat.reshape(flat.shape[0], -1) if flat.dim() else flat.reshape(1, 1)
+    return flat[:: -(-flat.numel() // limit)]

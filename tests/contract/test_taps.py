@@ -16,6 +16,7 @@ from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.base import ModuleHook, Pending, Sample
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.discover import find_blocks
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.optimizers import OptimizerSteps
@@ -23,7 +24,7 @@ from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 
-TAPS = ("blocks", "activations", "loss", "gradients", "updates")
+TAPS = ("blocks", "activations", "loss", "gradients", "updates", "discrete")
 SOURCES = sorted(Path(gradflow_export.taps.__file__).parent.glob("*.py"))
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
 
@@ -58,6 +59,10 @@ class Rig:
             return tap
         if self.name == "activations":
             return ActivationTap(self.calls, self.model, guard=self.guard)
+        if self.name == "discrete":
+            tap = DiscreteTap(self.model, pairs="rows", guard=self.guard)
+            tap.arm(on=True)
+            return tap
         if self.name == "loss":
             tap = LossTap(self.criterion, guard=self.guard)
             tap.want_logits = True

@@ -1,0 +1,62 @@
+"""How much of the update that an optimizer meant arrives in weights whose number format is coarse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SCORES = ("lost_share", "intended_share", "changed_share", "error", "cosine", "effectiveness")
+
+
+def update_scores(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
+    """Compare the updates that happened with those that were meant, one pair of tensors per parameter.
+
+    Args:
+        actual: Weights after minus weights before, in float64. Shape of each: any, real.
+        expected: The same update without rounding. Shape of each: that of its partner.
+
+    Returns:
+        Six rows in the order of ``SCORES``, float64. With d the actual and e the expected update:
+
+        - lost share ``#{e != 0, d == 0} / #{e != 0}``,
+        - intended share ``#{e != 0} / numel``,
+        - changed share ``#{d != 0} / numel``,
+        - error ``||d - e||^2 / ||e||^2``: the quantisation noise over the signal,
+        - cosine ``<d, e> / (||d|| ||e||)``,
+        - effectiveness ``max(0, cosine) min(r, 1 / r)`` with ``r = ||d|| / ||e||``: 1 exact, 0 lost.
+
+        NaN where nothing was meant, and a cosine also where nothing happened. Shape: ``[6, len(actual)]``.
+
+    Source: rounding of updates as in Zamirai et al. 2020, arXiv:2010.06192; quantisation noise as in Bennett 1948.
+    """
+    sums = torch.stack([_sums(d, e) for d, e in zip(actual, expected, strict=True)], dim=1)
+    entries, intended, lost, changed, d_square, e_square, product, error = sums
+    cosine = product / (d_square.sqrt() * e_square.sqrt())
+    ratio = (d_square / e_square).sqrt()
+    # A lost update has no direction, yet its score is known: nothing of it arrived.
+    score = torch.where(d_square == 0, ratio, cosine.clamp(0, 1) * torch.minimum(ratio, 1 / ratio))
+    return torch.stack(
+        [lost / intended, intended / entries, changed / entries, error / e_square, cosine.clamp(-1, 1), score]
+    )
+
+
+def _sums(actual: Tensor, expected: Tensor) -> Tensor:
+    d, e = actual.reshape(-1), expected.reshape(-1)
+    meant, moved = e != 0, d != 0
+    counts = [torch.tensor(max(d.numel(), 1), device=d.device), meant.sum(), (meant & ~moved).sum(), moved.sum()]
+    products = [torch.dot(d, d), torch.dot(e, e), torch.dot(d, e), torch.dot(d - e, d - e)]
+    return torch.stack([*(count.to(d.dtype) for count in counts), *products])
+
+
+def signal_to_noise(error: float) -> float:
+    """Return ``-10 log10(error)`` in dB: what :func:`update_scores` calls error, as an audio engineer writes it.
+
+    Args:
+        error: Quantisation noise over signal, at least 0.
+
+    Returns:
+        Infinite for an exact update, 0 for a lost one.
+    """
+    return float(-10.0 * torch.tensor(error, dtype=torch.float64).log10())
