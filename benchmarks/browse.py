@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import final
 
 import psutil
 from playwright.sync_api import Browser, ConsoleMessage, Frame, Page, sync_playwright
@@ -164,6 +165,7 @@ def heap(page: Page) -> tuple[float, int]:
     return metrics["JSHeapUsedSize"] / 1e6, int(metrics["Nodes"])
 
 
+@final
 class Cpu:
     """CPU time of a page's main thread while this is entered, which other work on the machine does not change.
 

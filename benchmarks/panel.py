@@ -17,11 +17,11 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from playwright.sync_api import Browser, Frame, Page, ViewportSize
+from playwright.sync_api import Browser, FloatRect, Frame, Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 from browse import Cpu, chromium, get, heap, page_of, panel_of, tensorboard, wait_for
@@ -111,7 +111,8 @@ def main() -> None:
 def measure_budget(browser: Browser, cache: Path, lengths: Sequence[int]) -> list[Row]:
     """Return the rows of the budget."""
     size = len(gzip.compress(BUNDLE.read_bytes(), 9)) / 1e3
-    rows, errors = [Row("bundle, gzip", 60, round(size, 1), round(size, 1), "kB")], []
+    rows = [Row("bundle, gzip", 60, round(size, 1), round(size, 1), "kB")]
+    errors: list[str] = []
     for steps in lengths:
         limit = 1000 if steps <= 20_000 else 2000
         rows += _measure_run(browser, cached_log(cache, steps), steps, limit, errors)
@@ -123,7 +124,9 @@ def measure_budget(browser: Browser, cache: Path, lengths: Sequence[int]) -> lis
 
 def _measure_run(browser: Browser, logdir: Path, steps: int, limit: float, errors: list[str]) -> list[Row]:
     named = f"{steps // 1000} 000 steps"
-    cold, warm, shifts = [], [], []
+    cold: list[float] = []
+    warm: list[float] = []
+    shifts: list[float] = []
     for visit in range(VISITS):
         with tensorboard(logdir) as (address, _):
             wait_for(lambda: _last_step(address) == steps)
@@ -140,7 +143,7 @@ def _measure_run(browser: Browser, logdir: Path, steps: int, limit: float, error
         Row.of(f"{named}: the same, second visit", limit, warm, "ms"),
         *(Row.of(f"{named}: {what}", most, values, "ms") for what, most, values in gestures),
         Row.of(f"{named}: layout shift while loading", 0, shifts, ""),
-        Row(f"{named}: heap of the whole page, TensorBoard's own {before:.0f} MB included", 100, *(2 * [after]), "MB"),
+        Row(f"{named}: heap of the whole page, TensorBoard's own {before:.0f} MB included", 100, after, after, "MB"),
         Row(f"{named}: DOM nodes of the whole page", None, nodes, nodes, ""),
     ]
 
@@ -182,12 +185,13 @@ def _gestures(page: Page, frame: Frame, steps: int) -> list[tuple[str, float | N
     for kind in ("pointermove", "pointerup", "input"):
         frame.evaluate(f"window.gradflowProbe.time('{kind}')")
     rows: list[tuple[str, float | None, list[float]]] = []
-    for what, limit, gesture in (
+    gestures: tuple[tuple[str, float | None, Callable[[], list[float]]], ...] = (
         ("pointer moved where nothing happens, to its frame", None, lambda: _hover(page, frame, card)),
         ("hover to repaint", 16, lambda: _hover(page, frame, plot)),
         ("pin to repaint", 16, lambda: _pin(page, frame, plot)),
         ("step change to repaint", 16, lambda: _change_step(page, frame, steps)),
-    ):
+    )
+    for what, limit, gesture in gestures:
         with Cpu(page) as cpu:
             lags = gesture()
         rows += [
@@ -203,7 +207,7 @@ def _lags(frame: Frame, count: int) -> list[float]:
     return [float(lag) for lag in frame.evaluate("window.gradflowProbe.lags.splice(0)")][:count]
 
 
-def _hover(page: Page, frame: Frame, box: ViewportSize) -> list[float]:
+def _hover(page: Page, frame: Frame, box: FloatRect) -> list[float]:
     frame.evaluate("window.gradflowProbe.lags.length = 0")
     for i in range(GESTURES):
         share = (i * 0.618) % 1.0
@@ -212,7 +216,7 @@ def _hover(page: Page, frame: Frame, box: ViewportSize) -> list[float]:
     return _lags(frame, GESTURES - 2)
 
 
-def _pin(page: Page, frame: Frame, box: ViewportSize) -> list[float]:
+def _pin(page: Page, frame: Frame, box: FloatRect) -> list[float]:
     out = []
     for i in range(GESTURES // 2):
         x, y = box["x"] + 0.3 * box["width"] + i, box["y"] + (i + 0.5) / GESTURES * 2 * box["height"]
@@ -241,7 +245,7 @@ def _change_step(page: Page, frame: Frame, steps: int) -> list[float]:
     return out
 
 
-def _zoom(page: Page, frame: Frame, box: ViewportSize) -> list[tuple[str, float, list[float]]]:
+def _zoom(page: Page, frame: Frame, box: FloatRect) -> list[tuple[str, float, list[float]]]:
     into, back = [], []
     for i in range(ZOOMS):
         left = box["x"] + (0.05 + 0.06 * i) * box["width"]
