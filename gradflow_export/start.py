@@ -31,10 +31,10 @@ from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.optimizers import OptimizerSteps
+from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
-from gradflow_export.taps.origin import OriginTap
 from gradflow_export.transfer import Bundle
 
 _log = logging.getLogger("gradflow_export")
@@ -86,6 +86,7 @@ def make_loop(
         UpdateTap(reference),
         LossTap(criterion, guard=part("loss")),
         runtime,
+        OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
@@ -93,7 +94,6 @@ def make_loop(
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors}
     sites.update((tap.instrument, tap.modules) for tap in taps.sampled)
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
-    only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     loop.optimizers = OptimizerSteps(
         reference, loop.before, loop.after, only, skipped=loop.skip, guard=part("the optimizer step")
     )

@@ -10,7 +10,17 @@ OFTEN = {"blocks", "logits", "activations", "attention", "updates", "discrete"}
 
 def test_every_instrument_has_an_interval_beyond_settling():
     """The names are the public ones, and a settled run is read no more often than a settling one."""
-    assert set(INTERVALS) == {"blocks", "logits", "activations", "attention", "updates", "statistics", "discrete", "ranks", "histograms"}
+    assert set(INTERVALS) == {
+        "blocks",
+        "logits",
+        "activations",
+        "attention",
+        "updates",
+        "statistics",
+        "discrete",
+        "ranks",
+        "histograms",
+    }
     assert min(INTERVALS.values()) >= 5
 
 
