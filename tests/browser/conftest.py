@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -123,8 +124,12 @@ def address(logdir, tensorboard):
 
 
 def is_ours(message):
-    """Return whether a console message is an error; TensorBoard's own page looks for its font outside --path_prefix."""
-    return message.type == "error" and "/font-roboto/" not in message.location["url"]
+    """Return whether a console message is an error.
+
+    Two are not ours: outside --path_prefix TensorBoard's own page looks for its font, and a page for plugins that is
+    opened by itself has no icon.
+    """
+    return message.type == "error" and not re.search("/font-roboto/|/favicon.ico$", message.location["url"])
 
 
 def said(message):
@@ -134,19 +139,22 @@ def said(message):
 
 @pytest.fixture
 def open_panel(context):
-    """Return a function that opens the GradFlow tab; at the end nothing may have gone to the error console."""
+    """Return a function that opens the panel; at the end nothing may have gone to the error console.
+
+    The panel lies in TensorBoard's own page for plugins, with its policy. The whole TensorBoard stands around it only
+    where ``host`` is asked for, because it takes seconds to start.
+    """
     errors, pages = [], []
 
-    def open_panel(address, state="", width=1280, height=1120):
+    def open_panel(address, state="", width=1280, height=1120, host=False):
         page = context.new_page()
         pages.append(page)
         page.set_viewport_size({"width": width, "height": height})
         page.add_init_script(WATCH_CSP)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(said(message)) if is_ours(message) else None)
-        page.goto(f"{address}/#gradflow{state}")
-        page.wait_for_selector("iframe")
-        frame = page.frame_locator("iframe")
+        page.goto(f"{address}/#gradflow{state}" if host else f"{address}/data/plugin_entry.html?name=gradflow#{state}")
+        frame = page.frame_locator("iframe") if host else page
         frame.locator("body[data-ready='1']").wait_for()
         return page, frame
 

@@ -23,7 +23,7 @@ def texts(frame, part):
 
 def test_the_tab_shows_the_verdict_and_the_issues_that_were_written(address, open_panel, logs):
     """The worst comes first, healed ones stand apart."""
-    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    page, frame = open_panel(address, "&p.gradflow.run=sick", host=True)
     expect(page.get_by_role("tab", name="GradFlow")).to_be_visible()
     expect(frame.locator("[data-part=run] option")).to_have_count(4)
     verdict = frame.locator("[data-part=verdict]")
@@ -37,7 +37,7 @@ def test_the_tab_shows_the_verdict_and_the_issues_that_were_written(address, ope
 
 def test_a_healthy_run_is_called_healthy(address, open_panel):
     """Choosing another run in the panel changes everything, and the address."""
-    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    page, frame = open_panel(address, "&p.gradflow.run=sick", host=True)
     frame.locator("[data-part=run]").select_option("healthy")
     expect(frame.locator("[data-part=verdict] h1")).to_have_text("Healthy")
     expect(frame.locator("[data-part=open]")).to_be_hidden()
@@ -65,7 +65,7 @@ def test_an_issue_moves_the_step_and_pins_its_layer_and_a_link_opens_the_same_vi
     page, frame = open_panel(address, "&p.gradflow.run=sick")
     frame.locator("[data-part=open] .issue[data-type=DEAD]").click()
     page.wait_for_function("location.hash.includes('activation.dead_share')")
-    link = page.evaluate("location.hash").removeprefix("#gradflow")
+    link = page.evaluate("location.hash").removeprefix("#")
     _, again = open_panel(address, link)
     for view in (frame, again):
         expect(view.locator("[data-part=step]")).to_have_text("1\u202f680")
@@ -93,7 +93,7 @@ def test_hostile_names_are_shown_as_text(address, open_panel, logs):
 
 def test_the_theme_follows_the_switch_of_tensorboard(address, open_panel):
     """The frame is painted in both, and follows without a reload."""
-    page, frame = open_panel(address, "&p.gradflow.run=sick")
+    page, frame = open_panel(address, "&p.gradflow.run=sick", host=True)
     ground = "() => getComputedStyle(document.body).backgroundColor"
     light = frame.locator("body").evaluate(ground)
     page.evaluate("document.body.classList.toggle('dark-mode')")
@@ -124,7 +124,7 @@ def test_dragging_zooms_and_the_server_decimates_anew(address, open_panel):
     page.mouse.up()
     expect(note).to_have_text("every reading shown")
     page.wait_for_function("location.hash.includes('p.gradflow.zoom=')")
-    _, again = open_panel(address, page.evaluate("location.hash").removeprefix("#gradflow"))
+    _, again = open_panel(address, page.evaluate("location.hash").removeprefix("#"))
     expect(again.locator("[data-part=note]")).to_have_text("every reading shown")
     frame.locator("[data-part=reset]").click()
     expect(note).to_contain_text("steps per column")
@@ -142,7 +142,7 @@ def test_new_steps_appear_by_themselves(tmp_path, logs, tensorboard, open_panel)
     """From how-to page to first verdict without touching the page; another session continues the run."""
     (tmp_path / "live").mkdir()
     with tensorboard(f"--logdir={tmp_path}", "--reload_interval=1") as address:
-        _, frame = open_panel(address)
+        _, frame = open_panel(address, host=True)
         expect(frame.locator("[data-part=empty]")).to_contain_text("from gradflow_export import Exporter")
         logs.write_run(tmp_path / "live", logs.plain_records(range(1, 21)))
         expect(frame.locator("[data-part=step]")).to_have_text("20", timeout=20_000)
@@ -154,7 +154,7 @@ def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, tensorboard, op
     """Python's reader instead of the Rust server, named log directories, and all addresses below a prefix."""
     flags = (f"--logdir_spec=mine:{logdir / 'sick'}", "--load_fast=false", "--path_prefix=/deep/below")
     with tensorboard(*flags) as address:
-        _, frame = open_panel(address)
+        _, frame = open_panel(address, host=True)
         expect(frame.locator("[data-part=verdict] h1")).to_have_text("2 problems")
         expect(frame.locator("[data-part=run]")).to_have_value("mine/.")
         expect(frame.locator("[data-part=run] option")).to_have_text("mine")
@@ -163,7 +163,7 @@ def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, tensorboard, op
 
 def test_the_panel_can_be_photographed(address, open_panel):
     """The pictures of the documentation are renewed when GRADFLOW_SCREENSHOTS=1; the page is painted whole either way."""
-    page, frame = open_panel(address, "&p.gradflow.run=sick", height=1790)
+    page, frame = open_panel(address, "&p.gradflow.run=sick", height=1790, host=True)
     frame.locator("[data-part=open] .issue").first.click()
     expect(frame.locator("[data-part=step]")).to_have_text("1\u202f320")
     expect(frame.locator(".lines canvas")).to_have_count(3)

@@ -24,10 +24,18 @@ export interface Session {
   readonly world_size?: number;
 }
 
+/** A metric of the catalogue, and what makes a run hold it. */
+export interface CatalogEntry extends MetricSpec {
+  readonly how: string;
+  readonly code: string;
+}
+
 export interface RunMetric extends MetricSpec {
   readonly first: number;
   readonly last: number;
   readonly sites: number;
+  /** The phases in which it was read. */
+  readonly phases: readonly string[];
   /** Whether values are those of one run measured by another. */
   readonly compared?: boolean;
 }
@@ -41,6 +49,8 @@ export interface RunMeta extends RunSummary {
 export interface SeriesQuery {
   readonly run: string;
   readonly metric: string;
+  /** Empty for training. */
+  readonly phase: string;
   readonly columns: number;
   readonly reduce: string;
   readonly range: readonly [number, number] | null;
@@ -51,6 +61,12 @@ export async function fetchRuns(): Promise<readonly RunSummary[]> {
   const kept = offline();
   if (kept !== null) return kept.runs;
   return ((await getJson("runs")) as { readonly runs: readonly RunSummary[] }).runs;
+}
+
+export async function fetchCatalog(): Promise<readonly CatalogEntry[]> {
+  const kept = offline();
+  if (kept !== null) return kept.catalog;
+  return ((await getJson("catalog")) as { readonly metrics: readonly CatalogEntry[] }).metrics;
 }
 
 export async function fetchMeta(run: string): Promise<RunMeta> {
@@ -74,14 +90,16 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
     args.set("first", String(Math.floor(query.range[0])));
     args.set("last", String(Math.ceil(query.range[1])));
   }
+  if (query.phase !== "") args.set("phase", query.phase);
   for (const site of query.sites ?? []) args.append("site", site);
   return decodeSeries(await (await get(`series?${args}`)).arrayBuffer());
 }
 
-export async function fetchMoment(run: string, step: number, metrics: readonly string[]): Promise<Moment> {
+export async function fetchMoment(run: string, step: number, metrics: readonly string[], phase: string): Promise<Moment> {
   const kept = offline();
   if (kept !== null) return kept.moment(run, step, metrics);
   const args = new URLSearchParams({ run, step: String(Math.round(step)) });
+  if (phase !== "") args.set("phase", phase);
   for (const metric of metrics) args.append("metric", metric);
   return (await getJson(`moment?${args}`)) as Moment;
 }

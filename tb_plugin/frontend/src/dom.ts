@@ -32,17 +32,72 @@ export function svg(tag: string, attrs: Readonly<Record<string, string | number>
   return node;
 }
 
-/** Replaces the options of a select, keeping what is chosen when it is still there. */
-export function setOptions(
-  select: HTMLSelectElement,
-  options: readonly { readonly value: string; readonly label: string }[],
-  chosen: string,
+const keyOf = new WeakMap<Element, string>();
+const offered = new WeakMap<Element, string>();
+
+/**
+ * Makes the children of a node those of a list. A child whose key was there before is kept and only updated, so that
+ * nothing flickers and the focus stays.
+ */
+export function keepChildren<T, N extends Element>(
+  parent: Element,
+  items: readonly T[],
+  key: (item: T) => string,
+  make: (item: T) => N,
+  update: (node: N, item: T) => void,
 ): void {
-  const same =
-    select.options.length === options.length &&
-    options.every((option, i) => select.options[i]?.value === option.value && select.options[i]?.text === option.label);
-  if (!same) {
-    select.replaceChildren(...options.map((o) => el("option", { text: o.label, attrs: { value: o.value } })));
+  const wanted = new Set(items.map(key));
+  const old = new Map<string, N>();
+  for (const child of [...parent.children]) {
+    const name = keyOf.get(child);
+    if (name === undefined || !wanted.has(name) || old.has(name)) child.remove();
+    else old.set(name, child as N);
+  }
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const name = key(item);
+    const node = old.get(name) ?? make(item);
+    old.delete(name);
+    keyOf.set(node, name);
+    update(node, item);
+    if (node === place) place = place.nextElementSibling;
+    else parent.insertBefore(node, place);
+  }
+}
+
+/** Sets a text only when it differs, so that what is selected or read aloud is not disturbed. */
+export function setText(node: Element, text: string): void {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export interface Option {
+  readonly value: string;
+  readonly label: string;
+  /** The heading it stands under. */
+  readonly group?: string;
+}
+
+/** Replaces the options of a select, keeping what is chosen when it is still there. */
+export function setOptions(select: HTMLSelectElement, options: readonly Option[], chosen: string): void {
+  const written = JSON.stringify(options);
+  if (offered.get(select) !== written) {
+    const groups = new Map<string, HTMLElement>();
+    const nodes: Node[] = [];
+    for (const { value, label, group } of options) {
+      const option = el("option", { text: label, attrs: { value } });
+      if (group === undefined) nodes.push(option);
+      else {
+        let box = groups.get(group);
+        if (box === undefined) {
+          box = el("optgroup", { attrs: { label: group } });
+          groups.set(group, box);
+          nodes.push(box);
+        }
+        box.append(option);
+      }
+    }
+    select.replaceChildren(...nodes);
+    offered.set(select, written);
   }
   select.value = chosen;
 }

@@ -25,7 +25,8 @@ export function saveState(state: UrlState): void {
   const page = host();
   if (page === null) {
     const parts = toStorage(state).filter(([, value]) => value !== "").map(([key, value]) => `${key}=${encodeURIComponent(value)}`);
-    window.history.replaceState(null, "", `#${parts.join("&")}`);
+    // The page has a base address, to which a bare "#" would be relative.
+    window.history.replaceState(null, "", `${window.location.pathname}${window.location.search}#${parts.join("&")}`);
     return;
   }
   for (const [key, value] of toStorage(state)) {

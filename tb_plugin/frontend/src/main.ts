@@ -4,12 +4,12 @@ import { el } from "./dom";
 import { onReload, watchTheme } from "./host";
 import { offline } from "./offline";
 import { Panel } from "./panel";
-import { STYLE } from "./style";
+import panelStyle from "./style.css";
 
 export function render(): void {
   if (offline() === null) document.title = "GradFlow";
   document.documentElement.classList.toggle("offline", offline() !== null);
-  document.head.append(el("style", { text: uplotStyle + STYLE }));
+  document.head.append(el("style", { text: uplotStyle + panelStyle }));
   const panel = new Panel();
   document.body.replaceChildren(panel.root);
   watchTheme((dark) => {

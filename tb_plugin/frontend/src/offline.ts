@@ -1,5 +1,5 @@
 // The answers that a snapshot file carries with it instead of a server; tensorboard_plugin_gradflow/snapshot.py writes them.
-import type { RunMeta, RunSummary } from "./api";
+import type { CatalogEntry, RunMeta, RunSummary } from "./api";
 import type { MetricMoment, Moment } from "./model/health";
 import { momentFrom } from "./model/health";
 import type { Histograms } from "./model/ridge";
@@ -20,16 +20,21 @@ interface KeptRun {
 
 interface Kept {
   readonly runs: readonly RunSummary[];
+  readonly catalog: readonly CatalogEntry[];
   readonly kept: Readonly<Record<string, KeptRun>>;
 }
 
 export class Offline {
-  private readonly decoded = new Map<string, Promise<Series>>();
+  readonly #decoded = new Map<string, Promise<Series>>();
 
   constructor(private readonly data: Kept) {}
 
   get runs(): readonly RunSummary[] {
     return this.data.runs;
+  }
+
+  get catalog(): readonly CatalogEntry[] {
+    return this.data.catalog;
   }
 
   run(run: string): KeptRun {
@@ -42,8 +47,8 @@ export class Offline {
     const packed = this.run(run).series[metric];
     if (packed === undefined) throw new Error(`run ${run} has no metric ${metric}`);
     const key = `${run}\n${metric}`;
-    const whole = this.decoded.get(key) ?? unpack(packed);
-    this.decoded.set(key, whole);
+    const whole = this.#decoded.get(key) ?? unpack(packed);
+    this.#decoded.set(key, whole);
     return pick(await whole, reduce.split(","), sites);
   }
 

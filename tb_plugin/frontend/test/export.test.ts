@@ -35,7 +35,7 @@ test("names in pictures are text", () => {
     title: HOSTILE, caption: HOSTILE, names: [{ text: HOSTILE, y: 3 }], image: "data:image/png;base64,AA==",
     width: 100, height: 20, range: [0, 10], theme: THEME, ramp: { colours: ["red"], low: "0", high: "<" },
   });
-  const lines = lineSvg({ title: HOSTILE, steps: [1, 2], curves: [{ label: HOSTILE, colour: "red", values: [1, 2] }], log: false, range: [0, 3], theme: THEME });
+  const lines = lineSvg({ title: HOSTILE, axis: "step", tick: String, xs: [1, 2], curves: [{ label: HOSTILE, colour: "red", values: [1, 2] }], log: false, range: [0, 3], theme: THEME });
   for (const text of [map, lines]) {
     assert.ok(!text.includes("<img"));
     assert.match(text, /&lt;img src=x onerror=&quot;1&quot;&gt;&amp;/);
@@ -43,12 +43,12 @@ test("names in pictures are text", () => {
 });
 
 test("lines break where there is no number, on either axis", () => {
-  const picture = { title: "t", steps: [0, 1, 2, 3], range: [0, 3] as const, theme: THEME };
+  const picture = { title: "t", axis: "step", tick: String, xs: [0, 1, 2, 3], range: [0, 3] as const, theme: THEME };
   const path = (log: boolean): string => lineSvg({ ...picture, log, curves: [{ label: "", colour: "red", values: [1, 10, null, 100] }] }).match(/d="(M[^"]*L[^"]*)"/)?.[1] ?? "";
   assert.equal(path(true), "M70 244L280 139M700 34");
   assert.equal(path(false).split("M").length, 3);
 });
 
 test("nothing to draw is still a picture", () => {
-  assert.match(lineSvg({ title: "t", steps: [], curves: [], log: true, range: [0, 1], theme: THEME }), /^<svg .*<\/svg>$/);
+  assert.match(lineSvg({ title: "t", axis: "step", tick: String, xs: [], curves: [], log: true, range: [0, 1], theme: THEME }), /^<svg .*<\/svg>$/);
 });

@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { arrange, momentFrom, rowsOf, sparkline, wantedMetrics, type Moment } from "../src/model/health";
+import { arrange, columnsOf, momentFrom, rowKinds, rowMetric, rowsOf, sparkline, wantedMetrics, type Moment } from "../src/model/health";
 import type { Issue } from "../src/model/verdict";
 import type { Series } from "../src/model/series";
 import type { RunMetric } from "../src/api";
 
 const ISSUE: Issue = {
   issue_type: "DEAD", severity: "HIGH", layer: "h.1.act", step: 5, value: 1, threshold: 0.9,
-  message: "m", advice: "a", layers: ["h.1.act"], healed_step: null, seen: 9, state: "open",
+  message: "m", advice: "a", layers: ["h.1.act"], healed_step: null, seen: 9, state: "open", metrics: [],
 };
 const MOMENT: Moment = {
   step: 7,
@@ -18,7 +18,10 @@ const MOMENT: Moment = {
     "parameter.update_ratio": { step: 7, sites: ["h.0.w", "h.0.b", "h.10.w"], values: [0.001, 0.002, "Infinity"] },
   },
 };
-const ROWS = rowsOf("block.gain", MOMENT, [ISSUE]);
+const metric = (name: string, kind: string, marks: readonly number[] = []): RunMetric => ({ name, kind, marks, title: name, unit: "1" }) as unknown as RunMetric;
+const HELD = [metric("block.gain", "block"), metric("block.gradient_norm", "block"), metric("activation.dead_share", "module"), metric("parameter.update_ratio", "parameter")];
+const COLUMNS = columnsOf("block", HELD);
+const ROWS = rowsOf("block.gain", MOMENT, [ISSUE], COLUMNS);
 
 test("a row shows what was written, missing apart from zero and from NaN", () => {
   assert.deepEqual(ROWS.map(({ cells }) => cells.gain?.value), [1, NaN, undefined]);
@@ -38,7 +41,7 @@ test("h.1 does not contain h.10", () => {
 
 test("the verdict is that of the step shown, and of the layers inside", () => {
   assert.deepEqual(ROWS.map(({ issue }) => issue?.issue_type), [undefined, "DEAD", undefined]);
-  assert.equal(rowsOf("block.gain", { ...MOMENT, step: 4 }, [ISSUE])[1]?.issue, null);
+  assert.equal(rowsOf("block.gain", { ...MOMENT, step: 4 }, [ISSUE], COLUMNS)[1]?.issue, null);
 });
 
 test("rows sort by any column; what is missing comes last either way", () => {
@@ -55,8 +58,15 @@ test("the filter looks at names and verdicts", () => {
 });
 
 test("only metrics that the run holds are asked for", () => {
-  const available = ["block.gain", "loss"].map((name) => ({ name }) as RunMetric);
-  assert.deepEqual(wantedMetrics("block", available), ["block.gain"]);
+  assert.deepEqual(wantedMetrics("block", [metric("block.gain", "block"), metric("loss", "run")]), ["block.gain"]);
+});
+
+test("a kind of layers that nobody foresaw has rows and columns of its own, thresholds first", () => {
+  const held = [...HELD, metric("new.a", "head"), metric("new.b", "head", [0.5]), metric("loss", "run")];
+  assert.deepEqual(rowKinds(held), ["block", "parameter", "module", "head"]);
+  assert.equal(rowMetric("head", held), "new.a");
+  assert.deepEqual(columnsOf("head", held).map(({ key }) => key), ["new.b", "new.a"]);
+  assert.deepEqual(columnsOf("block", held).map(({ key }) => key), ["gradient", "gain", "update", "dead"]);
 });
 
 test("a trend leaves gaps where there is no number, and is flat for a constant", () => {

@@ -5,7 +5,7 @@ import type { Issue } from "../src/model/verdict";
 
 const ISSUE: Issue = {
   issue_type: "EXPLODING", severity: "HIGH", layer: "a", step: 10, value: 38, threshold: 2,
-  message: "m", advice: "a", layers: ["a"], healed_step: null, seen: 90, state: "open",
+  message: "m", advice: "a", layers: ["a"], healed_step: null, seen: 90, state: "open", metrics: [],
 };
 const HEALED: Issue = { ...ISSUE, layer: "b", step: 20, healed_step: 40, state: "healed" };
 const ENDED: Issue = { ...ISSUE, layer: "c", step: 60, seen: 70, state: "ended" };

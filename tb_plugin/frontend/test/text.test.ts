@@ -31,12 +31,16 @@ test("ticks are round and lie inside", () => {
 });
 
 test("what is stored in the address comes back, hostile names included", () => {
-  const state = { run: "a b&c=#", zoom: [3, 90] as const, other: "d&e", mode: "difference" as const, metric: "block.gain", step: 12, pins: ['<img src="x">', "n,m&p=1"] };
+  const state = {
+    run: "a b&c=#", zoom: [3, 90] as const, other: "d&e", mode: "difference" as const, metric: "block.gain", step: 12, pins: ['<img src="x">', "n,m&p=1", ""],
+    reduce: "min" as const, phase: "eval & test", axis: "wall" as const, smooth: 0.6, charts: ["loss", "a.b"], log: { loss: true },
+  };
   const hash = toStorage(state).map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
   assert.deepEqual(parseHash(`#gradflow&${hash}`), state);
 });
 
 test("an address of somebody else, or a broken one, is no state", () => {
   assert.deepEqual(parseHash("#scalars&runs=a"), {});
-  assert.deepEqual(parseHash("#gradflow&p.gradflow.step=x&p.gradflow.zoom=9-3&p.gradflow.pins=%7B&p.gradflow.run=%E0%A4%A"), { run: "%E0%A4%A", pins: [] });
+  assert.deepEqual(parseHash("#gradflow&p.gradflow.step=x&p.gradflow.zoom=9-3&p.gradflow.pins=%7B&p.gradflow.run=%E0%A4%A"), { run: "%E0%A4%A" });
+  assert.deepEqual(parseHash("#p.gradflow.axis=x&p.gradflow.smooth=2&p.gradflow.log=%5B1%5D&p.gradflow.reduce=none&p.gradflow.charts=%5B1%5D"), {});
 });

@@ -4,7 +4,7 @@ import { metricFor, verdict, where, type Issue } from "../src/model/verdict";
 
 const ISSUE: Issue = {
   issue_type: "EXPLODING", severity: "CRITICAL", layer: "h.7", step: 1240, value: 38, threshold: 2,
-  message: "m", advice: "a", layers: ["h.7"], healed_step: null, seen: 1240, state: "open",
+  message: "m", advice: "a", layers: ["h.7"], healed_step: null, seen: 1240, state: "open", metrics: [],
 };
 
 test("without an open problem the verdict is healthy and says as of which step", () => {

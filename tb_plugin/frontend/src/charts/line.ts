@@ -1,8 +1,11 @@
-// One small uPlot chart with a step axis that all charts share.
+// One small uPlot chart. It is built once and then fed, so that new steps do not blink.
 import uPlot from "uplot";
 import { el } from "../dom";
-import { formatNumber, formatStep } from "../model/format";
+import type { AxisKind } from "../model/axis";
+import { elapsedSteps, formatDuration, formatNumber, formatStep } from "../model/format";
+import { gesture, type Gesture } from "../model/zoom";
 import { cssVariable } from "../style";
+import { onWheel } from "./wheel";
 
 /** Null breaks a line, undefined does not. */
 type Points = readonly (number | null | undefined)[];
@@ -11,14 +14,18 @@ export interface Curve {
   readonly label: string;
   readonly colour: string;
   readonly values: Points;
+  /** What was smoothed, kept faint behind it. */
+  readonly raw?: Points;
   readonly low?: Points;
   readonly high?: Points;
-  /** Steps at which the value was NaN or infinite. */
+  readonly dashed?: boolean;
+  /** Places on the axis at which the value was NaN or infinite. */
   readonly broken: readonly number[];
 }
 
 export interface LineData {
-  readonly steps: Float64Array;
+  readonly kind: AxisKind;
+  readonly xs: Float64Array;
   readonly curves: readonly Curve[];
   readonly log: boolean;
   readonly marks: readonly number[];
@@ -27,93 +34,137 @@ export interface LineData {
 
 export interface LineEvents {
   hover(index: number | null, left: number, top: number): void;
+  /** Ends on the axis; null for all there is. */
   zoom(range: readonly [number, number] | null): void;
+  /** A factor for the range in view, around a place on the axis; returns whether anything changes. */
+  wheel(factor: number, x: number): boolean;
+  key(action: Gesture): boolean;
 }
 
 const HEIGHT = 210;
 const HIDDEN = -10;
+const FEW = 40;
+const FAINT = "48";
 
 export class LineChart {
-  readonly root = el("div", { class: "chart" });
-  private plot: uPlot | null = null;
-  private step = NaN;
+  readonly root = el("div", { class: "chart", attrs: { tabindex: "0", role: "application" } });
+  #plot: uPlot | null = null;
+  #data: LineData | null = null;
+  #built = "";
+  #at = NaN;
 
-  constructor(private readonly events: LineEvents) {}
+  constructor(private readonly events: LineEvents) {
+    this.root.addEventListener("keydown", (event) => {
+      const action = gesture(event.key, event.shiftKey);
+      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action)) event.preventDefault();
+    });
+    onWheel(this.root, (factor, event) => {
+      const plot = this.#plot;
+      return plot !== null && events.wheel(factor, plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
+    });
+  }
 
   clear(message: string): void {
-    this.plot?.destroy();
-    this.plot = null;
+    this.#plot?.destroy();
+    [this.#plot, this.#data, this.#built] = [null, null, ""];
     this.root.replaceChildren(el("p", { text: message }));
   }
 
-  show(data: LineData): void {
-    this.plot?.destroy();
-    this.root.replaceChildren();
+  show(data: LineData, label: string): void {
+    this.#data = data;
+    this.root.setAttribute("aria-label", `${label}. Arrow keys move the step, plus and minus zoom, 0 shows all.`);
     const series: uPlot.Series[] = [{}];
-    const columns: (Float64Array | Points)[] = [data.steps];
+    const columns: (Float64Array | Points)[] = [data.xs];
     const bands: uPlot.Band[] = [];
+    const none = { show: false };
     for (const curve of data.curves) {
       if (curve.low !== undefined && curve.high !== undefined) {
-        const edge = { stroke: "transparent", width: 0, points: { show: false } };
+        const edge = { stroke: "transparent", width: 0, points: none };
         series.push(edge, edge);
         columns.push(curve.high, curve.low);
-        bands.push({ series: [series.length - 2, series.length - 1], fill: `${curve.colour}50` });
+        bands.push({ series: [series.length - 2, series.length - 1], fill: `${curve.colour}${curve.raw === undefined ? "50" : "28"}` });
       }
-      series.push({ label: curve.label, stroke: curve.colour, width: 1.6, points: { show: data.steps.length < 40, size: 5 } });
+      if (curve.raw !== undefined) {
+        series.push({ stroke: `${curve.colour}${FAINT}`, width: 1.2, points: none });
+        columns.push(curve.raw);
+      }
+      const points = { show: data.xs.length < FEW && curve.dashed !== true, size: 5 };
+      series.push({ label: curve.label, stroke: curve.colour, width: 1.6, points, ...(curve.dashed ? { dash: [5, 4] } : {}) });
       columns.push(curve.values);
     }
-    this.plot = new uPlot(this.options(data, series, bands), columns as unknown as uPlot.AlignedData, this.root);
-    this.plot.over.addEventListener("dblclick", () => this.events.zoom(null));
-    this.plot.over.addEventListener("mouseleave", () => this.events.hover(null, 0, 0));
+    const aligned = columns as unknown as uPlot.AlignedData;
+    const width = this.root.clientWidth;
+    const form = JSON.stringify([series, bands, data.log, data.kind, cssVariable("--dim"), width]);
+    if (this.#plot !== null && form === this.#built) {
+      this.#plot.setData(aligned);
+      return;
+    }
+    const before = this.#plot;
+    this.#plot = new uPlot(this.#options(data, series, bands, width), aligned);
+    this.#built = form;
+    this.root.replaceChildren(this.#plot.root);
+    before?.destroy();
+    this.#plot.over.addEventListener("dblclick", () => this.events.zoom(null));
+    this.#plot.over.addEventListener("mouseleave", () => this.events.hover(null, 0, 0));
   }
 
-  showStep(step: number): void {
-    this.step = step;
-    this.plot?.redraw(false, false);
+  /** Shows the chosen step, wherever it lies on the axis. */
+  showAt(x: number): void {
+    this.#at = x;
+    this.#plot?.redraw(false, false);
   }
 
-  /** Shows the step that another view points at. */
-  showHover(step: number | null): void {
-    const left = step === null ? HIDDEN : (this.plot?.valToPos(step, "x") ?? HIDDEN);
-    this.plot?.setCursor({ left, top: left < 0 ? HIDDEN : 0 }, false);
+  /** Shows what another view points at. */
+  showHover(x: number | null): void {
+    const left = x === null || !Number.isFinite(x) ? HIDDEN : (this.#plot?.valToPos(x, "x") ?? HIDDEN);
+    this.#plot?.setCursor({ left, top: left < 0 ? HIDDEN : 0 }, false);
   }
 
-  private options(data: LineData, series: uPlot.Series[], bands: uPlot.Band[]): uPlot.Options {
+  #options(data: LineData, series: uPlot.Series[], bands: uPlot.Band[], width: number): uPlot.Options {
     const axis = {
       stroke: cssVariable("--dim"),
       font: "11px system-ui,sans-serif",
       grid: { stroke: cssVariable("--grid"), width: 1 },
       ticks: { stroke: cssVariable("--line"), width: 1, size: 4 },
     };
+    const ticks: Partial<uPlot.Axis> =
+      data.kind === "wall"
+        ? {}
+        : data.kind === "relative"
+          ? { incrs: elapsedSteps(), values: (_: uPlot, at: number[]) => at.map((second) => formatDuration(second)) }
+          : { values: (_: uPlot, at: number[]) => at.map((step) => (Number.isInteger(step) ? formatStep(step) : "")) };
     return {
-      width: this.root.clientWidth,
+      width,
       height: HEIGHT,
       padding: [8, 10, 0, 0],
       legend: { show: false },
       series,
       bands,
-      scales: { x: { time: false, range: [data.range[0], data.range[1]] }, y: { distr: data.log ? 3 : 1 } },
+      scales: {
+        x: { time: data.kind === "wall", range: () => [...(this.#data?.range ?? [0, 1])] as [number, number] },
+        y: { distr: data.log ? 3 : 1 },
+      },
       axes: [
-        { ...axis, size: 26, values: (_: uPlot, ticks: number[]) => ticks.map((t) => (Number.isInteger(t) ? formatStep(t) : "")) },
-        { ...axis, size: 54, values: (_: uPlot, ticks: (number | null)[]) => ticks.map((t) => (t === null ? "" : formatNumber(t, 4))) },
+        { ...axis, size: data.kind === "wall" ? 38 : 26, ...ticks },
+        { ...axis, size: 54, values: (_: uPlot, at: (number | null)[]) => at.map((t) => (t === null ? "" : formatNumber(t, 4))) },
       ],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
       hooks: {
-        draw: [(plot) => this.drawMarks(plot, data)],
-        setCursor: [(plot) => this.hovered(plot)],
-        setSelect: [(plot) => this.selected(plot)],
+        draw: [(plot) => this.#drawMarks(plot)],
+        setCursor: [(plot) => this.#hovered(plot)],
+        setSelect: [(plot) => this.#selected(plot)],
       },
     };
   }
 
-  private hovered(plot: uPlot): void {
-    const box = plot.over.getBoundingClientRect();
+  #hovered(plot: uPlot): void {
     const { idx, left, top } = plot.cursor;
     if (idx === null || idx === undefined || left === undefined || left < 0) return;
+    const box = plot.over.getBoundingClientRect();
     this.events.hover(idx, box.left + left, box.top + (top ?? 0));
   }
 
-  private selected(plot: uPlot): void {
+  #selected(plot: uPlot): void {
     const { left, width } = plot.select;
     if (width < 4) return;
     const range = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")] as const;
@@ -121,27 +172,28 @@ export class LineChart {
     this.events.zoom(range);
   }
 
-  private drawMarks(plot: uPlot, data: LineData): void {
+  #drawMarks(plot: uPlot): void {
     const { ctx, bbox } = plot;
+    const { marks, curves } = this.#data ?? { marks: [], curves: [] };
     ctx.save();
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
     ctx.strokeStyle = cssVariable("--faint");
     ctx.setLineDash([4, 4]);
-    for (const mark of data.marks) this.rule(ctx, bbox.left, plot.valToPos(mark, "y", true), bbox.width, 0);
+    for (const mark of marks) this.#rule(ctx, bbox.left, plot.valToPos(mark, "y", true), bbox.width, 0);
     ctx.setLineDash([]);
     ctx.fillStyle = cssVariable("--bad");
-    for (const curve of data.curves) {
-      for (const step of curve.broken) ctx.fillRect(plot.valToPos(step, "x", true) - 1, bbox.top + bbox.height - 7, 2, 7);
+    for (const curve of curves) {
+      for (const x of curve.broken) ctx.fillRect(plot.valToPos(x, "x", true) - 1, bbox.top + bbox.height - 7, 2, 7);
     }
     ctx.strokeStyle = cssVariable("--cursor");
     ctx.lineWidth = window.devicePixelRatio || 1;
-    if (Number.isFinite(this.step)) this.rule(ctx, plot.valToPos(this.step, "x", true), bbox.top, 0, bbox.height);
+    if (Number.isFinite(this.#at)) this.#rule(ctx, plot.valToPos(this.#at, "x", true), bbox.top, 0, bbox.height);
     ctx.restore();
   }
 
-  private rule(ctx: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {
+  #rule(ctx: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {
     ctx.beginPath();
     ctx.moveTo(x, y);
     ctx.lineTo(x + width, y + height);

@@ -18,16 +18,32 @@ function barColour(scale: ColourScale, at: number): number {
 }
 
 export class Profile {
-  private readonly canvas = el("canvas");
-  readonly root = el("div", { class: "profile", attrs: { "data-part": "profile" } }, this.canvas);
+  readonly #canvas = el("canvas");
+  readonly #line = el("div", { class: "hline" });
+  readonly root = el("div", { class: "profile", attrs: { "data-part": "profile" } }, this.#canvas, this.#line);
 
   /** Where which value lies on the axis below; known after painting. */
   ticks: { x: number; text: string }[] = [];
 
+  constructor() {
+    this.#line.hidden = true;
+  }
+
+  clear(): void {
+    this.#canvas.width = this.#canvas.height = 0;
+    this.#canvas.style.cssText = "";
+  }
+
+  /** Shows the row that is pointed at. */
+  showRow(site: number | null, sites: number, height: number): void {
+    this.#line.hidden = site === null || site < 0;
+    if (site !== null && site >= 0) this.#line.style.top = `${rowTop(site - 0.5, sites, height)}px`;
+  }
+
   paint(series: Series, block: Block, column: number, scale: ColourScale, marks: readonly number[], height: number): void {
     const width = this.root.clientWidth;
     if (width === 0) return;
-    const context = sharpContext(this.canvas, width, height);
+    const context = sharpContext(this.#canvas, width, height);
     const row = height / Math.max(1, series.sites.length);
     const plot = width - (row >= TEXT_FROM ? TEXT_WIDTH : 0);
     const origin = scale.diverging ? plot / 2 : 0;

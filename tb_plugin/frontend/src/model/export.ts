@@ -1,5 +1,6 @@
 // What is shown, as text to take away: csv for tables, svg for pictures.
 import { formatNumber, formatStep, linearTicks } from "./format";
+import { ridgeline, type Histograms } from "./ridge";
 import { cellKind, type Series } from "./series";
 
 export type CsvCell = string | number | null;
@@ -26,7 +27,10 @@ export interface MapPicture {
 
 export interface LinePicture {
   readonly title: string;
-  readonly steps: ArrayLike<number>;
+  /** Where the values lie, and how the axis is written. */
+  readonly xs: ArrayLike<number>;
+  readonly axis: string;
+  tick(x: number): string;
   readonly curves: readonly { readonly label: string; readonly colour: string; readonly values: readonly (number | null | undefined)[] }[];
   readonly log: boolean;
   readonly range: readonly [number, number];
@@ -84,19 +88,34 @@ export function lineSvg(picture: LinePicture, width = 720, height = 320): string
   const y = (value: number): number => TOP + deep - ((scale(value) - low) / (high - low)) * deep;
   const rows = linearTicks(low, high, 5).map((tick) => (log ? 10 ** tick : tick));
   const grid = rows.map((tick) => `<path d="M${left} ${round(y(tick))}h${plot}" stroke="${escape(theme.line)}"/><text x="${left - 8}" y="${round(y(tick))}" text-anchor="end" dominant-baseline="middle">${escape(formatNumber(tick, 3))}</text>`);
-  const axis = linearTicks(range[0], range[1], 6).filter(Number.isInteger).map((tick) => `<text x="${round(x(tick))}" y="${TOP + deep + 18}" text-anchor="middle">${escape(formatStep(tick))}</text>`);
+  const axis = linearTicks(range[0], range[1], 4).filter(Number.isInteger).map((tick) => `<text x="${round(x(tick))}" y="${TOP + deep + 18}" text-anchor="middle">${escape(picture.tick(tick))}</text>`);
   const curves = picture.curves.map((curve, i) => {
     let path = "";
     let open = false;
     curve.values.forEach((value, c) => {
       if (value === undefined) return;
-      if (value !== null) path += `${open ? "L" : "M"}${round(x(picture.steps[c] ?? 0))} ${round(y(value))}`;
+      if (value !== null) path += `${open ? "L" : "M"}${round(x(picture.xs[c] ?? 0))} ${round(y(value))}`;
       open = value !== null;
     });
     const label = `<text x="${left + 16}" y="${TOP + deep + 40 + i * 16}">${escape(curve.label)}</text><path d="M${left} ${TOP + deep + 36 + i * 16}h10" stroke="${escape(curve.colour)}" stroke-width="3"/>`;
     return `<path d="${path}" fill="none" stroke="${escape(curve.colour)}" stroke-width="1.6"/>${curve.label === "" ? "" : label}`;
   });
-  return frame(width, height + Math.max(0, picture.curves.length - 2) * 16, picture.title, theme, [...grid, ...axis, ...curves]);
+  return frame(width, height + Math.max(0, picture.curves.length - 2) * 16, picture.title, theme, [...grid, ...axis, `<text x="${left + plot}" y="${TOP + deep + 36}" text-anchor="end">${escape(picture.axis)}</text>`, ...curves]);
+}
+
+const [GAP, PEAK, WIDTH] = [15, 44, 720];
+
+export function ridgeSvg(found: Histograms, theme: Theme, colour: string): string {
+  const { low, high, ridges } = ridgeline(found.histograms, WIDTH, GAP, PEAK);
+  const bottom = PEAK + Math.max(0, ridges.length - 1) * GAP;
+  const parts = ridges.map((ridge) => {
+    const broken = ridge.nonfinite === 0 ? "" : `<text x="${WIDTH + 8}" y="${ridge.baseline}">${ridge.nonfinite} NaN/Inf</text>`;
+    const line = `<path d="M0 ${ridge.baseline}H${WIDTH}" stroke="${escape(theme.line)}"/>`;
+    return `${line}<path d="${ridge.path}" fill="${escape(colour)}" fill-opacity=".3" stroke="${escape(colour)}"/><text x="-8" y="${ridge.baseline}" text-anchor="end">${escape(formatStep(ridge.step))}</text>${broken}`;
+  });
+  const x = (value: number): number => round(((value - low) / (high - low)) * WIDTH);
+  const axis = linearTicks(low, high, 6).map((tick) => `<text x="${x(tick)}" y="${bottom + 20}" text-anchor="middle">${escape(formatNumber(tick, 3))}</text>`);
+  return frame(WIDTH + 200, TOP + bottom + 40, `${found.metric} of ${found.site}`, theme, [`<g transform="translate(80 ${TOP})">`, ...parts, ...axis, "</g>"]);
 }
 
 function frame(width: number, height: number, title: string, theme: Theme, parts: readonly string[]): string {

@@ -3,6 +3,7 @@ import type { Unit } from "../schema";
 
 const THIN = "\u202f";
 
+/** A step as it stands on an axis; thin spaces between thousands. */
 export function formatStep(step: number): string {
   return String(Math.round(step)).replace(/\B(?=(\d{3})+(?!\d))/g, THIN);
 }
@@ -39,6 +40,7 @@ export function formatTime(seconds: number): string {
 
 export function formatDuration(seconds: number): string {
   const whole = Math.max(0, Math.round(seconds));
+  if (whole < 10 && !Number.isInteger(seconds)) return `${Number(seconds.toPrecision(2))}${THIN}s`;
   if (whole < 60) return `${whole}${THIN}s`;
   if (whole < 3600) return `${Math.floor(whole / 60)}${THIN}min`;
   if (whole < 86400) return `${Math.floor(whole / 3600)}${THIN}h ${Math.floor((whole % 3600) / 60)}${THIN}min`;
@@ -62,4 +64,29 @@ export function linearTicks(low: number, high: number, count: number): number[] 
   const ticks: number[] = [];
   for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
   return ticks;
+}
+
+/** Steps between ticks on an axis of elapsed seconds, so that they fall on whole minutes, hours and days. */
+export function elapsedSteps(): number[] {
+  const [minute, hour, day] = [60, 3600, 86400];
+  const small = [0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30];
+  return [...small, ...[1, 2, 5, 10, 15, 30].map((n) => n * minute), ...[1, 2, 3, 6, 12].map((n) => n * hour), ...[1, 2, 5, 10, 50].map((n) => n * day)];
+}
+
+/** What a site is called: run-level metrics have the one site without a name. */
+export function siteText(site: string): string {
+  return site === "" ? "whole model" : site;
+}
+
+/** What the sites of a kind are, as a heading; a kind that this page does not know by name reads as it is written. */
+export function kindText(kind: string): string {
+  const spoken: Readonly<Record<string, string>> = {
+    run: "Whole model",
+    block: "Blocks",
+    parameter: "Parameters",
+    module: "Activations",
+    head: "Attention heads",
+    node: "Nodes",
+  };
+  return spoken[kind] ?? kind;
 }

@@ -21,17 +21,16 @@ export interface Moment {
   readonly coarse?: number;
 }
 
-export type ColumnKey = "gradient" | "gain" | "update" | "dead" | "zero";
-
 export interface Column {
-  readonly key: ColumnKey;
+  readonly key: string;
   readonly title: string;
   readonly share: boolean;
   /** The first of these that knows a layer counts. */
   readonly metrics: readonly string[];
 }
 
-export const COLUMNS: readonly Column[] = [
+/** What is asked of a layer of any kind; a block shows the worst of what lies inside it. */
+const COMMON: readonly Column[] = [
   { key: "gradient", title: "gradient norm", share: false, metrics: ["block.gradient_norm", "parameter.gradient_norm"] },
   { key: "gain", title: "gain", share: false, metrics: ["block.gain"] },
   { key: "update", title: "update / weight", share: false, metrics: ["parameter.update_ratio"] },
@@ -39,12 +38,33 @@ export const COLUMNS: readonly Column[] = [
   { key: "zero", title: "zero gradients", share: true, metrics: ["parameter.zero_share"] },
 ];
 
-/** Kinds of rows, and the metric whose sites are the rows and whose course is the trend. */
-export const ROW_KINDS: readonly { readonly kind: SiteKind; readonly label: string; readonly metrics: readonly string[] }[] = [
-  { kind: "block", label: "Blocks", metrics: ["block.gradient_norm", "block.gain"] },
-  { kind: "parameter", label: "Parameters", metrics: ["parameter.gradient_norm", "parameter.update_ratio", "parameter.weight_norm"] },
-  { kind: "module", label: "Activations", metrics: ["activation.dead_share", "activation.zero_share", "activation.saturated_share"] },
-];
+/** Kinds of layers that the common columns speak of; any other kind shows what was read of it. */
+const COMMON_KINDS: readonly SiteKind[] = ["block", "parameter", "module"];
+
+/** The metric whose sites are the rows and whose course is the trend, where a kind has several. */
+const LEADING: readonly string[] = ["block.gradient_norm", "block.gain", "parameter.gradient_norm", "parameter.update_ratio", "activation.dead_share"];
+
+const MOST_COLUMNS = 7;
+
+/** Kinds of layers that a run holds, blocks first. */
+export function rowKinds(available: readonly RunMetric[]): readonly SiteKind[] {
+  const order = (kind: SiteKind): number => (COMMON_KINDS.includes(kind) ? COMMON_KINDS.indexOf(kind) : COMMON_KINDS.length);
+  const kinds = [...new Set(available.map(({ kind }) => kind))].filter((kind) => kind !== "run");
+  return kinds.sort((a, b) => order(a) - order(b));
+}
+
+/**
+ * The columns for rows of a kind: the common ones of which the run holds something, then what else was read of this
+ * kind, that with a threshold first.
+ */
+export function columnsOf(kind: string, available: readonly RunMetric[]): readonly Column[] {
+  const held = new Set(available.map(({ name }) => name));
+  const common = COMMON_KINDS.some((name) => name === kind) ? COMMON.filter(({ metrics }) => metrics.some((name) => held.has(name))) : [];
+  const taken = new Set(common.flatMap(({ metrics }) => metrics));
+  const own = available.filter((metric) => metric.kind === kind && !taken.has(metric.name) && (metric.marks.length > 0 || common.length === 0));
+  own.sort((a, b) => Math.min(1, b.marks.length) - Math.min(1, a.marks.length));
+  return [...common, ...own.map(({ name, title, unit }) => ({ key: name, title, share: unit === "share", metrics: [name] }))].slice(0, MOST_COLUMNS);
+}
 
 /** What stands in one cell: null where nothing was read; `among` counts the inner layers of which it is the greatest. */
 export interface Cell {
@@ -58,21 +78,22 @@ export interface Row {
   readonly site: string;
   readonly depth: number;
   readonly issue: Issue | null;
-  readonly cells: Readonly<Record<ColumnKey, Cell | null>>;
+  readonly cells: Readonly<Record<string, Cell | null>>;
 }
 
-export type SortKey = "site" | "verdict" | ColumnKey;
+/** "site", "verdict", or the key of a column. */
+export type SortKey = string;
 
 /** The metric whose sites are the rows of a kind, undefined when the run holds none. */
 export function rowMetric(kind: string, available: readonly RunMetric[]): string | undefined {
-  const names = ROW_KINDS.find((item) => item.kind === kind)?.metrics ?? [];
-  return names.find((name) => available.some((metric) => metric.name === name));
+  const names = available.filter((metric) => metric.kind === kind).map(({ name }) => name);
+  return LEADING.find((name) => names.includes(name)) ?? names[0];
 }
 
 /** The metrics to ask for at a step, those of the columns and of the rows. */
 export function wantedMetrics(kind: string, available: readonly RunMetric[]): readonly string[] {
   const names = new Set(available.map(({ name }) => name));
-  const wanted = [rowMetric(kind, available) ?? "", ...COLUMNS.flatMap(({ metrics }) => metrics)];
+  const wanted = [rowMetric(kind, available) ?? "", ...columnsOf(kind, available).flatMap(({ metrics }) => metrics)];
   return [...new Set(wanted)].filter((name) => names.has(name));
 }
 
@@ -81,14 +102,14 @@ export function toNumber(written: Written): number {
 }
 
 /** One row per site of a metric, in depth order. */
-export function rowsOf(metric: string, moment: Moment, issues: readonly Issue[]): readonly Row[] {
+export function rowsOf(metric: string, moment: Moment, issues: readonly Issue[], columns: readonly Column[]): readonly Row[] {
   const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   return (moment.metrics[metric]?.sites ?? []).map((site, depth) => ({
     site,
     depth,
     issue: holding.find((issue) => issue.layers.some((layer) => layer === site || layer.startsWith(`${site}.`))) ?? null,
-    cells: Object.fromEntries(COLUMNS.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)])) as Row["cells"],
+    cells: Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)])),
   }));
 }
 
@@ -104,7 +125,7 @@ export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, fi
     const value = row.cells[key]?.value;
     return value === undefined ? -Infinity : Number.isNaN(value) ? Infinity : value;
   };
-  const empty = (row: Row): boolean => key !== "site" && key !== "verdict" && row.cells[key] === null;
+  const empty = (row: Row): boolean => key !== "site" && key !== "verdict" && (row.cells[key] ?? null) === null;
   const sign = falling ? -1 : 1;
   return [...shown].sort((a, b) => {
     if (empty(a) !== empty(b)) return empty(a) ? 1 : -1;
@@ -142,14 +163,14 @@ export function momentFrom(found: readonly Series[], step: number): Moment {
 }
 
 class Finder {
-  private readonly at: ReadonlyMap<string, number>;
+  readonly #at: ReadonlyMap<string, number>;
 
   constructor(readonly metric: string, private readonly found: MetricMoment) {
-    this.at = new Map(found.sites.map((site, i) => [site, i]));
+    this.#at = new Map(found.sites.map((site, i) => [site, i]));
   }
 
   exact(site: string): Cell | null {
-    const at = this.at.get(site);
+    const at = this.#at.get(site);
     const value = at === undefined ? null : (this.found.values[at] ?? null);
     return value === null ? null : { value: toNumber(value), metric: this.metric, site, among: 1 };
   }

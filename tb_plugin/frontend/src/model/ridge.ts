@@ -1,5 +1,7 @@
 // How a parameter's entries are distributed, histogram over histogram.
 
+import type { CsvCell } from "./export";
+
 export interface Histogram {
   readonly step: number;
   readonly edges: readonly number[];
@@ -61,4 +63,13 @@ export function firstSite(sites: readonly string[], pins: readonly string[]): st
     if (found !== undefined) return found;
   }
   return sites[0] ?? "";
+}
+
+/** Every bin of every histogram shown, one line each. */
+export function histogramRows({ metric, site, histograms }: Histograms): readonly (readonly CsvCell[])[] {
+  const rows: CsvCell[][] = [["metric", "site", "step", "from", "to", "count", "nonfinite"]];
+  for (const { step, edges, counts, nonfinite } of histograms) {
+    counts.forEach((count, bin) => rows.push([metric, site, step, edges[bin] ?? null, edges[bin + 1] ?? null, count, nonfinite]));
+  }
+  return rows;
 }

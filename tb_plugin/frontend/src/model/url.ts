@@ -1,8 +1,15 @@
 // The part of TensorBoard's address that belongs to this panel: #gradflow&p.gradflow.run=a&p.gradflow.pin=x
 
+import { AXES, type AxisKind } from "./axis";
+
 const PREFIX = "p.gradflow.";
 
 export type Mode = "beside" | "difference";
+
+/** How many steps become one column of the map. */
+export type Reducer = "extreme" | "max" | "min" | "mean";
+
+export const REDUCERS: readonly Reducer[] = ["extreme", "max", "min", "mean"];
 
 export interface UrlState {
   readonly run?: string;
@@ -12,6 +19,13 @@ export interface UrlState {
   readonly mode?: Mode;
   readonly step?: number;
   readonly pins?: readonly string[];
+  readonly reduce?: Reducer;
+  readonly phase?: string;
+  /** How the lines are drawn: their axis, their smoothing, their metrics, and those whose log switch was turned. */
+  readonly axis?: AxisKind;
+  readonly smooth?: number;
+  readonly charts?: readonly string[];
+  readonly log?: Readonly<Record<string, boolean>>;
   /** First and last step in view. */
   readonly zoom?: readonly [number, number];
 }
@@ -22,29 +36,47 @@ export function parseHash(hash: string): UrlState {
     const at = part.indexOf("=");
     if (at > 0 && part.startsWith(PREFIX)) found.set(part.slice(PREFIX.length, at), unescape(part.slice(at + 1)));
   }
-  const [run, metric, step, pins, other, mode, zoom] = ["run", "metric", "step", "pins", "other", "mode", "zoom"].map((key) => found.get(key));
+  const text = (key: string): string => found.get(key) ?? "";
+  const [run, metric, step, other, phase, smooth] = ["run", "metric", "step", "other", "phase", "smooth"].map(text);
+  const axis = AXES.find(({ kind }) => kind !== "step" && kind === text("axis"))?.kind;
+  const reduce = REDUCERS.find((word) => word !== "extreme" && word === text("reduce"));
+  const [pins, charts, log] = [parseList(text("pins")), parseList(text("charts")), parseSwitches(text("log"))];
   return {
     ...(run ? { run } : {}),
     ...(metric ? { metric } : {}),
     ...(other ? { other } : {}),
-    ...(mode === "difference" ? { mode } : {}),
-    ...(step !== undefined && /^\d+$/.test(step) ? { step: Number(step) } : {}),
-    ...parseZoom(zoom ?? ""),
-    ...(pins ? { pins: parsePins(pins) } : {}),
+    ...(phase ? { phase } : {}),
+    ...(text("mode") === "difference" ? { mode: "difference" as const } : {}),
+    ...(/^\d+$/.test(step ?? "") ? { step: Number(step) } : {}),
+    ...parseZoom(text("zoom")),
+    ...(reduce === undefined ? {} : { reduce }),
+    ...(axis === undefined ? {} : { axis }),
+    ...(/^0\.\d+$/.test(smooth ?? "") ? { smooth: Number(smooth) } : {}),
+    ...(pins.length === 0 ? {} : { pins }),
+    ...(charts.length === 0 ? {} : { charts }),
+    ...(Object.keys(log).length === 0 ? {} : { log }),
   };
 }
 
-/** The key-value pairs to store; an empty value removes its key. */
+/** The key-value pairs to store; an empty value removes its key, and what is so by default is not stored. */
 export function toStorage(state: UrlState): readonly (readonly [string, string])[] {
-  return [
-    [`${PREFIX}run`, state.run ?? ""],
-    [`${PREFIX}metric`, state.metric ?? ""],
-    [`${PREFIX}other`, state.other ?? ""],
-    [`${PREFIX}mode`, state.other && state.mode === "difference" ? state.mode : ""],
-    [`${PREFIX}step`, state.step === undefined ? "" : String(state.step)],
-    [`${PREFIX}zoom`, state.zoom === undefined ? "" : state.zoom.join("-")],
-    [`${PREFIX}pins`, state.pins === undefined || state.pins.length === 0 ? "" : JSON.stringify(state.pins)],
-  ];
+  const list = (words: readonly string[] | undefined): string => (words === undefined || words.length === 0 ? "" : JSON.stringify(words));
+  const values: Readonly<Record<string, string>> = {
+    run: state.run ?? "",
+    metric: state.metric ?? "",
+    other: state.other ?? "",
+    mode: state.other && state.mode === "difference" ? state.mode : "",
+    step: state.step === undefined ? "" : String(state.step),
+    zoom: state.zoom === undefined ? "" : state.zoom.join("-"),
+    pins: list(state.pins),
+    reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
+    phase: state.phase ?? "",
+    axis: state.axis === undefined || state.axis === "step" ? "" : state.axis,
+    smooth: state.smooth ? String(state.smooth) : "",
+    charts: list(state.charts),
+    log: Object.keys(state.log ?? {}).length === 0 ? "" : JSON.stringify(state.log),
+  };
+  return Object.entries(values).map(([key, value]) => [`${PREFIX}${key}`, value]);
 }
 
 function unescape(text: string): string {
@@ -60,11 +92,21 @@ function parseZoom(text: string): { readonly zoom?: readonly [number, number] } 
   return first !== undefined && last !== undefined && last - first >= 2 ? { zoom: [first, last] } : {};
 }
 
-function parsePins(text: string): readonly string[] {
+function parseList(text: string): readonly string[] {
+  const parsed = parseJson(text);
+  return Array.isArray(parsed) ? parsed.filter((item): item is string => typeof item === "string") : [];
+}
+
+function parseSwitches(text: string): Readonly<Record<string, boolean>> {
+  const parsed = parseJson(text);
+  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) return {};
+  return Object.fromEntries(Object.entries(parsed).filter((pair): pair is [string, boolean] => typeof pair[1] === "boolean"));
+}
+
+function parseJson(text: string): unknown {
   try {
-    const parsed: unknown = JSON.parse(text);
-    return Array.isArray(parsed) ? parsed.filter((pin): pin is string => typeof pin === "string") : [];
+    return JSON.parse(text);
   } catch {
-    return [];
+    return null;
   }
 }

@@ -16,6 +16,8 @@ export interface Issue {
   /** The step at which it was last written. */
   readonly seen: number;
   readonly state: "open" | "healed" | "ended";
+  /** Per-site metrics that were read at the layer, or inside it. */
+  readonly metrics: readonly string[];
 }
 
 export type Tone = "good" | "warn" | "bad" | "none";
@@ -31,6 +33,12 @@ const NAMED = 2;
 /** A note (severity INFO) is shown in the list, and is not a problem. */
 export function isProblem(issue: Issue): boolean {
   return issue.state === "open" && issue.severity !== "INFO";
+}
+
+/** Changes whenever something that is shown of an issue changes. */
+export function issueKey(issue: Issue): string {
+  const { issue_type, layer, step, state, healed_step, severity, message, layers } = issue;
+  return JSON.stringify([issue_type, layer, step, state, healed_step, severity, message, layers.length]);
 }
 
 export function where(issue: Issue): string {
@@ -64,5 +72,8 @@ export function metricFor(issue: Issue, available: readonly string[], current: s
     BOTTLENECK: ["block.gain", "block.effective_rank"],
     STAGNATION: ["parameter.update_ratio"],
   };
-  return (wanted[issue.issue_type] ?? []).find((name) => available.includes(name)) ?? current;
+  const held = (names: readonly string[]): readonly string[] => names.filter((name) => available.includes(name));
+  const [usual, there] = [held(wanted[issue.issue_type] ?? []), held(issue.metrics)];
+  const both = usual.find((name) => there.includes(name)) ?? (there.includes(current) ? current : there[0]);
+  return both ?? usual[0] ?? current;
 }

@@ -1,4 +1,5 @@
-// What a person sees who has no data yet: how to get some.
+// What a person sees where there is nothing yet: how to get some.
+import type { CatalogEntry } from "../api";
 import { el } from "../dom";
 
 const SNIPPET = `from gradflow_export import Exporter
@@ -8,12 +9,6 @@ exporter = Exporter(model, logdir="runs/first").watch(criterion)
 exporter.close()`;
 
 export function emptyState(): HTMLElement {
-  const copy = el("button", { class: "btn", text: "Copy", attrs: { type: "button" } });
-  copy.addEventListener("click", () => {
-    void navigator.clipboard?.writeText(SNIPPET).then(() => {
-      copy.textContent = "Copied";
-    });
-  });
   return el(
     "section",
     { class: "card empty", attrs: { "data-part": "empty" } },
@@ -21,6 +16,27 @@ export function emptyState(): HTMLElement {
     el("p", { text: "Watch a model, and this page answers: is it learning, and if not, which layer, since when, and what to do." }),
     el("pre", { class: "mono", text: SNIPPET }),
     el("p", { text: "Start TensorBoard on the same folder: tensorboard --logdir runs. This page looks for new data by itself." }),
-    copy,
+    copyButton(SNIPPET),
   );
+}
+
+/** There is data, but none of this metric: what it is, and what makes a run hold it. */
+export function lesson(entry: CatalogEntry): readonly HTMLElement[] {
+  return [
+    el("h3", { text: `This run holds no ${entry.title}` }),
+    el("p", { class: "mono", text: entry.formula }),
+    el("p", { text: entry.how }),
+    el("pre", { class: "mono", text: entry.code }),
+    copyButton(entry.code),
+  ];
+}
+
+function copyButton(text: string): HTMLElement {
+  const copy = el("button", { class: "btn", text: "Copy", attrs: { type: "button" } });
+  copy.addEventListener("click", () => {
+    void navigator.clipboard?.writeText(text).then(() => {
+      copy.textContent = "Copied";
+    });
+  });
+  return copy;
 }

@@ -1,6 +1,6 @@
 // Which run, what it is, at which step, and whether the page follows it.
 import type { RunMeta, RunSummary } from "../api";
-import { el, setOptions } from "../dom";
+import { el, setOptions, setText } from "../dom";
 import { formatCount, formatDuration, formatStep, formatTime } from "../model/format";
 
 export interface HeaderEvents {
@@ -10,47 +10,67 @@ export interface HeaderEvents {
   /** null follows the last step. */
   step(step: number | null): void;
   live(on: boolean): void;
+  /** An empty word stands for training. */
+  phase(word: string): void;
 }
 
+const MANY_RUNS = 8;
+
 export class Header {
-  private readonly runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });
-  private readonly others = el("select", { attrs: { "aria-label": "Compare with", "data-part": "compare" } });
-  private readonly facts = el("div", { class: "facts" });
-  private readonly slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
-  private readonly output = el("output", { attrs: { "data-part": "step" } });
-  private readonly live = el("button", { class: "btn live", attrs: { type: "button" } }, el("i"), "Live");
+  readonly #runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });
+  readonly #others = el("select", { attrs: { "aria-label": "Compare with", "data-part": "compare" } });
+  readonly #filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter runs", "aria-label": "Filter runs" } });
+  readonly #phases = el("select", { attrs: { "aria-label": "Phase", "data-part": "phase" } });
+  readonly #phaseBox = el("label", {}, "Phase", this.#phases);
+  readonly #facts = el("div", { class: "facts" });
+  readonly #slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
+  readonly #output = el("output", { attrs: { "data-part": "step" } });
+  readonly #live = el("button", { class: "btn live", attrs: { type: "button" } }, el("i"), "Live");
   readonly root = el(
     "header",
     {},
-    el("label", {}, "Run", this.runs),
-    el("label", {}, "Compare", this.others),
-    this.facts,
-    el("div", { class: "stepper" }, "Step", this.arrow(-1), this.slider, this.arrow(1), this.output),
-    this.live,
+    el("label", {}, "Run", this.#runs),
+    this.#filter,
+    el("label", {}, "Compare", this.#others),
+    this.#phaseBox,
+    this.#facts,
+    el("div", { class: "stepper" }, "Step", this.#arrow(-1), this.#slider, this.#arrow(1), this.#output),
+    this.#live,
   );
-  private steps: readonly [number, number] = [0, 0];
+  #steps: readonly [number, number] = [0, 0];
+  #offered: readonly [readonly RunSummary[], string, string] = [[], "", ""];
 
   constructor(private readonly events: HeaderEvents, live: boolean) {
-    this.runs.addEventListener("change", () => events.run(this.runs.value));
-    this.slider.addEventListener("input", () => this.move(Number(this.slider.value)));
-    this.others.addEventListener("change", () => events.compare(this.others.value));
-    this.live.title = "Look for new steps every few seconds while this page is visible";
-    this.live.setAttribute("aria-pressed", String(live));
-    this.live.addEventListener("click", () => {
-      const on = this.live.getAttribute("aria-pressed") !== "true";
-      this.live.setAttribute("aria-pressed", String(on));
+    this.#runs.addEventListener("change", () => events.run(this.#runs.value));
+    this.#slider.addEventListener("input", () => this.#move(Number(this.#slider.value)));
+    this.#others.addEventListener("change", () => events.compare(this.#others.value));
+    this.#phases.addEventListener("change", () => events.phase(this.#phases.value));
+    this.#filter.addEventListener("input", () => this.showRuns(...this.#offered));
+    this.#filter.hidden = this.#phaseBox.hidden = true;
+    this.#live.title = "Look for new steps every few seconds while this page is visible";
+    this.#live.setAttribute("aria-pressed", String(live));
+    this.#live.addEventListener("click", () => {
+      const on = this.#live.getAttribute("aria-pressed") !== "true";
+      this.#live.setAttribute("aria-pressed", String(on));
       events.live(on);
     });
   }
 
+  /** Offers the runs whose name holds the filter's text, and those chosen whatever their name. */
   showRuns(runs: readonly RunSummary[], chosen: string, other: string): void {
-    const options = runs.map(({ run }) => ({ value: run, label: runLabel(run) }));
-    setOptions(this.runs, options, chosen);
-    setOptions(this.others, [{ value: "", label: "with \u2026" }, ...options.filter(({ value }) => value !== chosen)], other);
-    this.others.disabled = runs.length < 2;
+    this.#offered = [runs, chosen, other];
+    this.#filter.hidden = runs.length < MANY_RUNS;
+    const text = this.#filter.value.trim().toLowerCase();
+    const found = runs.filter(({ run }) => run === chosen || run === other || run.toLowerCase().includes(text));
+    const options = found.map(({ run }) => ({ value: run, label: runLabel(run) }));
+    setOptions(this.#runs, options, chosen);
+    setOptions(this.#others, [{ value: "", label: "with \u2026" }, ...options.filter(({ value }) => value !== chosen)], other);
+    this.#others.disabled = runs.length < 2;
   }
 
-  showMeta(meta: RunMeta): void {
+  showMeta(meta: RunMeta, phase: string): void {
+    this.#phaseBox.hidden = meta.phases.length < 2;
+    setOptions(this.#phases, meta.phases.map((word) => ({ value: word, label: word })), phase || (meta.phases[0] ?? ""));
     const session = meta.sessions.at(-1);
     const facts: string[] = [];
     if (session?.model) facts.push(session.model);
@@ -60,30 +80,30 @@ export class Header {
     if (meta.started !== null) facts.push(formatDuration(meta.updated - meta.started));
     if (meta.sessions.length > 1) facts.push(`${meta.sessions.length} sessions`);
     if (meta.too_new > 0) facts.push("written by a newer gradflow-export: update it");
-    this.facts.textContent = facts.join("  \u00b7  ");
-    this.facts.title = meta.started === null ? "" : `started ${formatTime(meta.started)}`;
-    this.steps = [meta.first ?? 0, meta.last ?? 0];
-    this.slider.min = String(this.steps[0]);
-    this.slider.max = String(this.steps[1]);
+    setText(this.#facts, facts.join("  \u00b7  "));
+    this.#facts.title = meta.started === null ? "" : `started ${formatTime(meta.started)}`;
+    this.#steps = [meta.first ?? 0, meta.last ?? 0];
+    this.#slider.min = String(this.#steps[0]);
+    this.#slider.max = String(this.#steps[1]);
   }
 
   showStep(step: number): void {
-    this.slider.value = String(step);
-    this.output.textContent = formatStep(step);
+    this.#slider.value = String(step);
+    setText(this.#output, formatStep(step));
   }
 
-  private move(step: number): void {
-    const [first, last] = this.steps;
+  #move(step: number): void {
+    const [first, last] = this.#steps;
     this.events.step(step >= last ? null : Math.max(first, step));
   }
 
-  private arrow(by: 1 | -1): HTMLButtonElement {
+  #arrow(by: 1 | -1): HTMLButtonElement {
     const button = el("button", {
       class: "btn icon",
       text: by < 0 ? "\u2039" : "\u203a",
       attrs: { type: "button", "aria-label": by < 0 ? "Previous step" : "Next step" },
     });
-    button.addEventListener("click", () => this.move(Number(this.slider.value) + by));
+    button.addEventListener("click", () => this.#move(Number(this.#slider.value) + by));
     return button;
   }
 }

@@ -17,12 +17,12 @@ export class MetricInfo {
     const button = el("button", { class: "btn icon what", text: "?", title: "What is this?", attrs: { type: "button", "aria-label": "About this metric" } });
     button.addEventListener("click", () => {
       const shown = spec();
-      if (shown !== null) this.show(shown);
+      if (shown !== null) this.#show(shown);
     });
     return button;
   }
 
-  private show(spec: MetricSpec): void {
+  #show(spec: MetricSpec): void {
     const facts: readonly (readonly [string, string])[] = [
       ["unit", spec.unit === "1" ? "1 (a plain number)" : spec.unit],
       ["formula", spec.formula],

@@ -1,208 +1,313 @@
-// How: run-level metrics and the pinned layers over time.
-import type { RunMeta, RunMetric } from "../api";
+// How: one chart, of a run-level metric or of the pinned layers over time.
+import type { RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
-import { el, setOptions } from "../dom";
+import { el, keepChildren, setText, type Option, setOptions } from "../dom";
+import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
 import { csv, fileName, lineSvg, seriesRows, type CsvCell } from "../model/export";
-import { formatNumber, formatStep, unitText } from "../model/format";
+import { formatNumber, formatStep, formatTime, siteText, unitText } from "../model/format";
 import { joinSteps, spread } from "../model/join";
 import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
+import { smooth } from "../model/smooth";
+import type { Gesture } from "../model/zoom";
 import { pinColour } from "../style";
 import { downloadMenu, theme } from "./download";
 import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
+import type { Navigate } from "./navigate";
 import type { Tooltip } from "./tooltip";
 
 const RUN_COLOUR = "#2f7de1";
 const OTHER_COLOUR = "#e0661a";
 
-export interface LineCardEvents {
-  /** The card has to be drawn again from the server. */
-  changed(card: LineCard): void;
+export interface LineCardEvents extends Navigate {
+  /** Another metric was chosen. */
+  chosen(card: LineCard): void;
+  /** The switch for a logarithmic axis was turned. */
+  log(metric: string, on: boolean): void;
   hover(step: number | null, from: LineCard): void;
-  zoom(range: readonly [number, number] | null): void;
   unpin(site: string): void;
 }
 
-interface Shown {
+export interface LineStyle {
+  readonly axis: AxisKind;
+  readonly smooth: number;
+  readonly log: Readonly<Record<string, boolean>>;
+}
+
+export interface LineContent {
   readonly series: Series;
   readonly spec: RunMetric;
   readonly range: readonly [number, number];
   readonly pins: readonly string[];
   /** The run compared with. */
   readonly other: Series | null;
+  /** When both runs began, in seconds since the epoch. */
+  readonly started: readonly [number, number];
 }
 
-/** One chart. A run card chooses among run-level metrics; the pins card shows the map's metric at the pinned layers. */
+export interface Course {
+  readonly title: string;
+  readonly from: number;
+  readonly to: number;
+}
+
 export class LineCard {
-  private readonly title = el("h2");
-  private readonly select = el("select", { attrs: { "aria-label": "Metric of this chart" } });
-  private readonly log = el("button", { class: "btn toggle", text: "log", attrs: { type: "button", title: "Logarithmic axis" } });
-  private readonly keys = el("div", { class: "keys" });
-  private readonly chart: LineChart;
+  readonly #title = el("h2");
+  readonly #select = el("select", { attrs: { "aria-label": "Metric of this chart" } });
+  readonly #log = el("button", { class: "btn toggle", text: "log", attrs: { type: "button", title: "Logarithmic axis", "data-part": "log" } });
+  readonly #keys = el("div", { class: "keys" });
+  readonly #hint = el("span", { class: "hint" });
+  readonly #chart: LineChart;
   readonly root = el("section", { class: "card line" });
   metric = "";
-  private wantsLog: boolean | null = null;
-  private shown: Shown | null = null;
-  private drawn: LineData | null = null;
+  /** Whether somebody chose the metric here. */
+  asked = false;
+  #content: LineContent | null = null;
+  #drawn: LineData | null = null;
+  #own: Float64Array = new Float64Array();
+  #others: Float64Array = new Float64Array();
+  #step = 0;
 
-  constructor(readonly kind: "run" | "pins", private readonly events: LineCardEvents, private readonly tooltip: Tooltip, info: MetricInfo) {
-    this.chart = new LineChart({ hover: (index, x, y) => this.hovered(index, x, y), zoom: (range) => events.zoom(range) });
-    const head = kind === "run" ? this.select : this.title;
+  constructor(readonly kind: "run" | "pins", private readonly style: () => LineStyle, private readonly events: LineCardEvents, private readonly tooltip: Tooltip, info: MetricInfo) {
+    this.#chart = new LineChart({
+      hover: (index, x, y) => this.#hovered(index, x, y),
+      zoom: (range) => events.zoom(range === null ? null : [this.#toStep(range[0]), this.#toStep(range[1])]),
+      wheel: (factor, x) => events.zoomBy(factor, this.#toStep(x)),
+      key: (action) => this.#keyed(action),
+    });
+    const head = kind === "run" ? this.#select : this.#title;
     const download = downloadMenu("this chart", {
-      csv: () => (this.shown === null ? null : csv(this.rows(this.shown))),
-      svg: () => this.svg(),
-      name: () => fileName(this.shown?.series.run ?? "", this.shown?.spec.name ?? ""),
+      csv: () => (this.#content === null ? null : csv(rows(this.#content))),
+      svg: () => this.#svg(),
+      name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? ""),
     });
-    this.root.append(el("div", { class: "bar" }, head, info.button(() => this.shown?.spec ?? null), this.log, download), this.chart.root, this.keys);
-    this.select.addEventListener("change", () => {
-      this.metric = this.select.value;
-      this.wantsLog = null;
-      events.changed(this);
+    this.root.append(el("div", { class: "bar" }, head, info.button(() => this.#content?.spec ?? null), this.#log, download), this.#chart.root, this.#keys);
+    this.root.dataset["part"] = `line-${kind}`;
+    this.#select.addEventListener("change", () => {
+      this.metric = this.#select.value;
+      this.asked = true;
+      events.chosen(this);
     });
-    this.log.addEventListener("click", () => {
-      this.wantsLog = !this.isLog;
-      this.redraw();
+    this.#log.addEventListener("click", () => {
+      if (this.#content !== null) events.log(this.#content.spec.name, !this.#isLog);
     });
   }
 
-  /** Offers the run-level metrics; a card hides when all of them are `taken` by another. */
-  showMeta(meta: RunMeta, preferred: readonly string[], taken = ""): void {
-    const options = meta.metrics.filter((metric) => metric.kind === "run");
-    const names = options.map(({ name }) => name);
-    if (!names.includes(this.metric)) this.metric = preferred.find((name) => names.includes(name)) ?? names.find((name) => name !== taken) ?? "";
-    this.root.hidden = this.metric === "";
-    setOptions(this.select, options.map(({ name, title }) => ({ value: name, label: title })), this.metric);
+  /** Offers metrics, the chosen one among them. */
+  offer(options: readonly Option[], chosen: string): void {
+    this.metric = chosen;
+    this.root.hidden = chosen === "";
+    setOptions(this.#select, options, chosen);
+  }
+
+  /** The first and the last number of a chart with one curve. */
+  get course(): Course | null {
+    const mean = this.#content?.series.blocks.get("mean");
+    if (this.#content === null || mean === undefined || this.#content.series.columns < 2) return null;
+    const known = mean.values.filter(Number.isFinite);
+    return { title: this.#content.spec.title, from: known[0] ?? NaN, to: mean.values[this.#content.series.columns - 1] ?? NaN };
   }
 
   get columns(): number {
-    return Math.max(200, this.chart.root.clientWidth);
+    return Math.max(200, this.#chart.root.clientWidth);
   }
 
-  show(series: Series, spec: RunMetric, range: readonly [number, number], pins: readonly string[] = [], other: Series | null = null): void {
-    this.shown = { series, spec, range, pins, other };
+  show(content: LineContent): void {
+    this.#content = content;
     this.redraw();
   }
 
   clear(message: string, title = ""): void {
-    this.shown = null;
-    this.log.hidden = true;
-    this.title.textContent = title;
-    this.keys.replaceChildren();
-    this.chart.clear(message);
+    this.#content = this.#drawn = null;
+    this.#log.hidden = true;
+    setText(this.#title, title);
+    this.#keys.replaceChildren();
+    this.#chart.clear(message);
   }
 
   showStep(step: number): void {
-    this.chart.showStep(step);
+    this.#step = step;
+    this.#chart.showAt(this.#toX(step));
   }
 
   showHover(step: number | null): void {
-    this.chart.showHover(step);
+    this.#chart.showHover(step === null ? null : this.#toX(step));
   }
 
-  /** Draws what is shown already once more, for another theme or axis. */
+  /** Shows other steps of what is there already, until the server has sent more. */
+  stretch(range: readonly [number, number]): void {
+    if (this.#content === null) return;
+    this.#content = { ...this.#content, range };
+    this.redraw();
+  }
+
+  /** Draws what is shown already once more, for another theme, axis or smoothing. */
   redraw(): void {
-    if (this.shown === null) return;
-    const { series, spec, range, pins, other } = this.shown;
-    this.title.textContent = `Pinned layers: ${spec.title}`;
-    this.log.hidden = false;
-    this.log.setAttribute("aria-pressed", String(this.isLog));
+    if (this.#content === null || this.#chart.root.clientWidth === 0) return;
+    const { series, spec, pins, other, started } = this.#content;
+    const { axis } = this.style();
+    setText(this.#title, `Pinned layers: ${spec.title}`);
+    this.#log.hidden = false;
+    this.#log.setAttribute("aria-pressed", String(this.#isLog));
+    this.#own = axisValues(series, axis, started[0]);
+    this.#others = other === null ? this.#own : axisValues(other, axis, started[1]);
     const colour = (site: string): string => (this.kind === "run" ? RUN_COLOUR : pinColour(pins.indexOf(site)));
-    const curves = series.sites.map((site, i) => this.curve(series, i, colour(site)));
-    const marks = spec.marks.filter((mark) => !this.isLog || mark > 0);
-    if (this.chart.root.clientWidth === 0) return;
-    let steps = series.first;
-    if (other !== null && other.sites.length === 1 && curves[0] !== undefined) {
-      const joined = joinSteps(series.first, other.first);
-      steps = joined.steps;
-      const mine = placed({ ...curves[0], label: runLabel(series.run) }, joined.own);
-      curves.splice(0, 1, mine, placed({ ...this.curve(other, 0, OTHER_COLOUR), label: runLabel(other.run) }, joined.other));
+    let xs = this.#own;
+    let curves = series.sites.map((site, i) => this.#curve(series, i, colour(site), this.#own));
+    if (other !== null) {
+      const joined = joinSteps(this.#own, this.#others);
+      xs = joined.steps;
+      const theirs = other.sites.map((site, i) => {
+        const curve = this.#curve(other, i, this.kind === "run" ? OTHER_COLOUR : colour(site), this.#others);
+        return placed({ ...curve, dashed: this.kind === "pins" }, joined.other);
+      });
+      curves = [...curves.map((curve) => placed(curve, joined.own)), ...theirs];
     }
-    this.drawn = { steps, curves, log: this.isLog, marks, range };
-    this.chart.show(this.drawn);
-    const keys = series.sites.map((site, i) => this.key(site, curves[i]?.colour ?? ""));
-    this.keys.replaceChildren(...(this.kind === "run" ? [...(other === null ? [] : curves.map(runKey)), this.unit(series, spec)] : keys));
+    const marks = spec.marks.filter((mark) => !this.#isLog || mark > 0);
+    this.#drawn = { kind: axis, xs, curves, log: this.#isLog, marks, range: this.#ends(xs) };
+    this.#chart.show(this.#drawn, `${spec.title}${this.kind === "pins" ? " of the pinned layers" : ""} over time`);
+    this.#showKeys(curves);
+    this.showStep(this.#step);
   }
 
-  /** One table; with a second run, the run's name stands before each line. */
-  private rows({ series, other }: Shown): readonly (readonly CsvCell[])[] {
-    if (other === null) return seriesRows(series);
-    const [head = [], ...own] = seriesRows(series);
-    const named = (run: string, rows: readonly (readonly CsvCell[])[]): CsvCell[][] => rows.map((row) => [run, ...row]);
-    return [["run", ...head], ...named(series.run, own), ...named(other.run, seriesRows(other).slice(1))];
+  #ends(xs: Float64Array): readonly [number, number] {
+    const { series, range } = this.#content ?? { series: null, range: [0, 1] as const };
+    if (this.style().axis === "step" || series === null) return range;
+    const inside = range[0] > (series.first[0] ?? 0) || range[1] < (series.last.at(-1) ?? 0);
+    const [first, last] = inside ? [this.#toX(range[0]), this.#toX(range[1])] : [xs[0] ?? 0, xs.at(-1) ?? 1];
+    return last > first ? [first, last] : [first - 1, first + 1];
   }
 
-  private svg(): string | null {
-    if (this.shown === null || this.drawn === null) return null;
-    return lineSvg({ ...this.drawn, title: `${this.shown.series.run}: ${this.shown.spec.title}`, theme: theme() });
+  #toX(step: number): number {
+    if (this.style().axis === "step" || this.#content === null) return step;
+    return stepToX(this.#content.series.first, this.#own, step);
   }
 
-  private get isLog(): boolean {
-    return this.wantsLog ?? this.shown?.spec.scale === "log";
+  #toStep(x: number): number {
+    if (this.style().axis === "step" || this.#content === null) return x;
+    return xToStep(this.#content.series.first, this.#own, x);
   }
 
-  private curve(series: Series, site: number, colour: string): Curve {
+  get #isLog(): boolean {
+    const spec = this.#content?.spec;
+    return spec !== undefined && (this.style().log[spec.name] ?? spec.scale === "log");
+  }
+
+  #curve(series: Series, site: number, colour: string, xs: Float64Array): Curve {
     const [mean, min, max] = ["mean", "min", "max"].map((name) => series.blocks.get(name));
     if (mean === undefined) return { label: "", colour, values: [], broken: [] };
-    const row = (block: typeof mean): (number | null)[] => finiteRow(series, block, site, this.isLog);
-    const broken = Array.from(series.first).filter((_, c) => {
+    const row = (block: typeof mean): (number | null)[] => finiteRow(series, block, site, this.#isLog);
+    const broken = Array.from(xs).filter((_, c) => {
       const kind = cellKind(mean.bits[site * series.columns + c] ?? 0);
       return kind === "nan" || kind === "inf";
     });
-    const line = { label: series.sites[site] ?? "", colour, values: row(mean), broken };
+    const [raw, weight] = [row(mean), this.style().smooth];
+    const name = siteText(series.sites[site] ?? "");
+    const twice = this.#content?.other !== null;
+    const label = !twice ? name : this.kind === "run" ? runLabel(series.run) : `${runLabel(series.run)}: ${name}`;
+    const line = { label, colour, broken, values: smooth(raw, weight), ...(weight > 0 ? { raw } : {}) };
     return series.most > 1 && min !== undefined && max !== undefined ? { ...line, low: row(min), high: row(max) } : line;
   }
 
-  private unit(series: Series, spec: RunMetric): HTMLElement {
-    const unit = unitText(spec.unit) === "" ? "" : `in ${unitText(spec.unit)}`;
-    const band = series.most > 1 ? `mean of ${formatStep(series.width)} steps, band from least to greatest` : "";
-    const text = el("span", { text: [unit, band].filter(Boolean).join("; ") });
-    text.style.cssText = "color:var(--dim);max-width:100%";
-    return text;
+  #svg(): string | null {
+    if (this.#content === null || this.#drawn === null) return null;
+    const { series, spec } = this.#content;
+    const kind = this.#drawn.kind;
+    const time = { step: formatStep, relative: (x: number) => formatNumber(x, 4), wall: formatTime }[kind];
+    const axis = { step: "optimizer step", relative: "seconds since start", wall: "" }[kind];
+    return lineSvg({ ...this.#drawn, tick: time, axis, title: `${series.run}: ${spec.title}`, theme: theme() });
   }
 
-  private key(site: string, colour: string): HTMLElement {
-    const swatch = el("i");
-    swatch.style.background = colour;
-    const button = el("button", { title: `Unpin ${site}`, attrs: { type: "button" } }, swatch, el("span", { class: "mono", text: site }));
+  #showKeys(curves: readonly Curve[]): void {
+    const content = this.#content;
+    if (content === null) return;
+    const own = this.kind === "run" && content.other === null ? [] : curves;
+    keepChildren(
+      this.#keys,
+      [...own.map((curve, i) => ({ curve, site: i < content.series.sites.length && this.kind === "pins" ? (content.series.sites[i] ?? "") : null })), null],
+      (item) => (item === null ? "hint" : `${item.site === null ? "run" : "pin"}\n${item.curve.label}`),
+      (item) => (item === null ? this.#hint : this.#key(item.curve.label, item.site)),
+      (node, item) => {
+        const swatch = node.querySelector("i");
+        if (item !== null && swatch !== null) swatch.style.cssText = `border-top:3px ${item.curve.dashed ? "dashed" : "solid"} ${item.curve.colour}`;
+      },
+    );
+    setText(this.#hint, hint(content, this.style().smooth, this.kind));
+  }
+
+  #key(label: string, site: string | null): HTMLElement {
+    const text = el("span", { class: "mono", text: label });
+    if (site === null) return el("span", { class: "runkey", title: label }, el("i"), text);
+    const button = el("button", { title: `Unpin ${siteText(site)}`, attrs: { type: "button" } }, el("i"), text);
     button.addEventListener("click", () => this.events.unpin(site));
     return button;
   }
 
-  private hovered(index: number | null, x: number, y: number): void {
-    const shown = this.shown;
-    const mean = shown?.series.blocks.get("mean");
-    if (index === null || shown === null || mean === undefined) {
+  #keyed(action: Gesture): boolean {
+    const first = this.#content?.series.first;
+    if (first === undefined || action.kind === "row" || action.kind === "pick") return false;
+    if (action.kind === "zoom") return this.events.zoomBy(action.factor, this.#step);
+    if (action.kind === "pan") return this.events.pan(action.by);
+    if (action.kind === "reset") this.events.zoom(null);
+    else {
+      const column = action.kind === "end" ? (action.by < 0 ? 0 : first.length - 1) : columnAt(first, this.#step) + action.by;
+      const step = first[Math.max(0, Math.min(first.length - 1, column))];
+      if (step !== undefined) this.events.step(step);
+    }
+    return true;
+  }
+
+  #hovered(index: number | null, x: number, y: number): void {
+    const [content, drawn] = [this.#content, this.#drawn];
+    const here = index === null ? undefined : drawn?.xs[index];
+    if (content === null || drawn === null || here === undefined) {
       this.tooltip.hide();
       this.events.hover(null, this);
       return;
     }
-    const { series, spec, other } = shown;
-    const here = this.drawn?.steps[index] ?? 0;
-    const column = columnAt(series.first, here);
-    const at = (site: number): string => {
-      const cell = site * series.columns + column;
-      return cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
-    };
-    const step = other === null ? (series.first[column] ?? 0) : here;
-    const first = series.sites.length === 1 ? at(0) : "";
-    const rest = series.sites.length === 1 ? [] : series.sites.map((site, i) => `${at(i)}  ${site}`);
-    const theirs = other?.blocks.get("mean")?.values[columnAt(other.first, here)];
-    if (other !== null && theirs !== undefined) rest.push(`${formatNumber(theirs)}  ${runLabel(other.run)}`);
-    this.tooltip.show({ layer: spec.title, value: first, lines: [...rest, `step ${formatStep(step)}`] }, x, y);
-    this.events.hover(step, this);
+    const { series, spec, other } = content;
+    const column = Math.max(0, columnAt(this.#own, here));
+    const values = valuesAt(series, column, "");
+    if (other !== null) values.push(...valuesAt(other, columnAt(this.#others, here), `${runLabel(other.run)}: `));
+    const single = values.length === 1 ? values[0] : undefined;
+    const smoothed = single !== undefined && this.style().smooth > 0 ? drawn.curves[0]?.values[index ?? 0] : undefined;
+    const lines = single === undefined ? values.map(({ text, name }) => `${text}  ${name}`) : [];
+    if (typeof smoothed === "number") lines.push(`smoothed ${formatNumber(smoothed)}`);
+    const [first, last] = [series.first[column] ?? 0, series.last[column] ?? 0];
+    lines.push(`step ${formatStep(first)}${last > first ? `\u2013${formatStep(last)}, mean` : ""}`, formatTime(series.wall[column] ?? 0));
+    const layer = this.kind === "pins" && single !== undefined ? `${single.name}: ${spec.title}` : spec.title;
+    this.tooltip.show({ layer, value: single?.text ?? "", lines }, x, y);
+    this.events.hover(first, this);
   }
 }
 
-function placed(curve: Curve, columns: Int32Array): Curve {
-  const { low, high } = curve;
-  const band = low === undefined || high === undefined ? {} : { low: spread(low, columns), high: spread(high, columns) };
-  return { ...curve, ...band, values: spread(curve.values, columns) };
+function valuesAt(series: Series, column: number, prefix: string): { text: string; name: string }[] {
+  const mean = series.blocks.get("mean");
+  if (mean === undefined || column < 0) return [];
+  return series.sites.map((site, i) => {
+    const cell = i * series.columns + column;
+    const text = cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
+    return { text, name: `${prefix}${siteText(site)}` };
+  });
 }
 
-function runKey({ label, colour }: Curve): HTMLElement {
-  const swatch = el("i");
-  swatch.style.background = colour;
-  const key = el("span", { title: label }, swatch, label);
-  key.className = "runkey";
-  return key;
+/** One table; with a second run, the run's name stands before each line. */
+function rows({ series, other }: LineContent): readonly (readonly CsvCell[])[] {
+  if (other === null) return seriesRows(series);
+  const [head = [], ...own] = seriesRows(series);
+  const named = (run: string, lines: readonly (readonly CsvCell[])[]): CsvCell[][] => lines.map((line) => [run, ...line]);
+  return [["run", ...head], ...named(series.run, own), ...named(other.run, seriesRows(other).slice(1))];
+}
+
+function hint({ series, spec, other }: LineContent, weight: number, kind: "run" | "pins"): string {
+  const unit = unitText(spec.unit) === "" ? "" : `in ${unitText(spec.unit)}`;
+  const band = series.most > 1 ? `mean of ${formatStep(series.width)} steps, band from least to greatest` : "";
+  const both = kind === "pins" && other !== null ? "dashed: the other run" : "";
+  return [unit, band, weight > 0 ? `smoothed by ${weight}` : "", both].filter(Boolean).join("; ");
+}
+
+function placed(curve: Curve, columns: Int32Array): Curve {
+  const { low, high, raw } = curve;
+  const band = low === undefined || high === undefined ? {} : { low: spread(low, columns), high: spread(high, columns) };
+  return { ...curve, ...band, ...(raw === undefined ? {} : { raw: spread(raw, columns) }), values: spread(curve.values, columns) };
 }

@@ -1,7 +1,10 @@
 // How distributed: histograms of one parameter over time, NaN and Inf counted beside each.
-import { el, setOptions, svg } from "../dom";
+import { el, setOptions, setText, svg } from "../dom";
+import { csv, fileName, ridgeSvg } from "../model/export";
 import { formatNumber, formatStep, linearTicks } from "../model/format";
-import { firstSite, ridgeline, type Histograms } from "../model/ridge";
+import { firstSite, histogramRows, ridgeline, type Histograms } from "../model/ridge";
+import { cssVariable } from "../style";
+import { downloadMenu, theme } from "./download";
 
 export interface Listed {
   readonly metric: string;
@@ -12,61 +15,66 @@ const [LEFT, RIGHT, GAP, PEAK, AXIS] = [70, 110, 15, 44, 24];
 export const MOST_RIDGES = 28;
 
 export class RidgeView {
-  private readonly metrics = el("select", { attrs: { "aria-label": "What is counted", "data-part": "histogram-metric" } });
-  private readonly sites = el("select", { attrs: { "aria-label": "Parameter", "data-part": "histogram-site" } });
-  private readonly note = el("span", { class: "note", attrs: { "data-part": "histogram-note" } });
-  private readonly body = el("div", { class: "ridges", attrs: { "data-part": "ridges" } });
+  readonly #metrics = el("select", { attrs: { "aria-label": "What is counted", "data-part": "histogram-metric" } });
+  readonly #sites = el("select", { attrs: { "aria-label": "Parameter", "data-part": "histogram-site" } });
+  readonly #note = el("span", { class: "note", attrs: { "data-part": "histogram-note" } });
+  readonly #body = el("div", { class: "ridges", attrs: { "data-part": "ridges" } });
+  readonly #download = downloadMenu("the histograms", {
+    csv: () => (this.#shown === null ? null : csv(histogramRows(this.#shown))),
+    svg: () => (this.#shown === null ? null : ridgeSvg(this.#shown, theme(), cssVariable("--accent"))),
+    name: () => fileName(this.#shown?.metric ?? "", this.#shown?.site ?? ""),
+  });
   readonly root = el(
     "section",
     { class: "card", attrs: { "aria-label": "Histograms" } },
-    el("div", { class: "bar" }, el("h2", { text: "Histograms" }), this.metrics, this.sites, this.note),
-    this.body,
+    el("div", { class: "bar" }, el("h2", { text: "Histograms" }), this.#metrics, this.#sites, this.#note, this.#download),
+    this.#body,
   );
-  private items: readonly Listed[] = [];
-  private shown: Histograms | null = null;
+  #items: readonly Listed[] = [];
+  #shown: Histograms | null = null;
 
   constructor(private readonly changed: () => void) {
     this.root.hidden = true;
-    this.metrics.addEventListener("change", () => {
-      this.offerSites([]);
+    this.#metrics.addEventListener("change", () => {
+      this.#offerSites([]);
       this.changed();
     });
-    this.sites.addEventListener("change", () => this.changed());
+    this.#sites.addEventListener("change", () => this.changed());
   }
 
   get metric(): string {
-    return this.metrics.value;
+    return this.#metrics.value;
   }
 
   get site(): string {
-    return this.sites.value;
+    return this.#sites.value;
   }
 
   /** Offers what there is; without anything the card is not there. */
   offer(items: readonly Listed[], pins: readonly string[]): void {
-    this.items = items;
+    this.#items = items;
     this.root.hidden = items.length === 0;
     const metrics = [...new Set(items.map(({ metric }) => metric))];
     const chosen = metrics.includes(this.metric) ? this.metric : (metrics[0] ?? "");
-    setOptions(this.metrics, metrics.map((metric) => ({ value: metric, label: metric.replace("parameter.", "") })), chosen);
-    this.offerSites(pins);
+    setOptions(this.#metrics, metrics.map((metric) => ({ value: metric, label: metric.slice(metric.indexOf(".") + 1) })), chosen);
+    this.#offerSites(pins);
   }
 
   show(found: Histograms): void {
-    this.shown = found;
+    this.#shown = found;
     this.draw();
   }
 
   /** Draws what is shown already once more, for another width. */
   draw(): void {
-    const found = this.shown;
-    const width = this.body.clientWidth - LEFT - RIGHT;
+    const found = this.#shown;
+    const width = this.#body.clientWidth - LEFT - RIGHT;
     if (found === null || width <= 0) return;
     const { low, high, ridges } = ridgeline(found.histograms, width, GAP, PEAK);
     const of = found.total > ridges.length ? `${ridges.length} of ${found.total} shown` : `${ridges.length} in all`;
-    this.note.textContent = `${of}; each scaled to its own peak`;
+    setText(this.#note, `${of}; each scaled to its own peak`);
     const bottom = PEAK + Math.max(0, ridges.length - 1) * GAP;
-    const root = svg("svg", { width: this.body.clientWidth, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
+    const root = svg("svg", { width: this.#body.clientWidth, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
     for (const ridge of ridges) {
       const group = svg("g", { transform: `translate(${LEFT} 0)` });
       const entries = `step ${formatStep(ridge.step)}: ${formatStep(ridge.entries)} entries, ${formatStep(ridge.nonfinite)} NaN or Inf`;
@@ -83,12 +91,12 @@ export class RidgeView {
       const x = LEFT + ((tick - low) / (high - low)) * width;
       root.append(svg("text", { x, y: bottom + AXIS - 6, "text-anchor": "middle" }, formatNumber(tick, 3)));
     }
-    this.body.replaceChildren(root);
+    this.#body.replaceChildren(root);
   }
 
-  private offerSites(pins: readonly string[]): void {
-    const sites = this.items.filter(({ metric }) => metric === this.metric).map(({ site }) => site);
+  #offerSites(pins: readonly string[]): void {
+    const sites = this.#items.filter(({ metric }) => metric === this.metric).map(({ site }) => site);
     const chosen = sites.includes(this.site) ? this.site : firstSite(sites, pins);
-    setOptions(this.sites, sites.map((site) => ({ value: site, label: site })), chosen);
+    setOptions(this.#sites, sites.map((site) => ({ value: site, label: site })), chosen);
   }
 }

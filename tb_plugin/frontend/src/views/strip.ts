@@ -1,100 +1,102 @@
 // When: every issue as a bar over the same steps as the map, from its first step to its healing.
-import { el } from "../dom";
+import { el, keepChildren, setText } from "../dom";
 import { formatStep } from "../model/format";
 import { endOf, inOrder, layOut, neighbour, type Bar } from "../model/strip";
-import { where, type Issue } from "../model/verdict";
+import { issueKey, where, type Issue } from "../model/verdict";
 
 const [LANE, MOST_LANES, LEAST_SHARE] = [22, 5, 0.14];
 
 export class StripView {
-  private readonly lanes = el("div", { class: "lanes", attrs: { "data-part": "lanes" } });
-  private readonly cursor = el("div", { class: "vline" });
-  private readonly previous = el("button", { class: "btn", text: "\u2039 prev", attrs: { type: "button", "aria-label": "Previous issue" } });
-  private readonly next = el("button", { class: "btn", text: "next \u203a", attrs: { type: "button", "aria-label": "Next issue" } });
-  private readonly count = el("span");
+  readonly #bands = el("div");
+  readonly #cursor = el("div", { class: "vline" });
+  readonly #lanes = el("div", { class: "lanes", attrs: { "data-part": "lanes" } }, this.#bands, this.#cursor);
+  readonly #previous = el("button", { class: "btn", text: "\u2039 prev", attrs: { type: "button", "aria-label": "Previous issue" } });
+  readonly #next = el("button", { class: "btn", text: "next \u203a", attrs: { type: "button", "aria-label": "Next issue" } });
+  readonly #count = el("span");
   readonly root = el(
     "section",
     { class: "card strip", attrs: { "aria-label": "Issues over time", "data-part": "strip" } },
     el("h2", { text: "Issues over time" }),
-    this.lanes,
-    el("div", { class: "steps" }, this.previous, this.next, this.count),
+    this.#lanes,
+    el("div", { class: "steps" }, this.#previous, this.#next, this.#count),
   );
-  private issues: readonly Issue[] = [];
-  private chosen: Issue | null = null;
-  private bars: readonly { readonly bar: Bar; readonly button: HTMLElement }[] = [];
-  private ends: readonly [number, number] = [0, 1];
-  private range: readonly [number, number] = [0, 1];
-  private step = 0;
+  #issues: readonly Issue[] = [];
+  #chosen: Issue | null = null;
+  #bars: readonly { readonly bar: Bar; readonly button: HTMLElement }[] = [];
+  #ends: readonly [number, number] = [0, 1];
+  #range: readonly [number, number] = [0, 1];
+  #step = 0;
 
   constructor(private readonly picked: (issue: Issue) => void) {
     this.root.hidden = true;
-    this.previous.addEventListener("click", () => this.go(-1));
-    this.next.addEventListener("click", () => this.go(1));
+    this.#previous.addEventListener("click", () => this.#go(-1));
+    this.#next.addEventListener("click", () => this.#go(1));
   }
 
   show(issues: readonly Issue[], first: number, last: number): void {
-    this.issues = inOrder(issues);
-    this.ends = [first, last];
-    const before = this.chosen;
-    this.chosen = this.issues.find((issue) => before !== null && sameIssue(issue, before)) ?? null;
+    this.#issues = inOrder(issues);
+    this.#ends = [first, last];
+    const before = this.#chosen;
+    this.#chosen = this.#issues.find((issue) => before !== null && sameIssue(issue, before)) ?? null;
     const strip = layOut(issues, last, (last - first) * LEAST_SHARE, MOST_LANES);
     this.root.hidden = issues.length === 0;
-    this.bars = strip.bars.map((bar) => ({ bar, button: this.button(bar) }));
-    this.lanes.style.height = `${Math.max(1, strip.lanes) * LANE}px`;
-    this.lanes.replaceChildren(...this.bars.map(({ button }) => button), this.cursor);
-    this.count.textContent = strip.hidden > 0 ? `${strip.hidden} more by \u2039 \u203a` : `${issues.length} in all`;
-    this.place();
+    const found: { readonly bar: Bar; readonly button: HTMLElement }[] = [];
+    keepChildren(this.#bands, strip.bars, ({ issue }) => issueKey(issue), (bar) => this.#button(bar), (button, bar) => found.push({ bar, button }));
+    this.#bars = found;
+    for (const { bar, button } of found) button.style.top = `${bar.lane * LANE + 1}px`;
+    this.#lanes.style.height = `${Math.max(1, strip.lanes) * LANE}px`;
+    setText(this.#count, strip.hidden > 0 ? `${strip.hidden} more by \u2039 \u203a` : `${issues.length} in all`);
+    this.#place();
   }
 
   /** Shows these steps, as the map does. */
   showRange(range: readonly [number, number]): void {
-    this.range = range;
-    this.place();
+    this.#range = range;
+    this.#place();
   }
 
   showStep(step: number): void {
-    this.step = step;
-    if (this.chosen !== null && this.chosen.step !== step) this.chosen = null;
-    const at = this.share(step + 0.5);
-    this.cursor.hidden = at < 0 || at > 1;
-    this.cursor.style.left = `${at * 100}%`;
-    this.previous.disabled = neighbour(this.issues, this.chosen, step, -1) === null;
-    this.next.disabled = neighbour(this.issues, this.chosen, step, 1) === null;
-    for (const { bar, button } of this.bars) button.classList.toggle("chosen", bar.issue === this.chosen);
+    this.#step = step;
+    if (this.#chosen !== null && this.#chosen.step !== step) this.#chosen = null;
+    const at = this.#share(step + 0.5);
+    this.#cursor.hidden = at < 0 || at > 1;
+    this.#cursor.style.left = `${at * 100}%`;
+    this.#previous.disabled = neighbour(this.#issues, this.#chosen, step, -1) === null;
+    this.#next.disabled = neighbour(this.#issues, this.#chosen, step, 1) === null;
+    for (const { bar, button } of this.#bars) button.classList.toggle("chosen", bar.issue === this.#chosen);
   }
 
   choose(issue: Issue): void {
-    this.chosen = this.issues.find((item) => sameIssue(item, issue)) ?? null;
+    this.#chosen = this.#issues.find((item) => sameIssue(item, issue)) ?? null;
   }
 
-  private go(by: 1 | -1): void {
-    const issue = neighbour(this.issues, this.chosen, this.step, by);
+  #go(by: 1 | -1): void {
+    const issue = neighbour(this.#issues, this.#chosen, this.#step, by);
     if (issue !== null) this.picked(issue);
   }
 
-  private share(step: number): number {
-    return (step - this.range[0]) / (this.range[1] - this.range[0]);
+  #share(step: number): number {
+    return (step - this.#range[0]) / (this.#range[1] - this.#range[0]);
   }
 
-  private place(): void {
-    for (const { bar, button } of this.bars) {
-      const [from, to] = [Math.max(0, this.share(bar.from)), Math.min(1, this.share(bar.to + 1))];
+  #place(): void {
+    for (const { bar, button } of this.#bars) {
+      const [from, to] = [Math.max(0, this.#share(bar.from)), Math.min(1, this.#share(bar.to + 1))];
       button.hidden = from >= 1 || to <= 0;
       button.style.left = `min(${from * 100}%, 100% - 14px)`;
       button.style.width = `${Math.max(0, to - from) * 100}%`;
     }
-    this.showStep(this.step);
+    this.showStep(this.#step);
   }
 
-  private button(bar: Bar): HTMLElement {
+  #button(bar: Bar): HTMLElement {
     const { issue } = bar;
     const until = issue.healed_step === null ? "" : `, healed at ${formatStep(issue.healed_step)}`;
-    const ended = issue.state === "ended" ? `, last seen at ${formatStep(endOf(issue, this.ends[1]))}` : "";
+    const ended = issue.state === "ended" ? `, last seen at ${formatStep(endOf(issue, this.#ends[1]))}` : "";
     const text = `${issue.issue_type} ${where(issue)}`;
     const label = `${issue.severity} ${text} since step ${formatStep(issue.step)}${until}${ended}`;
     const past = issue.state === "open" ? "" : "past";
     const button = el("button", { class: `sev-${issue.severity} ${past}`, text, title: label, attrs: { type: "button", "aria-label": label } });
-    button.style.top = `${bar.lane * LANE + 1}px`;
     button.addEventListener("click", () => this.picked(issue));
     return button;
   }

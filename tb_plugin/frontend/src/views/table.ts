@@ -1,9 +1,9 @@
 // Which: the health table. Every number in it is one that was written.
-import type { RunMeta } from "../api";
-import { el, setOptions, svg } from "../dom";
+import type { RunMeta, RunMetric } from "../api";
+import { el, keepChildren, setOptions, setText, svg } from "../dom";
 import { csv, fileName } from "../model/export";
-import { arrange, COLUMNS, ROW_KINDS, rowMetric, rowsOf, sparkline, type Cell, type Column, type Moment, type Row, type SortKey } from "../model/health";
-import { formatNumber, formatStep, shorten } from "../model/format";
+import { arrange, columnsOf, rowKinds, rowsOf, sparkline, type Cell, type Column, type Moment, type Row, type SortKey } from "../model/health";
+import { formatNumber, formatStep, kindText, shorten, siteText } from "../model/format";
 import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
 import { pinColour } from "../style";
@@ -15,141 +15,158 @@ export interface TableEvents {
   pin(site: string, metric: string): void;
 }
 
-const [MOST_ROWS, SPARK_WIDTH, SPARK_HEIGHT, LONGEST] = [200, 110, 22, 48];
-const HEADS: readonly { readonly key: SortKey; readonly title: string }[] = [
+const [MOST_ROWS, SPARK_WIDTH, SPARK_HEIGHT, LONGEST, LINE, HEAD, TALLEST] = [200, 110, 22, 48, 27, 29, 460];
+const NAMED: readonly { readonly key: SortKey; readonly title: string }[] = [
   { key: "site", title: "layer" },
   { key: "verdict", title: "verdict" },
-  ...COLUMNS.map(({ key, title }) => ({ key, title })),
 ];
 
 export class HealthTable {
-  private readonly kinds = el("select", { attrs: { "aria-label": "Rows", "data-part": "rows" } });
-  private readonly filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter layers", "aria-label": "Filter layers" } });
-  private readonly note = el("span", { class: "note", attrs: { "data-part": "table-note" } });
-  private readonly download = downloadMenu("the table", { csv: () => csv(this.shown), name: () => fileName(this.run, "health", String(this.moment?.step ?? "")) });
-  private readonly heads = el("tr");
-  private readonly body = el("tbody");
+  readonly #kinds = el("select", { attrs: { "aria-label": "Rows", "data-part": "rows" } });
+  readonly #filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter layers", "aria-label": "Filter layers" } });
+  readonly #note = el("span", { class: "note", attrs: { "data-part": "table-note" } });
+  readonly #download = downloadMenu("the table", { csv: () => csv(this.#shown), name: () => fileName(this.#run, "health", String(this.#moment?.step ?? "")) });
+  readonly #heads = el("tr");
+  readonly #body = el("tbody");
+  readonly #scroll = el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } }, el("table", {}, el("thead", {}, this.#heads), this.#body));
   readonly root = el(
     "section",
     { class: "card health", attrs: { "aria-label": "Health of the layers", "data-part": "health" } },
-    el("div", { class: "bar" }, el("h2", { text: "Health" }), this.kinds, this.filter, this.note, this.download),
-    el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } }, el("table", {}, el("thead", {}, this.heads), this.body)),
+    el("div", { class: "bar" }, el("h2", { text: "Health" }), this.#kinds, this.#filter, this.#note, this.#download),
+    this.#scroll,
   );
-  private moment: Moment | null = null;
-  private trend: Series | null = null;
-  private log = false;
-  private issues: readonly Issue[] = [];
-  private pins: readonly string[] = [];
-  private rows: readonly Row[] = [];
-  private sort: SortKey = "verdict";
-  private falling = true;
-  private metric = "";
-  private run = "";
+  #moment: Moment | null = null;
+  #trend: Series | null = null;
+  #log = false;
+  #issues: readonly Issue[] = [];
+  #pins: readonly string[] = [];
+  #rows: readonly Row[] = [];
+  #sort: SortKey = "verdict";
+  #falling = true;
+  #metric = "";
+  #run = "";
+  #metrics: readonly RunMetric[] = [];
+  #columns: readonly Column[] = [];
 
   constructor(private readonly events: TableEvents) {
     this.root.hidden = true;
-    this.kinds.addEventListener("change", () => events.kind());
-    this.filter.addEventListener("input", () => this.draw());
-    for (const { key, title } of HEADS) {
-      const button = el("button", { text: title, attrs: { type: "button" } });
-      button.addEventListener("click", () => this.sortBy(key));
-      this.heads.append(el("th", { attrs: { scope: "col", "data-key": key } }, button));
-    }
-    this.heads.append(el("th", { text: "trend", attrs: { scope: "col" } }));
+    this.#kinds.addEventListener("change", () => events.kind());
+    this.#filter.addEventListener("input", () => this.#draw());
   }
 
   get kind(): string {
-    return this.kinds.value;
+    return this.#kinds.value;
   }
 
   showMeta(meta: RunMeta, issues: readonly Issue[]): void {
-    [this.issues, this.run] = [issues, meta.run];
-    const kinds = ROW_KINDS.filter(({ kind }) => rowMetric(kind, meta.metrics) !== undefined);
-    const chosen = kinds.find(({ kind }) => kind === this.kind) ?? kinds[0];
-    setOptions(this.kinds, kinds.map(({ kind, label }) => ({ value: kind, label })), chosen?.kind ?? "");
+    [this.#issues, this.#run, this.#metrics] = [issues, meta.run, meta.metrics];
+    const kinds = rowKinds(meta.metrics);
+    const chosen = kinds.find((kind) => kind === this.kind) ?? kinds[0];
+    setOptions(this.#kinds, kinds.map((kind) => ({ value: kind, label: kindText(kind) })), chosen ?? "");
     this.root.hidden = chosen === undefined;
+    const most = Math.max(0, ...meta.metrics.filter(({ kind }) => kind === chosen).map(({ sites }) => sites));
+    this.#scroll.style.minHeight = `${Math.min(TALLEST, HEAD + most * LINE)}px`;
   }
 
   show(metric: string, moment: Moment): void {
-    [this.metric, this.moment] = [metric, moment];
-    this.rows = rowsOf(metric, moment, this.issues);
-    this.draw();
+    [this.#metric, this.#moment] = [metric, moment];
+    this.#columns = columnsOf(this.kind, this.#metrics);
+    this.#rows = rowsOf(metric, moment, this.#issues, this.#columns);
+    this.#draw();
   }
 
   showTrend(trend: Series | null, log: boolean): void {
-    [this.trend, this.log] = [trend, log];
-    this.draw();
+    [this.#trend, this.#log] = [trend, log];
+    this.#draw();
   }
 
   showPins(pins: readonly string[]): void {
-    this.pins = pins;
-    for (const line of this.body.rows) this.mark(line);
+    this.#pins = pins;
+    for (const line of this.#body.rows) this.#mark(line);
   }
 
   /** Heads and rows as they stand. */
-  private get shown(): readonly (readonly (string | number | null)[])[] {
-    const rows = this.arranged.map(({ site, issue, cells }) => [site, issue?.issue_type ?? "ok", ...COLUMNS.map(({ key }) => cells[key]?.value ?? null)]);
-    return [HEADS.map(({ title }) => title), ...rows];
+  get #shown(): readonly (readonly (string | number | null)[])[] {
+    const rows = this.#arranged.map(({ site, issue, cells }) => [site, issue?.issue_type ?? "ok", ...this.#columns.map(({ key }) => cells[key]?.value ?? null)]);
+    return [[...NAMED, ...this.#columns].map(({ title }) => title), ...rows];
   }
 
-  private get arranged(): readonly Row[] {
-    return arrange(this.rows, this.sort, this.falling, this.filter.value);
+  get #arranged(): readonly Row[] {
+    return arrange(this.#rows, this.#sort, this.#falling, this.#filter.value);
   }
 
-  private sortBy(key: SortKey): void {
-    this.falling = key === this.sort ? !this.falling : key !== "site";
-    this.sort = key;
-    this.draw();
+  #sortBy(key: SortKey): void {
+    this.#falling = key === this.#sort ? !this.#falling : key !== "site";
+    this.#sort = key;
+    this.#draw();
   }
 
-  private draw(): void {
-    for (const head of this.heads.children) {
-      const sorted = head.getAttribute("data-key") === this.sort;
-      head.setAttribute("aria-sort", sorted ? (this.falling ? "descending" : "ascending") : "none");
-    }
-    const rows = this.arranged;
+  #draw(): void {
+    this.#drawHeads();
+    const rows = this.#arranged;
     const left = rows.length > MOST_ROWS ? `first ${MOST_ROWS} of ${formatStep(rows.length)} rows, filter to see others; ` : "";
-    const coarse = this.moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.moment.coarse)} steps`;
-    this.note.textContent = this.moment === null ? "" : `${left}at step ${formatStep(this.moment.step)}${coarse}`;
-    const focused = document.activeElement?.getAttribute("data-site");
-    this.body.replaceChildren(...rows.slice(0, MOST_ROWS).map((row) => this.row(row)));
-    if (focused !== null && focused !== undefined) {
-      [...this.body.querySelectorAll<HTMLElement>("button")].find((button) => button.getAttribute("data-site") === focused)?.focus({ preventScroll: true });
-    }
+    const coarse = this.#moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.#moment.coarse)} steps`;
+    setText(this.#note, this.#moment === null ? "" : `${left}at step ${formatStep(this.#moment.step)}${coarse}`);
+    keepChildren(
+      this.#body,
+      rows.slice(0, MOST_ROWS),
+      ({ site }) => site,
+      ({ site }) => this.#line(site),
+      (line, row) => this.#fill(line, row),
+    );
   }
 
-  private row(row: Row): HTMLElement {
-    const attrs = { type: "button", "data-site": row.site };
-    const name = el("button", { class: "mono", title: row.site, text: shorten(row.site, LONGEST), attrs });
-    const verdict =
-      row.issue === null
-        ? el("span", { class: "ok", text: "ok" })
-        : el("span", { class: `badge sev-${row.issue.severity}`, text: row.issue.issue_type, title: row.issue.message });
-    const line = el("tr", {}, el("th", { attrs: { scope: "row" } }, name), el("td", {}, verdict));
-    line.append(...COLUMNS.map((column) => cellOf(row.cells[column.key], column)), el("td", {}, this.spark(row.site)));
-    line.addEventListener("click", () => this.events.pin(row.site, this.metric));
-    this.mark(line);
+  #drawHeads(): void {
+    const trend = { key: "", title: "trend" };
+    keepChildren(
+      this.#heads,
+      [...NAMED, ...this.#columns, trend],
+      ({ key }) => key,
+      ({ key, title }) => {
+        if (key === "") return el("th", { text: title, attrs: { scope: "col" } });
+        const button = el("button", { text: title, attrs: { type: "button" } });
+        button.addEventListener("click", () => this.#sortBy(key));
+        return el("th", { attrs: { scope: "col", "data-key": key } }, button);
+      },
+      (head, { key }) => {
+        if (key !== "") head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
+      },
+    );
+  }
+
+  #line(site: string): HTMLTableRowElement {
+    const name = el("button", { class: "mono", title: siteText(site), text: shorten(siteText(site), LONGEST), attrs: { type: "button", "data-site": site } });
+    const line = el("tr", {}, el("th", { attrs: { scope: "row" } }, name));
+    line.addEventListener("click", () => this.events.pin(site, this.#metric));
     return line;
   }
 
-  private mark(line: HTMLTableRowElement): void {
+  #fill(line: HTMLTableRowElement, row: Row): void {
+    const { issue } = row;
+    const verdict = issue === null ? el("span", { class: "ok", text: "ok" }) : el("span", { class: `badge sev-${issue.severity}`, text: issue.issue_type, title: issue.message });
+    const cells = this.#columns.map((column) => cellOf(row.cells[column.key] ?? null, column));
+    line.replaceChildren(...[...line.children].slice(0, 1), el("td", {}, verdict), ...cells, el("td", {}, this.#spark(row.site)));
+    this.#mark(line);
+  }
+
+  #mark(line: HTMLTableRowElement): void {
     const button = line.querySelector("button");
-    const pin = this.pins.indexOf(button?.getAttribute("data-site") ?? "");
+    const pin = this.#pins.indexOf(button?.getAttribute("data-site") ?? "");
     // Most rows are neither pinned nor were: what does not change is not touched, so that a pin repaints at once.
     if (pin < 0 && button?.getAttribute("aria-pressed") === "false") return;
     button?.setAttribute("aria-pressed", String(pin >= 0));
     line.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
   }
 
-  private spark(site: string): SVGElement {
+  #spark(site: string): SVGElement {
     const box = svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "trend" });
-    const at = this.trend?.sites.indexOf(site) ?? -1;
-    const block = this.trend?.blocks.values().next().value;
-    if (this.trend === null || block === undefined || at < 0) return box;
-    const values = block.values.subarray(at * this.trend.columns, (at + 1) * this.trend.columns);
+    const at = this.#trend?.sites.indexOf(site) ?? -1;
+    const block = this.#trend?.blocks.values().next().value;
+    if (this.#trend === null || block === undefined || at < 0) return box;
+    const values = block.values.subarray(at * this.#trend.columns, (at + 1) * this.#trend.columns);
     let path = "";
     let open = false;
-    for (const point of sparkline(values, this.log, SPARK_WIDTH, SPARK_HEIGHT)) {
+    for (const point of sparkline(values, this.#log, SPARK_WIDTH, SPARK_HEIGHT)) {
       if (point !== null) path += `${open ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
       open = point !== null;
     }

@@ -1,41 +1,56 @@
 // The answer before anyone clicks: a sentence, then what to do about it.
-import { el } from "../dom";
-import { formatStep } from "../model/format";
-import { isProblem, verdict, where, type Issue } from "../model/verdict";
+import { el, keepChildren, setText } from "../dom";
+import { formatNumber, formatStep } from "../model/format";
+import { isProblem, issueKey, verdict, where, type Issue } from "../model/verdict";
+import type { Course } from "./lines";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
 
 export class VerdictView {
   readonly root = el("section", { attrs: { "aria-label": "Verdict" } });
-  private readonly banner = el("div", { class: "card verdict", attrs: { "data-part": "verdict" } });
-  private readonly open = el("ul", { class: "issues", attrs: { "data-part": "open" } });
-  private readonly pastTitle = el("summary");
-  private readonly past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
-  private readonly pastBox = el("details", {}, this.pastTitle, this.past);
+  readonly #banner = el("div", { class: "card verdict", attrs: { "data-part": "verdict", role: "status" } });
+  readonly #mark = el("div", { class: "mark", attrs: { "aria-hidden": "true" } });
+  readonly #headline = el("h1");
+  readonly #detail = el("p");
+  readonly #courseTitle = el("span");
+  readonly #courseText = el("b");
+  readonly #learning = el("div", { class: "course", attrs: { "data-part": "course" } }, this.#courseTitle, this.#courseText);
+  readonly #open = el("ul", { class: "issues", attrs: { "data-part": "open" } });
+  readonly #pastTitle = el("summary");
+  readonly #past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
+  readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
 
   constructor(private readonly picked: (issue: Issue) => void) {
     this.root.style.cssText = "display:grid;gap:10px";
-    this.root.append(this.banner, this.open, this.pastBox);
-    this.pastBox.hidden = true;
+    this.#banner.append(this.#mark, el("div", { class: "said" }, this.#headline, this.#detail), this.#learning);
+    this.root.append(this.#banner, this.#open, this.#pastBox);
+    this.#pastBox.hidden = true;
   }
 
   show(issues: readonly Issue[], last: number | null): void {
     const said = verdict(issues, last);
-    this.banner.className = `card verdict tone-${said.tone}`;
-    this.banner.replaceChildren(
-      el("div", { class: "mark", text: MARKS[said.tone], attrs: { "aria-hidden": "true" } }),
-      el("div", {}, el("h1", { text: said.headline }), el("p", { text: said.detail })),
-    );
+    this.#banner.className = `card verdict tone-${said.tone}`;
+    setText(this.#mark, MARKS[said.tone]);
+    setText(this.#headline, said.headline);
+    setText(this.#detail, said.detail);
     const open = issues.filter((issue) => issue.state === "open");
     const past = issues.filter((issue) => issue.state !== "open");
-    this.open.replaceChildren(...open.map((issue) => this.item(issue)));
-    this.open.hidden = open.length === 0;
-    this.past.replaceChildren(...past.map((issue) => this.item(issue)));
-    this.pastTitle.textContent = `${past.length} past ${past.length === 1 ? "issue" : "issues"}`;
-    this.pastBox.hidden = past.length === 0;
+    for (const [list, items] of [[this.#open, open], [this.#past, past]] as const) {
+      keepChildren(list, items, issueKey, (issue) => this.#item(issue), () => undefined);
+    }
+    this.#open.hidden = open.length === 0;
+    setText(this.#pastTitle, `${past.length} past ${past.length === 1 ? "issue" : "issues"}`);
+    this.#pastBox.hidden = past.length === 0;
   }
 
-  private item(issue: Issue): HTMLLIElement {
+  /** Where the run came from and where it is: two numbers of one run-level metric. */
+  showCourse(course: Course | null): void {
+    const text = course === null ? "" : `${formatNumber(course.from, 3)} \u2192 ${formatNumber(course.to, 3)}`;
+    setText(this.#courseTitle, course?.title ?? "");
+    setText(this.#courseText, text);
+  }
+
+  #item(issue: Issue): HTMLLIElement {
     const since =
       issue.healed_step === null
         ? `since step ${formatStep(issue.step)}${issue.state === "ended" ? ", in an earlier session" : ""}`
