@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gradflow_export.cli.dashboard import add_parser as add_dashboard
 from gradflow_export.cli.demo import add_parser as add_demo
 from gradflow_export.cli.doctor import add_parser as add_doctor
 from gradflow_export.cli.replay import add_parser as add_replay
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_parser in (add_demo, add_report, add_doctor, add_replay, add_schema, add_view):
+    for add_parser in (add_demo, add_report, add_doctor, add_replay, add_dashboard, add_schema, add_view):
         add_parser(commands)
     args = parser.parse_args(argv)
     try:

@@ -81,6 +81,8 @@ class LoopbackServer:
         runs: What is known of each run.
         uploads: Files by path.
         artifacts: Artifacts by identity.
+        views: Workspaces that were saved.
+        projects: Names of the projects that may have workspaces.
         unknown: What could not be answered.
     """
 
@@ -91,6 +93,7 @@ class LoopbackServer:
         self.connections = []
         self.stopped = threading.Event()
         self.alerts, self.unknown, self.runs, self.uploads, self.artifacts = [], [], {}, {}, {}
+        self.views, self.projects = [], {"test"}
         self.streams = defaultdict(lambda: defaultdict(dict))
         self.http = Listener(("127.0.0.1", 0), Handler)
         self.http.owner = self
@@ -264,6 +267,14 @@ class LoopbackServer:
 
     def do_ArtifactType(self, v):
         return {"project": {"artifact": None}}
+
+    def do_UpsertView2(self, v):
+        if v["projectName"] not in self.projects:
+            raise PermissionError(v["projectName"])
+        self.views.append(v)
+        return {
+            "upsertView": {"view": {"id": identity(f"View:{len(self.views)}"), "name": v["name"]}, "inserted": True}
+        }
 
     def do_QueryRunInfo(self, v):
         return {"project": {"run": {"displayName": "a-run", "summaryMetrics": json.dumps(self.summary(v["run"]))}}}

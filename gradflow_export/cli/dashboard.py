@@ -1,0 +1,210 @@
+"""``gradflow dashboard ENTITY/PROJECT``: a W&B workspace for what the W&B writer sends. Never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gradflow_export.catalog import CATALOG, MetricSpec
+from gradflow_export.errors import ArgumentError, GradflowError, MissingPackageError
+from gradflow_export.writers.wandb_gains import CHART
+from gradflow_export.writers.wandb_picks import PER_SITE
+
+PLACE = re.compile(r"[\w.-]+/[\w .-]+")
+
+FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Gains", ("gain.", "block.")),
+    ("Gradient norms", ("gradient.", "parameter.gradient")),
+    ("Updates", ("update.", "learning_rate", "parameter.")),
+    ("Activations", ("activation.",)),
+    ("Runtime", ("runtime.", "overhead")),
+)
+"""Sections, and how the names of their metrics begin; the first that fits takes a metric."""
+
+HEADLINES = "Headline numbers"
+"""The section of every headline metric that no family takes."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("dashboard", help="lay out a W&B workspace for what the wandb backend sends")
+    parser.add_argument("place", metavar="ENTITY/PROJECT", help="the W&B project")
+    parser.add_argument("--name", default="GradFlow", help="name of the workspace (default: %(default)s)")
+    parser.add_argument("--prefix", default="gradflow", help="first part of the keys (default: %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be saved as JSON; asks no server")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Save the workspace and print its address, or print its description."""
+    workspace = build(args.place, args.name, args.prefix)
+    if args.dry_run:
+        print(json.dumps(spec(workspace), indent=2))
+        return 0
+    print(f"saved: {save(workspace)}")
+    return 0
+
+
+def build(place: str, name: str, prefix: str) -> Any:
+    """Lay the workspace out; nothing is sent.
+
+    Args:
+        place: ``"ENTITY/PROJECT"``.
+        name: Name of the workspace.
+        prefix: First part of every key.
+
+    Returns:
+        A ``wandb_workspaces.workspaces.Workspace``.
+
+    Raises:
+        MissingPackageError: wandb-workspaces is not installed.
+        ArgumentError: The place or the name cannot be used.
+    """
+    if not PLACE.fullmatch(place):
+        raise ArgumentError(
+            f"dashboard expects ENTITY/PROJECT, got {place!r}; both stand in the address of the project, "
+            "wandb.ai/ENTITY/PROJECT"
+        )
+    workspaces, panels = _load()
+    entity, _, project = place.partition("/")
+    try:
+        return workspaces.Workspace(
+            entity=entity,
+            project=project,
+            name=name,
+            sections=_sections(workspaces, panels, prefix),
+            settings=workspaces.WorkspaceSettings(x_axis=f"{prefix}/step"),
+            runset_settings=workspaces.RunsetSettings(
+                pinned_columns=[f"summary:{prefix}/verdict", f"summary:{prefix}/issues_found"]
+            ),
+        )
+    except ValueError as error:
+        said = " ".join(str(error).split()).partition(" [type=")[0]
+        raise ArgumentError(f"--name expects a name that W&B takes, got {name!r}; W&B says: {said}") from error
+
+
+def spec(workspace: Any) -> dict[str, Any]:
+    """Return what would be sent to the server.
+
+    Args:
+        workspace: What :func:`build` made.
+    """
+    view = workspace._to_model()  # noqa: SLF001 - the package shows the description nowhere else
+    described: dict[str, Any] = json.loads(view.spec.model_dump_json(by_alias=True, exclude_none=True))
+    return {"entity": view.entity, "project": view.project, "name": view.display_name, "spec": described}
+
+
+def save(workspace: Any) -> str:
+    """Save a workspace as a view of its own.
+
+    Args:
+        workspace: What :func:`build` made.
+
+    Returns:
+        Its address.
+
+    Raises:
+        GradflowError: Nobody is logged in, or the server refused it or did not answer.
+    """
+    import wandb
+
+    place = f"{workspace.entity}/{workspace.project}"
+    try:
+        workspace.save()
+    except wandb.errors.UsageError as error:
+        raise GradflowError(
+            f"dashboard expects a login to W&B, got: {error} Run `wandb login`, or set WANDB_API_KEY"
+        ) from error
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise GradflowError(
+            f"dashboard expects a W&B server that takes a view of {place}, got: {said}; check that the project exists "
+            "and is yours to change, or use --dry-run"
+        ) from error
+    return str(workspace.url)
+
+
+def _load() -> tuple[Any, Any]:
+    try:
+        from wandb_workspaces import workspaces
+        from wandb_workspaces.reports import v2
+    except ImportError as error:
+        raise MissingPackageError(
+            f"dashboard expects the package wandb-workspaces, got: {error}; install it with: "
+            "pip install 'gradflow-export[dashboard]'"
+        ) from error
+    return workspaces, v2
+
+
+def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
+    headlines = [metric for metric in CATALOG.values() if metric.headline and metric.kind == "run"]
+    layers = [CATALOG[name] for name in PER_SITE]
+    out = [
+        workspaces.Section(name="Verdict", is_open=True, pinned=True, panels=_verdict(panels, prefix)),
+        workspaces.Section(
+            name="Gain report",
+            is_open=True,
+            panels=[
+                panels.MediaBrowser(
+                    title="Gain by depth and step",
+                    num_columns=1,
+                    media_keys=[f"{prefix}/gain_report"],
+                    layout=panels.Layout(w=24, h=14),
+                )
+            ],
+        ),
+    ]
+    for title in (HEADLINES, *(title for title, _ in FAMILIES)):
+        charts = [_curve(panels, prefix, metric) for metric in headlines if _family(metric) == title]
+        charts += [_curves_by_layer(panels, prefix, metric) for metric in layers if _family(metric) == title]
+        if title == "Gains":
+            charts.append(_gain_chart(panels, prefix))
+        out.append(workspaces.Section(name=title, is_open=title != "Runtime", panels=charts))
+    return out
+
+
+def _verdict(panels: Any, prefix: str) -> list[Any]:
+    said = (
+        f"The verdict of each run stands in the column `{prefix}/verdict`; its layers and issues stand below. "
+        "An issue says since which step, in which layer, and what to do."
+    )
+    return [
+        panels.MarkdownPanel(markdown=said, layout=panels.Layout(w=8, h=6)),
+        _lines(panels, prefix, "Issues", (f"{prefix}/open_issues", f"{prefix}/alerts")),
+        panels.WeavePanelSummaryTable(table_name=f"{prefix}/health", layout=panels.Layout(w=24, h=10)),
+        panels.WeavePanelSummaryTable(table_name=f"{prefix}/issues", layout=panels.Layout(w=24, h=8)),
+    ]
+
+
+def _family(metric: MetricSpec) -> str:
+    return next((title for title, begins in FAMILIES if metric.name.startswith(begins)), HEADLINES)
+
+
+def _curve(panels: Any, prefix: str, metric: MetricSpec) -> Any:
+    return _lines(panels, prefix, metric.title, (f"{prefix}/{metric.name}",), log=metric.scale == "log")
+
+
+def _lines(panels: Any, prefix: str, title: str, keys: Sequence[str], *, log: bool = False) -> Any:
+    return panels.LinePlot(title=title, x=f"{prefix}/step", y=list(keys), log_y=log or None)
+
+
+def _curves_by_layer(panels: Any, prefix: str, metric: MetricSpec) -> Any:
+    return panels.LinePlot(
+        title=f"{metric.title}, worst layers",
+        x=f"{prefix}/step",
+        metric_regex=f"^{re.escape(f'{prefix}/{metric.name}/')}.*",
+        log_y=metric.scale == "log" or None,
+        layout=panels.Layout(w=16, h=8),
+    )
+
+
+def _gain_chart(panels: Any, prefix: str) -> Any:
+    return panels.CustomChart(
+        query={"summaryTable": {"tableKey": f"{prefix}/gain_chart_table"}},
+        chart_name=CHART,
+        chart_fields={"step": "depth", "lineKey": "moment", "lineVal": "gain as a power of 2"},
+        chart_strings={"title": "Gain by depth (power of 2; 0 keeps the gradient)", "xname": "depth"},
+    )
