@@ -186,7 +186,7 @@ class Exporter(Reports):
 
         Args:
             **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
-                probabilities of the shape of the logits).
+                probabilities of the shape of the logits), ``components`` (the parts of the loss by name).
         """
         if self._loss is not None and not self._closed:
             self._guard.part("observe")(self._loss.observe)(tensors)

@@ -80,6 +80,7 @@ class TrainingLoop:
         self._told = False
         self._unseen = 0
         self._backward_ended: float | None = None
+        self._step_began = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
         named: tuple[tuple[str, Tap], ...] = (
@@ -126,9 +127,13 @@ class TrainingLoop:
             self._read_gradients(step)
         if "updates" in self._due:
             self._updates_before(step)
+        self._step_began = time.perf_counter()
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
+        # A closure holds the backward pass, and the discrete instrument looks before this does.
+        if self._recorded and not step.closure and "discrete" not in self._due:
+            self._stepped_for += time.perf_counter() - self._step_began
         if self._recorded:
             if step.closure:
                 self._read_gradients(step)
@@ -226,9 +231,7 @@ class TrainingLoop:
                 called.forget()
             return
         self._read_memory(scalars)
-        began, ended = self.taps.loss.backward_began, self._backward_ended
-        if began is not None and ended is not None:
-            scalars["runtime.backward_time"] = ended - began
+        scalars.update(self.taps.loss.scalars(self._backward_ended))
         drained: Drained = []
         for drain in self._drains:
             drain(drained)
@@ -253,11 +256,13 @@ class TrainingLoop:
                 scalars["runtime.step_time"] = elapsed
                 scalars["runtime.throughput"] = 1.0 / max(median(self._times), 1e-9)
                 scalars["overhead"] = min((spent - self._spent_before) / max(elapsed, 1e-9), 1.0)
+            if self._stepped_for > 0:
+                scalars["runtime.optimizer_time"] = self._stepped_for
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
             self._hand_over(bundle)
-        self._ended, self._spent_before = now, spent
+        self._ended, self._spent_before, self._stepped_for = now, spent, 0.0
         self._plan()
 
     def _plan(self) -> None:

@@ -84,7 +84,7 @@ def make_loop(
         BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
         GradientTap(),
         UpdateTap(reference),
-        LossTap(criterion, guard=part("loss")),
+        LossTap(criterion, model=reference, guard=part("loss")),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),

@@ -11,6 +11,7 @@ LOGIT_METRICS = (
     "logits.mean",
     "logits.std",
     "logits.margin",
+    "logits.log_z",
     "confidence.max",
     "confidence.entropy",
 )
@@ -50,15 +51,16 @@ def as_samples(logits: Tensor, targets: Tensor | None, class_dim: int | None = N
 
 
 def logit_statistics(logits: Tensor) -> Tensor:
-    """Return the seven statistics named in ``LOGIT_METRICS``.
+    """Return the eight statistics named in ``LOGIT_METRICS``.
 
     Args:
         logits: Shape: ``[samples, classes]``, at least two classes.
 
     Returns:
-        Shape: ``[7]``. Units: logit (first five), share, share of ln(classes).
+        Shape: ``[8]``. Units: logit (first five), nats, share, share of ln(classes).
 
-    Source: definitions; entropy as Shannon 1948, divided by its greatest value.
+    Source: definitions; ln Z as Chowdhery et al. 2022, arXiv:2204.02311; entropy as Shannon 1948, divided by its
+        greatest value.
     """
     top = logits.topk(2, dim=1).values
     log_p = logits.log_softmax(dim=1)
@@ -72,6 +74,7 @@ def logit_statistics(logits: Tensor) -> Tensor:
             logits.mean(),
             logits.std(correction=0),
             (top[:, 0] - top[:, 1]).mean(),
+            logits.logsumexp(dim=1).mean(),
             p.amax(dim=1).mean(),
             (entropy / classes.log()).mean(),
         ]

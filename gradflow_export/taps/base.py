@@ -122,7 +122,7 @@ class ModuleHook:
     def __init__(self, call: Callable[[Any, Any, Any], None]) -> None:
         self._call = call
 
-    def __call__(self, module: Any, args: Any, output: Any) -> None:
+    def __call__(self, module: Any, args: Any, output: Any = None) -> None:
         """Hand over to the tap, but leave no trace in a graph that is being compiled."""
         if not torch.compiler.is_compiling():
             self._call(module, args, output)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,20 +22,35 @@ from gradflow_export.metrics.logits import (
     logit_statistics,
     target_statistics,
 )
+from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.backward import BackwardPasses
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.components import LossComponents
 
 _log = logging.getLogger("gradflow_export")
 
-OBSERVABLE = ("loss", "logits", "targets")
+OBSERVABLE = ("loss", "logits", "targets", "components")
 MICRO_BATCHES = 1024
 """Losses kept until a step ends; beyond that the oldest are forgotten."""
 
 
 class LossTap:
-    """Collects losses over the micro-batches of a step (their mean), and statistics of the last logits."""
+    """Collects losses over the micro-batches of a step (their mean), and statistics of the last logits.
 
-    def __init__(self, criterion: nn.Module | None = None, *, guard: Guard = unguarded) -> None:
+    Args:
+        criterion: The loss module, if there is one.
+        model: Returns the model that is trained, so that backward passes can be told apart.
+        guard: Wraps the hooks.
+    """
+
+    def __init__(
+        self,
+        criterion: nn.Module | None = None,
+        *,
+        model: Callable[[], nn.Module | None] = lambda: None,
+        guard: Guard = unguarded,
+    ) -> None:
         self._criterion = criterion
         self._guard = guard
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
@@ -43,19 +58,25 @@ class LossTap:
         self._unknown: set[str] = set()
         self.want_logits = False
         self.seen = False
-        self.backward_began: float | None = None
+        self._components = LossComponents()
+        self._passes = BackwardPasses(model)
+        self._called_at: float | None = None
+        self._seconds = 0.0
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return tuple(spec(name) for name in ("loss", *LOGIT_METRICS, *TARGET_METRICS))
+        names = ("loss", "loss.component", "loss.component_share", *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
+        return tuple(spec(name) for name in names)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the criterion's calls."""
         stack = contextlib.ExitStack()
         stack.callback(self.drain)
         if self._criterion is not None:
-            stack.callback(self._criterion.register_forward_hook(ModuleHook(self._guard(self._called))).remove)
+            begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
+            stack.callback(self._criterion.register_forward_pre_hook(begin).remove)
+            stack.callback(self._criterion.register_forward_hook(end).remove)
         return stack
 
     def observe(self, tensors: Mapping[str, Any]) -> None:
@@ -63,11 +84,14 @@ class LossTap:
         for name in tensors.keys() - set(OBSERVABLE) - self._unknown:
             self._unknown.add(name)
             _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
-        loss, logits, targets = (tensors.get(name) for name in OBSERVABLE)
+        loss, logits, targets, components = (tensors.get(n) for n in ("loss", "logits", "targets", "components"))
         if isinstance(loss, (Tensor, int, float)):
             self.observe_loss(loss)
         if isinstance(logits, Tensor):
             self.observe_logits(logits, targets if isinstance(targets, Tensor) else None)
+            self._await_gradient(logits)
+        if isinstance(components, Mapping):
+            self._components.add(components)
 
     def observe_loss(self, loss: Tensor | float) -> None:
         """Take one loss. A tensor is kept as a device reference; backward time is measured from its gradient."""
@@ -101,23 +125,57 @@ class LossTap:
             out.append(Pending("loss", (RUN_SITE,), mean.reshape(1)))
         for names, values in self._statistics:
             out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
+        out.extend(self._components.drain())
         self.forget()
         return out
 
     def forget(self) -> None:
         """Forget what was collected, without any work on it: the step makes no record."""
         self._losses.clear()
-        self._statistics, self.backward_began = [], None
+        self._components.forget()
+        self._passes.forget()
+        self._statistics, self._seconds = [], 0.0
+
+    def scalars(self, backward_ended: float | None) -> dict[str, float]:
+        """Return what the host knows of this step's losses and backward passes.
+
+        Args:
+            backward_ended: When the last backward pass was over, ``None`` when it is not known.
+        """
+        out = self._passes.scalars()
+        if self._passes.began is not None and backward_ended is not None:
+            out["runtime.backward_time"] = backward_ended - self._passes.began
+        if self._seconds:
+            out["runtime.loss_time"] = self._seconds
+        return out
+
+    def _entered(self, _module: nn.Module, _args: Any, _output: Any = None) -> None:
+        self._called_at = time.perf_counter()
 
     def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or not output.requires_grad:
             return
+        if self._called_at is not None:
+            self._seconds += time.perf_counter() - self._called_at
+            self._called_at = None
         self.observe_loss(output)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if tensors:
+            self._await_gradient(tensors[0])
         classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1
         if classification and tensors[0].dim() == tensors[1].dim() + 1:
             self.observe_logits(tensors[0], tensors[1], class_dim=1)
 
+    def _await_gradient(self, predictions: Tensor) -> None:
+        """Take what the loss sends back into the model when it comes, if this step is due."""
+        if self.want_logits and predictions.requires_grad and predictions.numel() and not predictions.is_complex():
+            hook = unserializable_hook(self._guard(self._sent_back))  # type: ignore[no-untyped-call]
+            predictions.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _sent_back(self, gradient: Tensor) -> None:
+        with torch.no_grad():
+            earlier = [entry for entry in self._statistics if entry[0] != UPSTREAM_METRICS]
+            self._statistics = [*earlier, (UPSTREAM_METRICS, upstream_statistics(gradient))]
+
     def _backward(self, _gradient: Tensor) -> None:
-        if self.backward_began is None:
-            self.backward_began = time.perf_counter()
+        self._passes.begin()

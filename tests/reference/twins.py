@@ -110,7 +110,7 @@ def softmax(row):
 
 
 def logit_metrics(rows):
-    """Return the seven logit metrics of a list of rows by name."""
+    """Return the eight logit metrics of a list of rows by name."""
     flat = [z for row in rows for z in row]
     m, s = stats(flat)
     probabilities = [softmax(row) for row in rows]
@@ -121,6 +121,7 @@ def logit_metrics(rows):
         "logits.mean": m,
         "logits.std": s,
         "logits.margin": stats([max(row) - sorted(row)[-2] for row in rows])[0],
+        "logits.log_z": stats([math.log(math.fsum(math.exp(z) for z in row)) for row in rows])[0],
         "confidence.max": stats([max(row) for row in probabilities])[0],
         "confidence.entropy": stats(entropies)[0],
     }

@@ -1,0 +1,27 @@
+"""The gradient that the loss sends back into the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+UPSTREAM_METRICS = ("upstream.norm", "upstream.mean_norm", "upstream.zero_share", "upstream.nonfinite_share")
+
+
+def upstream_statistics(gradient: Tensor) -> Tensor:
+    """Return the four statistics named in ``UPSTREAM_METRICS``.
+
+    Args:
+        gradient: Gradient of the loss with respect to logits or predictions. Shape: ``[samples, ...]``, not empty.
+
+    Returns:
+        L2 norm of everything, mean over samples of the L2 norm of each, share of entries that are exactly 0 and share
+        that is NaN or Inf, float64. Shape: ``[4]``. For cross-entropy with mean reduction the gradient of a sample is
+        ``(softmax(z) - onehot(y)) / samples``.
+    """
+    rows = gradient.detach().reshape(gradient.shape[0] if gradient.dim() else 1, -1)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=None if rows.is_complex() else torch.float64)
+    count = max(rows.numel(), 1)
+    zeros = (rows.numel() - torch.count_nonzero(rows)) / count
+    broken = (~torch.isfinite(rows)).sum() / count
+    return torch.stack([torch.linalg.vector_norm(norms), norms.mean(), zeros.to(norms), broken.to(norms)])

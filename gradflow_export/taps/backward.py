@@ -1,0 +1,51 @@
+"""Backward passes: when the first of a step began, how many there were, and whether they added to earlier gradients."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+LOOKED_AT = 8
+"""Parameters that are asked whether they hold a gradient already; all of them would cost more than it tells."""
+
+
+class BackwardPasses:
+    """Told by the loss's gradient that a pass begins.
+
+    Args:
+        model: Returns the model whose parameters the passes fill in, ``None`` when it is gone.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
+        self._model = model
+        self._chosen: list[weakref.ref[Tensor]] = []
+        self.began: float | None = None
+        self._count = self._onto = 0
+
+    def begin(self) -> None:
+        """Count one pass."""
+        self.began = time.perf_counter() if self.began is None else self.began
+        self._count += 1
+        self._onto += any(p is not None and p.grad is not None for p in (chosen() for chosen in self._choose()))
+
+    def forget(self) -> None:
+        """Begin a new step."""
+        self.began = None
+        self._count = self._onto = 0
+
+    def scalars(self) -> dict[str, float]:
+        """Return how many passes there were and the share that found gradients to add to; empty without a pass."""
+        if not self._count:
+            return {}
+        return {"runtime.backward_passes": float(self._count), "runtime.accumulated_share": self._onto / self._count}
+
+    def _choose(self) -> list[weakref.ref[Tensor]]:
+        if not self._chosen or any(chosen() is None for chosen in self._chosen):
+            model = self._model()
+            trained = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+            stride = -(-len(trained) // LOOKED_AT) or 1
+            self._chosen = [weakref.ref(p) for p in trained[::stride]]
+        return self._chosen
