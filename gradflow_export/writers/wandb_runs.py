@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import logging
@@ -23,11 +24,17 @@ def load(name: str = "wandb") -> Any:
         MissingPackageError: It is not installed; the message holds the pip command.
     """
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise MissingPackageError(
             f"the wandb backend expects the package {name}, got: {error}; install it with: pip install 'wandb>=0.19'"
         ) from error
+    # W&B imports these with the first table: then on a thread beside the training loop, which would wait for the GIL.
+    with contextlib.suppress(Exception):
+        generated = importlib.import_module(f"{name}.sdk.artifacts._generated")
+        importlib.import_module(f"{name}.sdk.artifacts._internal_artifact")
+        _ = generated.ARTIFACT_TYPE_GQL, generated.ArtifactType
+    return module
 
 
 def check_init(module: Any, init: Mapping[str, Any]) -> None:
