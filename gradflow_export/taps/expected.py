@@ -84,5 +84,6 @@ def _shadow_step(
     shadow = rule([{**options, "params": [twin], "foreach": False, "capturable": False, "fused": None}])
     if state:
         shadow.state[twin] = dict(state)
-    inspect.unwrap(rule.step)(shadow)  # below the wrapper that would call everybody's step hooks
+    with torch.no_grad():
+        inspect.unwrap(rule.step)(shadow)  # below the wrapper that would call everybody's step hooks
     return twin.detach() - weight
