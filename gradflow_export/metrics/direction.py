@@ -32,7 +32,25 @@ def gradient_sample(chosen: Sequence[Tensor]) -> Tensor:
     return flat if flat.dtype is torch.float64 else flat.float()
 
 
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``<a, b>``, ``||a||^2`` and ``||b||^2``, in float64 so that no square overflows.
+
+    Args:
+        a: Shape: ``[n]``.
+        b: Shape: ``[n]``.
+
+    Returns:
+        Shape: ``[3]``. Those of the parts of a vector add up to those of the whole.
+    """
+    a, b = a.double(), b.double()
+    return torch.stack([torch.dot(a, b), torch.dot(a, a), torch.dot(b, b)])
+
+
+def cosine_of(sums: Tensor) -> Tensor:
+    """Return ``<a, b> / (||a|| ||b||)`` from :func:`products`, NaN when either is zero. Shape: ``[3]``; scalar."""
+    return torch.div(sums[0], sums[1].sqrt() * sums[2].sqrt())
+
+
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``<a, b> / (||a|| ||b||)``, NaN when either is zero. Shape of both: ``[n]``; of the result: scalar."""
-    a, b = a / a.abs().amax(), b / b.abs().amax()
-    return torch.div(torch.dot(a, b), torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
+    """Return the cosine of the angle between two vectors, NaN when either is zero. Shape: ``[n]``; scalar."""
+    return cosine_of(products(a, b))

@@ -14,6 +14,7 @@ from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing,
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.progress import Stagnation
+from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.seed import (
     FixedDead,
     FixedExploding,
@@ -96,6 +97,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Unstable(),
         LossSpike(),
         Stagnation(),
+        Rotation(),
         MemoryUsage(),
         MemoryLeak(),
         *(_FIXED[key](value) for key, value in chosen.items()),

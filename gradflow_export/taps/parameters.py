@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.direction import cosine, evenly_chosen, gradient_sample
+from gradflow_export.metrics.direction import cosine_of, evenly_chosen, gradient_sample, products
 from gradflow_export.metrics.norms import ENTRY_STATISTICS, entry_statistics, l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
+from gradflow_export.taps.path import PathTap
 
 HISTOGRAMS = 16
 HISTOGRAM_ENTRIES = 4096
@@ -26,6 +27,8 @@ class GradientTap:
 
     def __init__(self) -> None:
         self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
+        self._products: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
+        self._path = PathTap()
         self._out: Drained = []
         self.norms: Tensor | None = None
         """Norms of the gradients read last, in the order of the optimizer's parameters that have one."""
@@ -34,7 +37,7 @@ class GradientTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
-        return (*(spec(f"parameter.{name}") for name in names), spec("gradient.cosine"))
+        return (*(spec(f"parameter.{name}") for name in names), spec("gradient.cosine"), *self._path.specs)
 
     def read(self, step: OptimizerStep, *, statistics: bool, histograms: bool) -> None:
         """Take the gradients of one optimizer.
@@ -59,6 +62,7 @@ class GradientTap:
                 norms = norms / step.scale.to(norms)
             self._out.append(Pending("parameter.gradient_norm", owned.sites, norms, where))
             self._take_direction(step.optimizer, arrived)
+            self._out.extend(self._path.read(step))
             if statistics:
                 self._take_statistics(step, arrived, where)
             if histograms:
@@ -74,6 +78,7 @@ class GradientTap:
         """Forget what was read for a step that was skipped."""
         self._out = []
         self._previous.pop(optimizer, None)
+        self._products.pop(optimizer, None)
 
     def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
         chosen = evenly_chosen(gradients)
@@ -82,8 +87,14 @@ class GradientTap:
         now = gradient_sample(chosen)
         before = self._previous.get(optimizer)
         self._previous[optimizer] = now.clone() if now.data_ptr() == gradients[0].data_ptr() else now
+        # The optimizers of one record make one gradient; each one's cosine replaces that of those before it.
+        if optimizer in self._products:
+            self._products.clear()
         if before is not None and before.shape == now.shape and before.device == now.device:
-            self._out.append(Pending("gradient.cosine", (RUN_SITE,), cosine(before, now.to(before.dtype)).reshape(1)))
+            own = self._products[optimizer] = products(before, now.to(before.dtype))
+            whole = [own, *(other.to(own) for key, other in self._products.items() if key is not optimizer)]
+            total = own if len(whole) == 1 else torch.stack(whole).sum(dim=0)
+            self._out.append(Pending("gradient.cosine", (RUN_SITE,), cosine_of(total).reshape(1)))
 
     def _take_statistics(self, step: OptimizerStep, gradients: list[Tensor], where: npt.NDArray[np.int64]) -> None:
         rows = entry_statistics(gradients)

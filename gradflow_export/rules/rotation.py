@@ -1,0 +1,69 @@
+"""Weights that go round instead of arriving: ROTATION."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import settled, solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation(Rule):
+    """Find a path of the weights that winds round in one plane, downhill all the way, and does not close in.
+
+    Winding alone is no fault: momentum and noise wind too, and so does the way into many minima. But in the field of
+    one loss a path that comes back has gone uphill as much as downhill, so its work is not negative; and a spiral that
+    closes in arrives. What is left is a game whose players chase each other, or batches in a cyclic order.
+
+    Source: Balduzzi et al. 2018, arXiv:1802.05642; Mescheder et al. 2018, arXiv:1801.04406.
+
+    Attributes:
+        winding: Fewest turns within the window.
+        plane: Least share of the path's variance in one plane.
+        growth: Least growth of the radius over the window; below it the spiral closes in.
+        work: Greatest work, of which -1 is downhill throughout.
+    """
+
+    winding: float = 1.0
+    plane: float = 0.8
+    growth: float = 0.8
+    work: float = -0.5
+    patience: int = 2
+    heal: int = 3
+
+    name: ClassVar[str] = "rotation"
+    needs: ClassVar[tuple[str, ...]] = ("flow.winding",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the path that this record tells of."""
+        turns, plane, growth, work = (record.value(f"flow.{name}") for name in ("winding", "plane", "growth", "work"))
+        if turns is None or plane is None or growth is None or work is None:
+            return ()
+        round_ = turns >= self.winding and plane >= self.plane and growth >= self.growth and work <= self.work
+        if not round_ or solved(history) or settled(history):
+            return ()
+        message = (
+            f"the weights went round {number(turns)} times within the window, {number(100 * plane)} % of their path in "
+            f"one plane, and their distance from its centre grew {number(growth)}-fold: each player follows the other."
+        )
+        advice = (
+            "give the players different learning rates (a discriminator 2 to 4 times faster), add a gradient penalty "
+            "on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use an extragradient "
+            "step; with a single loss, shuffle the batches."
+        )
+        severity = Severity.HIGH if growth >= 1.0 else Severity.MEDIUM
+        return (Finding(IssueType.ROTATION, severity, _players(record), turns, self.winding, message, advice),)
+
+
+def _players(record: StepRecord) -> tuple[str, ...]:
+    """Return where each player begins, the one that moves most first; the whole model when there is only one."""
+    reading = record.get("flow.radius")
+    known = {} if reading is None else {site: radius for site, radius in reading.as_dict().items() if radius}
+    if len(known) < 2:
+        return ("",)
+    return tuple(sorted(known, key=lambda site: (-(known[site] or 0.0), site)))

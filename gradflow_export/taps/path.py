@@ -1,0 +1,179 @@
+"""A sketch of where the weights are and which way their gradients point, and the windows it is judged in."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.direction import evenly_chosen
+from gradflow_export.metrics.norms import dense_entries
+from gradflow_export.metrics.path import PathStatistics, path_statistics, radii
+from gradflow_export.metrics.samples import even_sample
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Analysed, Drained, Sample
+from gradflow_export.taps.optimizers import OptimizerStep
+
+ENTRIES = 64
+"""Entries of the weights of one optimizer that are followed."""
+
+POINTS, LEAST, BETWEEN = 64, 24, 8
+"""Points of a window, fewest that are judged, and points between two judgements."""
+
+STRIDES = (1, 4, 16)
+"""Steps between two points of a window: a slow rotation shows only in a long one."""
+
+Floats = npt.NDArray[np.float64]
+
+METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "winding": "flow.winding",
+        "plane": "flow.plane",
+        "growth": "flow.growth",
+        "work": "flow.work",
+        "straightness": "flow.straightness",
+        "turning": "flow.turning",
+        "coherence": "gradient.coherence",
+    }
+)
+"""Metric of each field of :class:`~gradflow_export.metrics.path.PathStatistics`."""
+
+
+class PathTap:
+    """Samples weights and gradients at the same evenly spaced entries, optimizer by optimizer.
+
+    A few entries are enough: what goes round as a whole goes round in nearly every sample of its coordinates. Read
+    before an optimizer steps, so that the gradient belongs to these weights.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: weakref.WeakKeyDictionary[object, tuple[object, Sequence[Tensor]]] = weakref.WeakKeyDictionary()
+        self._paths = Paths()
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(name) for name in (*METRICS.values(), RADIUS))
+
+    def read(self, step: OptimizerStep) -> Drained:
+        """Return the sketch of one optimizer, nothing where weights and gradients of one moment cannot be had."""
+        if step.closure or not isinstance(step.optimizer, Optimizer):
+            return []
+        known = self._chosen.get(step.optimizer)
+        if known is None or known[0] is not step.owned:
+            usable = [p for p in step.owned.parameters if p.requires_grad and p.layout is torch.strided]
+            known = step.owned, [p for p in evenly_chosen(usable) if p.device == usable[0].device]
+            self._chosen[step.optimizer] = known
+        chosen = known[1]
+        if not chosen:
+            return []
+        limit = max(ENTRIES // len(chosen), 1)
+        gradients = [p.grad for p in chosen]
+        if any(
+            g is not None and (g.layout is not torch.strided or g.device != p.device)
+            for g, p in _pairs(gradients, chosen)
+        ):
+            return []
+        weights = [even_sample(dense_entries(p), limit) for p in chosen]
+        pulls = [
+            torch.zeros_like(w) if g is None else even_sample(dense_entries(g), limit)
+            for g, w in _pairs(gradients, weights)
+        ]
+        both = torch.cat([*weights, *pulls])
+        both = both if both.dtype is torch.float64 else both.float()
+        site = step.owned.sites[int(step.owned.where[0])]
+        return [Sample("flow.winding", site, both, analyse=partial(self._paths.take, site))]
+
+
+def _pairs(first: Sequence[Tensor | None], second: Sequence[Tensor]) -> zip[tuple[Tensor | None, Tensor]]:
+    return zip(first, second, strict=True)
+
+
+RADIUS = "flow.radius"
+
+
+class Paths:
+    """Joins the sketches of all optimizers into one path and looks at it through windows; lives on the worker.
+
+    A point is complete when every optimizer has stepped, or when one steps again: one that rested has not moved.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Floats] = {}
+        self._round: set[str] = set()
+        self._joined = False
+        self._windows = [_Window(stride) for stride in STRIDES]
+
+    def take(self, site: str, values: npt.NDArray[np.floating]) -> Analysed:
+        """Take the sketch of one optimizer.
+
+        Args:
+            site: Tells optimizers apart.
+            values: Weights, then gradients. Shape: ``[2 k]``.
+
+        Returns:
+            The statistics of one window, when they are due; else nothing.
+        """
+        out: Analysed = {}
+        if site in self._round:
+            out = {} if self._joined else self._join()
+            self._round, self._joined = set(), False
+        known = self._latest.get(site)
+        finite = bool(np.isfinite(values).all())
+        if known is None or known.shape != values.shape or not finite:
+            self._windows = [_Window(stride) for stride in STRIDES]
+        if not finite:
+            self._latest.pop(site, None)
+            return out
+        self._latest[site] = np.array(values, dtype=np.float64)
+        self._round.add(site)
+        if self._round == self._latest.keys():
+            out, self._joined = self._join() or out, True
+        return out
+
+    def _join(self) -> Analysed:
+        """Add the point that all optimizers make together."""
+        halves = [np.split(self._latest[site], 2) for site in sorted(self._latest)]
+        position, pull = (np.concatenate([half[i] for half in halves]) for i in (0, 1))
+        players = [half[0].size for half in halves]
+        judged = [window.add(position, pull, players) for window in self._windows]
+        if not any(judged):
+            return {}
+        seen = [window.statistics for window in self._windows if window.statistics is not None]
+        most = max(seen, key=lambda s: s.winding * s.plane * max(-s.work, 0.0))
+        out = {METRICS[name]: {RUN_SITE: value} for name, value in asdict(most).items() if np.isfinite(value)}
+        return {**out, RADIUS: dict(zip(sorted(self._latest), self._windows[0].radii, strict=True))}
+
+
+class _Window:
+    """The last points of a path, ``stride`` steps apart."""
+
+    def __init__(self, stride: int) -> None:
+        self._stride = stride
+        self._count = 0
+        self._points: deque[tuple[Floats, Floats]] = deque(maxlen=POINTS)
+        self.statistics: PathStatistics | None = None
+        self.radii: list[float] = []
+
+    def add(self, position: Floats, pull: Floats, players: Sequence[int]) -> bool:
+        """Take a point; True when the statistics were made anew."""
+        self._count += 1
+        if self._count % self._stride:
+            return False
+        self._points.append((position, pull))
+        if len(self._points) < LEAST or (self._count // self._stride) % BETWEEN:
+            return False
+        positions, pulls = (np.stack([point[i] for point in self._points]) for i in (0, 1))
+        self.statistics = path_statistics(positions, pulls, players)
+        self.radii = radii(positions, players)
+        return True
