@@ -75,6 +75,7 @@ class SiteSeries:
 
     Attributes:
         sites: Names of the columns, in order of first appearance.
+        first: The first value that arrived at each site, NaN where none has. Shape: ``[len(sites)]``.
     """
 
     def __init__(self, window: int, limit: int = 100_000) -> None:
@@ -84,6 +85,8 @@ class SiteSeries:
         self._steps = np.zeros(2 * window, dtype=np.int64)
         self._values: FloatArray = np.zeros((2 * window, 0), dtype=np.float32)
         self._present: BoolArray = np.zeros((2 * window, 0), dtype=np.bool_)
+        self.first: FloatArray = np.zeros(0, dtype=np.float32)
+        self._waiting = 0
         self._end = 0
 
     def add(self, step: int, reading: Reading) -> None:
@@ -102,6 +105,10 @@ class SiteSeries:
             columns = [self._columns[site] for site in reading.sites]
             self._values[row], self._present[row] = 0.0, False
             self._values[row, columns], self._present[row, columns] = reading.values, reading.present
+        if self._waiting:
+            new = self._present[row] & np.isnan(self.first)
+            self.first[new] = self._values[row][new]
+            self._waiting = int(np.isnan(self.first).sum())
         self._end += 1
 
     def _widen(self, sites: tuple[str, ...]) -> None:
@@ -110,11 +117,13 @@ class SiteSeries:
             return
         if len(self.sites) + len(new) > self._limit:
             self.sites, self._columns, self._end, new = (), {}, 0, sites
-            self._values, self._present = self._values[:, :0], self._present[:, :0]
+            self._values, self._present, self.first = self._values[:, :0], self._present[:, :0], self.first[:0]
         self._columns.update({site: len(self.sites) + index for index, site in enumerate(new)})
         self.sites += new
         pad = ((0, 0), (0, len(new)))
         self._values, self._present = np.pad(self._values, pad), np.pad(self._present, pad)
+        self.first = np.pad(self.first, (0, len(new)), constant_values=np.nan)
+        self._waiting += len(new)
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:

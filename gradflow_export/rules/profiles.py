@@ -8,6 +8,7 @@ from numbers import Real
 from types import MappingProxyType
 
 from gradflow_export.errors import ArgumentError, nearest
+from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
@@ -94,6 +95,9 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         RankBottleneck(),
         Dead(),
         Saturated(),
+        AttentionCollapse(),
+        HeadRedundancy(),
+        RankCollapse(),
         Unstable(),
         LossSpike(),
         Stagnation(),

@@ -22,12 +22,13 @@ ALL = tuple({type(rule): rule for name in PROFILES for rule in profile(name)}.va
 PARAMETERS = tuple(f"blocks.{i // 2}.{'weight' if i % 2 == 0 else 'bias'}" for i in range(12))
 BLOCKS = tuple(f"blocks.{i}" for i in range(6))
 SPECIAL = (None, 0.0, math.nan, math.inf, -math.inf, 1e-38, 1e38, -1.0, 1.0)
+HEADS = tuple(f"{block}.head{head}" for block in BLOCKS for head in range(2))
 EACH = pytest.mark.parametrize("rule", ALL, ids=[rule.name for rule in ALL])
 
 
 def sites_of(metric):
     kind = CATALOG[metric].kind if metric in CATALOG else "run"
-    return {"run": ("",), "parameter": PARAMETERS}.get(kind, BLOCKS)
+    return {"run": ("",), "parameter": PARAMETERS, "head": HEADS}.get(kind, BLOCKS)
 
 
 def wanted(rule):
@@ -178,6 +179,11 @@ def healthy(steps):
                 reading("activation.dead_share", lambda: 0.2),
                 reading("activation.saturated_share", lambda: 0.2),
                 reading("parameter.zero_share", lambda: 0.3),
+                reading("attention.entropy", lambda: 0.6),
+                reading("attention.diversity", lambda: 0.8),
+                reading("attention.sink", lambda: 0.3),
+                reading("attention.max_logit", lambda: 4.0),
+                reading("block.rank_residual", lambda: 0.7),
             ),
         )
 

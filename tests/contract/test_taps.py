@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules import module as global_modules
 from torch.optim import optimizer as global_optimizers
 
 import gradflow_export.taps
 from gradflow_export.catalog import CATALOG
 from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.attention import AttentionTap
 from gradflow_export.taps.base import ModuleHook, Pending, Sample
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
@@ -24,9 +26,19 @@ from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 
-TAPS = ("blocks", "activations", "loss", "gradients", "updates", "discrete")
+TAPS = ("blocks", "activations", "attention", "loss", "gradients", "updates", "discrete")
 SOURCES = sorted(Path(gradflow_export.taps.__file__).parent.glob("*.py"))
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
+
+
+class Attending(nn.Module):
+    """Two heads of attention between the samples, so that two dimensions suffice."""
+
+    heads = 2
+
+    def forward(self, x):
+        parts = x.unflatten(1, (self.heads, -1)).transpose(0, 1)
+        return x + functional.scaled_dot_product_attention(parts, parts, parts).transpose(0, 1).flatten(1)
 
 
 class Rig:
@@ -36,6 +48,8 @@ class Rig:
         torch.manual_seed(0)
         self.name = name
         self.model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        if name == "attention":
+            self.model.insert(4, Attending())
         self.criterion = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.results = []
@@ -59,6 +73,8 @@ class Rig:
             return tap
         if self.name == "activations":
             return ActivationTap(self.calls, self.model, guard=self.guard)
+        if self.name == "attention":
+            return AttentionTap(self.model, guard=self.guard)
         if self.name == "discrete":
             tap = DiscreteTap(self.model, pairs="rows", guard=self.guard)
             tap.arm(on=True)
@@ -88,6 +104,8 @@ class Rig:
         attach = getattr(self.tap, "attach", contextlib.ExitStack)
         with steps.attach(), attach():
             self.calls.arm()
+            if self.name == "attention":
+                self.tap.arm(on=True)
             try:
                 yield
             finally:
@@ -109,6 +127,7 @@ class Rig:
         world = [dict(v) for k, v in vars(global_modules).items() if k.startswith("_global") and isinstance(v, dict)]
         world += [dict(global_optimizers._global_optimizer_pre_hooks)]
         world += [dict(global_optimizers._global_optimizer_post_hooks)]
+        world += [functional.scaled_dot_product_attention, torch.softmax, vars(Tensor).get("softmax")]
         return hooks, names, world, [p._backward_hooks for p in self.model.parameters()]
 
 

@@ -1,0 +1,265 @@
+"""Attention that no longer chooses, heads that repeat each other, tokens that became one: the transformer's faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import Floats, converged, middle, solved
+
+LEARNED = 0.2
+"""Share of the loss that must have gone while a reading left its healthy range, for it to count as learned."""
+
+
+def layer_of(site: str) -> str:
+    """Return the attention a head belongs to: ``"blocks.0.attn"`` of ``"blocks.0.attn.head3"``."""
+    return site.rpartition(".head")[0]
+
+
+def _by_layer(reading: Reading) -> Iterator[tuple[str, list[int]]]:
+    """Yield each layer with the indices of its heads that have a finite value."""
+    layers: dict[str, list[int]] = {}
+    for index, site in enumerate(reading.sites):
+        if reading.present[index] and np.isfinite(reading.values[index]):
+            layers.setdefault(layer_of(site), []).append(index)
+    yield from layers.items()
+
+
+def _rests_on_a_sink(record: StepRecord, layer: str, share: float) -> bool:
+    """Whether a layer's queries mostly look at one and the same key, which trained models do to do nothing."""
+    value = record.value("attention.sink", layer)
+    return value is not None and value >= share
+
+
+def _loss_at(history: History, step: int) -> float:
+    """Return the loss about a step: the median of three of the whole run, thinned."""
+    steps, values = history.run("loss").whole()
+    index = int(np.searchsorted(steps, step, side="right"))
+    return middle(values[max(0, index - 2) : index + 1])
+
+
+def _learned(history: History, metric: str, sites: list[str], healthy: float, *, least: float) -> bool:
+    """Whether a reading left its healthy range while the loss fell: then it is what the task asked for.
+
+    Never for a reading that was ill when it was first seen. A loss that has fallen by :data:`LEARNED` since the reading
+    was last healthy (since the first step, where that is too long ago) tells of learning; one that has not, of a fault.
+
+    Args:
+        history: Holds ``metric`` and ``loss``.
+        metric: What is ill.
+        sites: Where; the greatest value of these counts.
+        healthy: Least healthy value.
+        least: Greatest ill value.
+    """
+    series, loss = history.at_sites(metric), history.run("loss")
+    columns = [series.sites.index(site) for site in sites if site in series.sites]
+    if not columns or loss.count == 0 or bool((series.first[columns] < least).all()):
+        return False
+    shown = np.where(series.present, series.values, -np.inf)[:, columns].max(axis=1)
+    well = np.flatnonzero(shown >= healthy)
+    before = _loss_at(history, int(series.steps[well[-1]])) if well.size else loss.first
+    now = middle(_finite(loss.values[-5:]))
+    return bool(now < before - LEARNED * abs(before))
+
+
+def _finite(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCollapse(Rule):
+    """Find layers all of whose heads put nearly everything on one key, before anything was learned.
+
+    Sharp heads are no fault: one head that chooses among others, attention that sharpened while the loss fell, a layer
+    that rests on one and the same key for all queries (a sink), or a solved task. A layer of which no head chooses any
+    more passes no gradient to its queries and keys.
+
+    Source: Zhai et al. 2023, arXiv:2303.06296.
+
+    Attributes:
+        entropy: Normalised entropy that at least one head of a healthy layer exceeds.
+        healthy: Normalised entropy above which a layer counts as healthy when its past is looked at.
+        sink: Mean weight of one key at which a layer counts as resting on it.
+    """
+
+    entropy: float = 0.15
+    healthy: float = 0.5
+    sink: float = 0.7
+
+    name: ClassVar[str] = "attention-collapse"
+    needs: ClassVar[tuple[str, ...]] = ("attention.entropy",)
+    remembers: ClassVar[tuple[str, ...]] = ("attention.entropy", "loss")
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the heads of this record, layer by layer."""
+        reading = record.get("attention.entropy")
+        if reading is None or solved(history) or converged(record, history):
+            return ()
+        ill: list[tuple[str, float]] = []
+        later = False
+        for layer, heads in _by_layer(reading):
+            highest = float(reading.values[heads].max())
+            sites = [reading.sites[index] for index in heads]
+            if highest >= self.entropy or _rests_on_a_sink(record, layer, self.sink):
+                continue
+            if not _learned(history, "attention.entropy", sites, self.healthy, least=self.entropy):
+                ill.append((layer, highest))
+                series = history.at_sites("attention.entropy")
+                first = [series.first[series.sites.index(site)] for site in sites if site in series.sites]
+                later = later or not all(value < self.entropy for value in first)
+        if not ill:
+            return ()
+        layer, highest = ill[0]
+        logit = record.value("attention.max_logit", layer)
+        message = (
+            f"every head of {layer} looks at nearly one key only: normalised entropy at most {number(highest)} "
+            "(1 is uniform)"
+            + (f", logits up to {number(logit)}" if logit is not None else "")
+            + (f"; likewise {some(tuple(name for name, _ in ill[1:]))}." if len(ill) > 1 else ".")
+        )
+        advice = (
+            f"normalise queries and keys in {layer} (a LayerNorm or RMSNorm on each, known as QK-norm), or divide its "
+            "query and key weights so that logits start near 1; "
+            + ("lower the learning rate, lengthen the warm-up" if later else "check its initialisation and its scale")
+            + ", and check that scores are scaled by head_dim ** -0.5."
+        )
+        finding = Finding(
+            IssueType.ATTENTION_COLLAPSE,
+            Severity.HIGH,
+            tuple(name for name, _ in ill),
+            highest,
+            self.entropy,
+            message,
+            advice,
+            follows_from=(IssueType.EXPLODING,) if later else (),
+        )
+        return (finding,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRedundancy(Rule):
+    """Find layers whose heads all attend alike, so that one would do.
+
+    Alike from the first look means that they were initialised alike. Heads that grew alike while the loss fell, or
+    that all rest on one key, are left in peace; so are heads whose attention is uniform and cannot be compared.
+
+    Source: definition of diversity; that many heads of trained models can be spared: Michel et al. 2019,
+    arXiv:1905.10650.
+
+    Attributes:
+        diversity: Least diversity of a layer's heads.
+        healthy: Diversity above which a layer counts as healthy when its past is looked at.
+        sink: Mean weight of one key at which a layer counts as resting on it.
+    """
+
+    diversity: float = 0.05
+    healthy: float = 0.3
+    sink: float = 0.5
+
+    name: ClassVar[str] = "head-redundancy"
+    needs: ClassVar[tuple[str, ...]] = ("attention.diversity",)
+    remembers: ClassVar[tuple[str, ...]] = ("attention.diversity", "loss")
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the layers of this record."""
+        reading = record.get("attention.diversity")
+        if reading is None or solved(history) or converged(record, history):
+            return ()
+        with np.errstate(invalid="ignore"):
+            low = np.flatnonzero(reading.present & (reading.values < self.diversity))
+        ill = [
+            index
+            for index in low
+            if not _rests_on_a_sink(record, reading.sites[index], self.sink)
+            and not _learned(history, "attention.diversity", [reading.sites[index]], self.healthy, least=self.diversity)
+        ]
+        if not ill:
+            return ()
+        layers = tuple(reading.sites[index] for index in ill)
+        first = float(reading.values[ill[0]])
+        message = (
+            f"the heads of {layers[0]} attend alike: diversity {number(first)} "
+            "(0 for equal heads, about 1 for unrelated ones)"
+            + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
+        )
+        advice = (
+            f"initialise the heads of {layers[0]} independently (nn.init.xavier_uniform_ on the whole query and key "
+            "weights, not one head's copied to all), check that the tensor is split into heads along the right "
+            "dimension, or use fewer heads there."
+        )
+        return (Finding(IssueType.HEAD_REDUNDANCY, Severity.MEDIUM, layers, first, self.diversity, message, advice),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCollapse(Rule):
+    """Find a stack of attention after which all tokens of a sequence are the same.
+
+    Judged by the residual ``||X - 1 mean(X)^T|| / ||X||`` at the output of the last block of each stack, against the
+    residual of what enters. Pure attention halves and squares it from layer to layer; skip connections and MLPs keep it
+    up. Sparse attention is not a cause, but a cure (Wu et al. 2024, arXiv:2405.18781).
+
+    Source: Dong, Cordonnier and Loukas 2021, arXiv:2103.03404.
+
+    Attributes:
+        residual: Least healthy residual at the end of a stack.
+        share: Least healthy share of the residual that entered.
+        healthy: Residual above which a block counts as healthy when its past is looked at.
+    """
+
+    residual: float = 0.05
+    share: float = 0.2
+    healthy: float = 0.2
+
+    name: ClassVar[str] = "rank-collapse"
+    needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
+    remembers: ClassVar[tuple[str, ...]] = ("block.rank_residual", "loss")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the end of each stack of this record."""
+        reading = record.get("block.rank_residual")
+        if reading is None or solved(history) or converged(record, history):
+            return ()
+        found = []
+        entered = record.value("attention.input_residual")
+        for sites, residuals in _stacks(reading):
+            before = entered if entered is not None and np.isfinite(entered) else float(residuals[0])
+            entered = None
+            limit = min(self.residual, self.share * before)
+            if not float(residuals[-1]) < limit:
+                continue
+            if _learned(history, "block.rank_residual", [sites[-1]], self.healthy, least=self.residual):
+                continue
+            # Where it went for good: the block after the last one that still kept tokens apart.
+            kept = np.flatnonzero(residuals >= limit)
+            start = int(kept[-1]) + 1 if kept.size else 0
+            found.append(self._finding(sites[start:], float(residuals[-1]), before, limit))
+        return tuple(found)
+
+    def _finding(self, layers: tuple[str, ...], value: float, before: float, limit: float) -> Finding:
+        message = (
+            f"from {layers[0]} on all tokens of a sequence are nearly the same: what tells them apart is "
+            f"{number(value)} of their norm after {layers[-1]}, and was {number(before)} before attention."
+        )
+        advice = (
+            f"add a skip connection around the attention of {layers[0]} (x + attention(norm(x))) and an MLP after it; "
+            "where there is one, scale down what the attention adds or remove what shrinks the skip path."
+        )
+        return Finding(IssueType.RANK_COLLAPSE, Severity.HIGH, layers, value, limit, message, advice, cause=layers[-1])
+
+
+def _stacks(reading: Reading) -> Iterator[tuple[tuple[str, ...], Floats]]:
+    """Yield each list of blocks with its finite residuals, in order: encoder and decoder are judged apart."""
+    stacks: dict[str, list[int]] = {}
+    for index, site in enumerate(reading.sites):
+        if reading.present[index] and np.isfinite(reading.values[index]):
+            stacks.setdefault(site.rpartition(".")[0], []).append(index)
+    for indices in stacks.values():
+        yield tuple(reading.sites[index] for index in indices), reading.values[indices].astype(np.float64)
