@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         WandbWriter,
         Writer,
     )
+    from gradflow_export.writers import WandbWriter as WandbSink
 
 __all__ = [
     "CATALOG",
@@ -63,6 +64,7 @@ __all__ = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "WandbSink",
     "WandbWriter",
     "Writer",
     "find_runs",
@@ -83,7 +85,7 @@ _HOMES = (
 
 def __getattr__(name: str) -> Any:
     """Load the module that a public name stands in."""
-    wanted = "Severity" if name == "IssueSeverity" else name
+    wanted = {"IssueSeverity": "Severity", "WandbSink": "WandbWriter"}.get(name, name)
     for home, names in _HOMES:
         if wanted in names:
             return getattr(importlib.import_module(f"gradflow_export.{home}"), wanted)

@@ -15,6 +15,7 @@ from gradflow_export.records import Issue, RunInfo, StepRecord, info_to_json
 from gradflow_export.writers import wandb_runs
 from gradflow_export.writers.wandb_gains import GainViews
 from gradflow_export.writers.wandb_lane import Lane
+from gradflow_export.writers.wandb_module import Module
 from gradflow_export.writers.wandb_picks import PER_SITE, Picks
 from gradflow_export.writers.wandb_rows import RideRows, RowQueue
 from gradflow_export.writers.wandb_tables import (
@@ -23,9 +24,6 @@ from gradflow_export.writers.wandb_tables import (
     AlertBudget,
     HealthBook,
     IssueBook,
-    alert_text,
-    alert_title,
-    level,
 )
 
 _log = logging.getLogger("gradflow_export")
@@ -56,11 +54,13 @@ class WandbWriter:
             end.
         alert_cooldown: Seconds before the same problem in the same layer raises an alert again.
         most_alerts: Alerts in a run; 0 sends none.
+        module: Another module that speaks wandb's language, such as ``trackio``; what it cannot do is left out.
         **init: Arguments of ``wandb.init``, such as ``project="..."``.
 
     Raises:
         MissingPackageError: wandb is not installed.
         ArgumentError: A value cannot be used.
+        ArgumentTypeError: ``module`` is not like wandb.
     """
 
     name = "wandb"
@@ -77,6 +77,7 @@ class WandbWriter:
         table_seconds: float = 300.0,
         alert_cooldown: float = 600.0,
         most_alerts: int = 50,
+        module: Any = None,
         **init: Any,
     ) -> None:
         if rows not in ("ride", "own"):
@@ -86,13 +87,13 @@ class WandbWriter:
                 f"top expects a number >= 0 and max_waiting one >= 2, got {top} and {max_waiting}; leave them out"
             )
         self._picks = Picks(metrics, top, (layers,) if isinstance(layers, str) else layers)
-        self._wandb = wandb_runs.load()
-        wandb_runs.check_init(self._wandb, init)
+        self._wandb = Module(wandb_runs.load() if module is None else module)
+        wandb_runs.check_init(self._wandb.module, init)
         self._init, self._own_rows, self._limit, self._prefix = init, rows == "own", max_waiting, prefix
         self._every = table_seconds
         self._tabled: float | None = None
         self._budget = AlertBudget(alert_cooldown, most_alerts)
-        self._health, self._issues, self._gains = HealthBook(), IssueBook(), GainViews(self._wandb)
+        self._health, self._issues, self._gains = HealthBook(), IssueBook(), GainViews(self._wandb.module)
         self._alerts: deque[Issue] = deque(maxlen=max(most_alerts, 1))
         self._early, self._lane = RowQueue(max_waiting), Lane()
         self._lock = threading.RLock()
@@ -111,7 +112,7 @@ class WandbWriter:
         self._info = run
         if self._init:
             if self._wandb.run is None:
-                self._own = wandb_runs.start(self._wandb, self._init)
+                self._own = self._wandb.start(self._init)
             else:
                 _log.warning("gradflow: a W&B run is active and is used; %s is ignored", ", ".join(self._init))
         if self._attach() is None:
@@ -178,7 +179,7 @@ class WandbWriter:
         rows.before_end = self._before_end
         if self._info is not None:
             described = info_to_json(self._info)
-            rows.try_to("the run's config", lambda: run.config.update({rows.prefix: described}, allow_val_change=True))
+            rows.try_to("the run's config", partial(self._wandb.describe, run, rows.prefix, described))
         while len(self._early):
             rows.put(self._keys(self._early.take(), rows))
         return rows
@@ -199,7 +200,7 @@ class WandbWriter:
     def _row(self, record: StepRecord) -> dict[str, Any]:
         row: dict[str, Any] = {"step": record.step, **self._picks.scalars(record)}
         if record.histograms:
-            row.update(self._picks.histograms(record, self._wandb.Histogram))
+            row.update(self._picks.histograms(record, self._wandb.module.Histogram))
         row["alerts"], row["open_issues"] = self._issues.found, len(self._issues.open)
         return row
 
@@ -215,7 +216,7 @@ class WandbWriter:
             ("issues", ISSUE_COLUMNS, self._issues.rows()),
         ):
             if cells:
-                made[name] = self._wandb.Table(columns=list(columns), data=cells)
+                made[name] = self._wandb.module.Table(columns=list(columns), data=cells)
         made.update(self._gains.made(self._issues, record.step, self._info.model if self._info else ""))
         if made:
             self._lane.put(partial(rows.add, self._keys(made, rows)))
@@ -223,9 +224,7 @@ class WandbWriter:
     def _send_alerts(self, rows: RideRows) -> None:
         while self._alerts:
             issue = self._alerts.popleft()
-            title, text, how = alert_title(issue, rows.prefix), alert_text(issue), level(issue.severity)
-            # Our own cooldown rules; W&B would hold back the same title for a minute otherwise.
-            rows.try_to("an alert", partial(rows.run.alert, title, text, level=how, wait_duration=1))
+            rows.try_to("an alert", partial(self._wandb.alert, rows.run, issue, rows.prefix))
             if not self._alerts and self._budget.spent and self._budget.sent:
                 _log.warning("gradflow: %d alerts were sent; no more in this run", self._budget.sent)
 
@@ -238,7 +237,7 @@ class WandbWriter:
         still = self._issues.open
         verdict = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
         summary = {"verdict": verdict, "issues_found": self._issues.found, "last_step": self._last.step}
-        rows.try_to("the summary", lambda: rows.run.summary.update(self._keys(summary, rows)))
+        rows.try_to("the summary", partial(self._wandb.conclude, rows.run, self._keys(summary, rows)))
         if not self._lane.wait(_TABLE_SECONDS):
             _log.warning("gradflow: W&B did not take the last tables within %.0f s", _TABLE_SECONDS)
 
@@ -257,9 +256,6 @@ class WandbWriter:
         if run is not None and getattr(run, "disabled", False):
             _log.warning("gradflow: wandb is disabled; nothing is sent to it")
         elif self._rows is None:
-            _log.warning(
-                "gradflow: no W&B run is active yet; records wait for wandb.init(). To have one started, pass "
-                "WandbWriter(project='...') among the backends"
-            )
+            _log.warning("gradflow: no W&B run is active yet; %s", self._wandb.how_to_begin)
         else:
             _log.warning("gradflow: the W&B run has ended; later steps are not sent to it")

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from gradflow_export.writers.wandb_module import parameters
+
 _log = logging.getLogger("gradflow_export")
 
 Row = dict[str, Any]
@@ -68,7 +70,8 @@ class RideRows:
     W&B drops a row whose step is not ahead of the last one, and merges rows of one step. So a row of ours never moves
     the step: it goes out with ``commit=False`` and rides on the user's next row, at most one of ours per W&B step; the
     rest waits. What is left goes out in the run's early teardown, where no row of the user's can follow. All calls are
-    safe from any thread, and none raises.
+    safe from any thread, and none raises. A run whose ``log`` knows no ``commit`` gets every row at once,
+    at its own step.
 
     Args:
         run: A W&B run.
@@ -89,7 +92,11 @@ class RideRows:
         self.run, self.prefix = run, prefix
         self.used, self.ended, self.refused = True, False, False
         self.before_end: Callable[[], None] | None = None
-        self._own = own or getattr(getattr(run, "settings", None), "mode", "") == "shared"
+        self._takes = parameters(run.log)
+        # Without commit= nothing can ride; the modules that lack it drop no row, whatever its step.
+        self._commits = "commit" in self._takes
+        self._own = own or not self._commits or getattr(getattr(run, "settings", None), "mode", "") == "shared"
+        self._newest = 0
         self._queue = RowQueue(limit)
         self._lock = threading.RLock()
         self._carries: int | None = None
@@ -157,7 +164,7 @@ class RideRows:
 
     def add(self, values: Row) -> None:
         """Add values to the step that is open now; for keys that :meth:`put` never sends, for it takes no lock."""
-        self._send(values, commit=False)
+        self._send(values, **({"commit": False} if self._commits else {}))
 
     def finish(self) -> None:
         """Send everything; rows of the user's that pass ``step=`` may be dropped by W&B after this."""
@@ -199,9 +206,13 @@ class RideRows:
         if new:
             self._defined.update(new)
             self.try_to("the definition of metrics", lambda: self._define(new))
+        if not self._commits and "step" in self._takes:
+            self._newest = how["step"] = row.get(f"{self.prefix}/step", self._newest)
         self.try_to("a row", lambda: self.run.log(row, **how))
 
     def _define(self, keys: list[str]) -> None:
+        if not hasattr(self.run, "define_metric"):
+            return
         # Exact names only: of two overlapping globs, the user's or a framework's "*" among them, W&B picks at random.
         axis = f"{self.prefix}/step"
         for key in keys:

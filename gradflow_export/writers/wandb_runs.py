@@ -46,7 +46,9 @@ def check_init(module: Any, init: Mapping[str, Any]) -> None:
     known = set(inspect.signature(module.init).parameters)
     for name in init:
         if name not in known:
-            raise ArgumentError(f"WandbWriter and wandb.init know no argument {name!r}{nearest(name, known)}")
+            raise ArgumentError(
+                f"WandbWriter and {module.__name__}.init know no argument {name!r}{nearest(name, known)}"
+            )
 
 
 def start(module: Any, init: Mapping[str, Any]) -> Any:

@@ -31,6 +31,7 @@ PUBLIC = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "WandbSink",
     "WandbWriter",
     "Writer",
     "find_runs",
@@ -55,6 +56,11 @@ def test_every_public_name_can_be_imported(name):
 def test_both_names_of_the_severity_are_one_class():
     """The documents call it IssueSeverity."""
     assert gradflow_export.IssueSeverity is gradflow_export.Severity
+
+
+def test_both_names_of_the_wandb_writer_are_one_class():
+    """A sink is named for what it is over: wandb, or another module."""
+    assert gradflow_export.WandbSink is gradflow_export.WandbWriter
 
 
 def test_an_unknown_name_is_an_attribute_error():
