@@ -14,7 +14,7 @@ from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.numerical import Numerical
-from gradflow_export.rules.progress import Stagnation
+from gradflow_export.rules.progress import LostUpdates, Stagnation
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.seed import (
     FixedDead,
@@ -101,6 +101,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Unstable(),
         LossSpike(),
         Stagnation(),
+        LostUpdates(),
         Rotation(),
         MemoryUsage(),
         MemoryLeak(),

@@ -131,6 +131,59 @@ class Stagnation(Rule):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LostUpdates(Rule):
+    """Find runs in coarse number formats whose updates are nearly all rounded away.
+
+    What an optimizer meant is compared with what arrived, entry by entry, so that a model in which a few weights still
+    move is found too, and sooner than by waiting for bits that rest.
+
+    Source: Zamirai et al. 2020, arXiv:2010.06192.
+
+    Attributes:
+        lost: Least share of the entries meant to change that did not.
+        effectiveness: Greatest effectiveness of the update as a whole.
+        patience: A warm-up begins with updates that are lost, and is over soon.
+    """
+
+    lost: float = 0.95
+    effectiveness: float = 0.1
+    patience: int = 8
+    heal: int = 2
+
+    name: ClassVar[str] = "lost-updates"
+    needs: ClassVar[tuple[str, ...]] = ("update.lost_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the updates of this record."""
+        share, arrived = record.value("update.lost_share"), record.value("update.effectiveness")
+        each = record.get("parameter.lost_share")
+        if share is None or arrived is None or each is None or converged(record, history):
+            return ()
+        if not (share >= self.lost and arrived <= self.effectiveness):
+            return ()
+        order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
+        layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.lost)
+        message = (
+            f"{100 * share:.3g} % of the updates that the optimizer meant did not change a bit of the weights "
+            f"({some(layers)}): {ROUNDING}."
+        )
+        return (
+            Finding(
+                IssueType.STAGNATION,
+                Severity.HIGH,
+                layers,
+                share,
+                self.lost,
+                message,
+                _advice(ROUNDING, layers[0]),
+                cause=ROUNDING,
+                follows_from=(IssueType.VANISHING,),
+            ),
+        )
+
+
 def _advice(why: str, layer: str) -> str:
     if why == NOT_OWNED:
         return (
