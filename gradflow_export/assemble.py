@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains
+from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import effective_rank
 from gradflow_export.records import Histogram, Reading, to_float32
 from gradflow_export.taps.base import Pending, Sample
@@ -22,6 +23,8 @@ _log = logging.getLogger("gradflow_export")
 Floats = npt.NDArray[np.float64]
 POOLED_BATCHES = 4
 HISTOGRAM_BINS = 32
+CLIP_WINDOW = 20
+CLIPPED = 0.999
 _WIDEST = 8e307  # so that the width of a range is finite too
 _NORM = "parameter.gradient_norm"
 
@@ -32,6 +35,8 @@ class Assembler:
     def __init__(self) -> None:
         self._pools: dict[str, deque[npt.NDArray[np.floating]]] = {}
         self._last_rank_step = 0
+        self._noise = NoiseScale()
+        self._scales: deque[float] = deque(maxlen=CLIP_WINDOW)
         self._failed: set[str] = set()
 
     def assemble(self, bundle: Bundle) -> tuple[list[Reading], list[Histogram]]:
@@ -50,6 +55,7 @@ class Assembler:
         readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
         readings.extend(derived(columns))
+        readings.extend(self._clipping(columns, bundle.scalars.get("runtime.backward_passes", 1.0)))
         ranks = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
         if ranks:
             readings.append(self._ranks(bundle.step, ranks))
@@ -70,6 +76,19 @@ class Assembler:
                 self._failed.add(sample.metric)
                 _log.warning("gradflow: the analysis of %s failed and is set aside", sample.metric, exc_info=True)
         return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in joined.items()]
+
+    def _clipping(self, columns: Mapping[str, _Column], passes: float) -> Iterator[Reading]:
+        scale, first, whole = (columns.get(f"gradient.{n}") for n in ("clip_scale", "first_norm", "norm_before_clip"))
+        if scale is None or first is None or whole is None:
+            return
+        self._scales.append(float(scale.values[0]))
+        yield Reading.run("gradient.clipped_share", sum(s < CLIPPED for s in self._scales) / len(self._scales))
+        count, one, all_of_them = int(passes), float(first.values[0]), float(whole.values[0])
+        if count > 1 and math.isfinite(one) and math.isfinite(all_of_them) and all_of_them > 0:
+            # Divided by the passes or not, both are the same multiple of a mean gradient.
+            noise = self._noise.add((count * one) ** 2, all_of_them**2, count)
+            if noise is not None:
+                yield Reading.run("gradient.noise_scale", noise)
 
     def _ranks(self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating]]]) -> Reading:
         # Samples of consecutive steps are pooled; older ones belong to other weights.
@@ -143,6 +162,7 @@ def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
     blocks = columns.get("block.gradient_norm")
     if blocks is not None:
         yield from _gain_readings(blocks)
+    yield from _moment_readings(columns)
     weights, updates = columns.get("parameter.weight_norm"), columns.get("parameter.update_norm")
     if weights is not None and updates is not None:
         yield from _update_readings(weights, updates)
@@ -183,6 +203,14 @@ def _gain_readings(blocks: _Column) -> Iterator[Reading]:
         yield Reading.run("gain.min", min(finite))
         yield Reading.run("gain.max", max(finite))
         yield Reading.run("gain.mean_log", math.fsum(logs) / len(logs))
+
+
+def _moment_readings(columns: Mapping[str, _Column]) -> Iterator[Reading]:
+    ratios, shares = columns.get("parameter.adam_rms"), columns.get("parameter.epsilon_share")
+    if ratios is not None and ratios.present.any():
+        yield Reading.run("optimizer.adam_rms", float(ratios.values[ratios.present].max()))
+    if shares is not None and shares.present.any():
+        yield Reading.run("optimizer.epsilon_share", float(np.median(shares.values[shares.present])))
 
 
 def _update_readings(weights: _Column, updates: _Column) -> Iterator[Reading]:

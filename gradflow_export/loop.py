@@ -20,7 +20,9 @@ from gradflow_export.guard import Guard
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, Tap
 from gradflow_export.taps.blocks import BlockTap
+from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
@@ -46,6 +48,8 @@ class Taps:
     runtime: RuntimeTap
     origin: OriginTap
     sampled: tuple[SampledTap, ...] = ()
+    moments: MomentTap
+    clipping: ClippingTap
 
     @property
     def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:
@@ -93,6 +97,8 @@ class TrainingLoop:
         )
         self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
         self._read_gradients = part("gradients")(self._take_gradients)
+            ("moments", taps.moments),
+            ("clipping", taps.clipping),
         self._find_origin = part("origin")(taps.origin.inspect)
         self._updates_before = part("updates")(self._take_weights)
         self._updates_after = part("updates")(self._take_updates)
@@ -100,8 +106,10 @@ class TrainingLoop:
         self._transfer = part("transfer")(self._pack)
 
     def attach(self) -> contextlib.ExitStack:
+        self._compare = part("clipping")(taps.clipping.compare)
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
         self.taps.blocks.store.on_backward = self.notice_lonely
+        self._read_moments = part("moments")(taps.moments.after)
         with contextlib.ExitStack() as stack:
             for tap in self.taps.hooked:
                 stack.enter_context(tap.attach())
@@ -146,6 +154,8 @@ class TrainingLoop:
         if step.optimizer not in self._partners:
             self._partners.add(step.optimizer)
         elif all(optimizer in self._stepped for optimizer in self._partners):
+            if "moments" in self._due:
+                self._read_moments(step)
             self._finish()
 
     def skip(self, step: OptimizerStep) -> None:
@@ -210,6 +220,7 @@ class TrainingLoop:
     def _take_updates(self, step: OptimizerStep) -> None:
         self.taps.updates.after(step)
 
+            self._compare(step, norms)
     def _take_memory(self, scalars: dict[str, float]) -> None:
         scalars.update(self.taps.runtime.read())
 
@@ -280,6 +291,7 @@ class TrainingLoop:
 
 
 def _drain(tap: Tap, into: Drained) -> None:
+        self.taps.clipping.armed = "clipping" in self._due
     into.extend(tap.drain())
 
 

@@ -19,6 +19,8 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "discrete": 100,
         "ranks": 500,
         "histograms": 500,
+        "moments": 100,
+        "clipping": 50,
     }
 )
 """Steps between two readings once training has settled, by instrument.

@@ -26,9 +26,11 @@ from gradflow_export.taps.attention import AttentionTap
 from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
+from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.origin import OriginTap
@@ -82,16 +84,19 @@ def make_loop(
     discrete = DiscreteTap(model, pairs=pairs, only=only, guard=part("discrete"))
     taps = Taps(
         BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
+    clipping = ClippingTap(reference, guard=part("clipping"))
         GradientTap(),
         UpdateTap(reference),
-        LossTap(criterion, model=reference, guard=part("loss")),
+        LossTap(criterion, model=reference, on_backward=clipping.begin, guard=part("loss")),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),
     )
+        MomentTap(),
+        clipping,
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
-    sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors}
+    sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
     sites.update((tap.instrument, tap.modules) for tap in taps.sampled)
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
     loop.optimizers = OptimizerSteps(

@@ -13,6 +13,7 @@ from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
+from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.progress import LostUpdates, Stagnation
 from gradflow_export.rules.rotation import Rotation
@@ -102,6 +103,8 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         LossSpike(),
         Stagnation(),
         LostUpdates(),
+        EpsilonDominated(),
+        OutdatedSecondMoment(),
         Rotation(),
         MemoryUsage(),
         MemoryLeak(),

@@ -41,6 +41,7 @@ class LossTap:
     Args:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be told apart.
+        on_backward: Called when a backward pass begins.
         guard: Wraps the hooks.
     """
 
@@ -49,10 +50,11 @@ class LossTap:
         criterion: nn.Module | None = None,
         *,
         model: Callable[[], nn.Module | None] = lambda: None,
+        on_backward: Callable[[], None] = lambda: None,
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
-        self._guard = guard
+        self._guard, self._on_backward = guard, on_backward
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
         self._unknown: set[str] = set()
@@ -179,3 +181,4 @@ class LossTap:
 
     def _backward(self, _gradient: Tensor) -> None:
         self._passes.begin()
+        self._on_backward()

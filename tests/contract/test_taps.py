@@ -13,20 +13,23 @@ from torch.optim import optimizer as global_optimizers
 
 import gradflow_export.taps
 from gradflow_export.catalog import CATALOG
+from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.attention import AttentionTap
 from gradflow_export.taps.base import ModuleHook, Pending, Sample
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks
+from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 
-TAPS = ("blocks", "activations", "attention", "loss", "gradients", "updates", "discrete")
+TAPS = ("blocks", "activations", "attention", "loss", "gradients", "updates", "discrete", "moments", "clipping")
 SOURCES = sorted(Path(gradflow_export.taps.__file__).parent.glob("*.py"))
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
 
@@ -51,7 +54,7 @@ class Rig:
         if name == "attention":
             self.model.insert(4, Attending())
         self.criterion = nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.results = []
         self.calls = ModuleCalls()
         self.tap = self.make()
@@ -83,6 +86,10 @@ class Rig:
             tap = LossTap(self.criterion, guard=self.guard)
             tap.want_logits = True
             return tap
+        if self.name == "clipping":
+            return ClippingTap(lambda: self.model, guard=self.guard)
+        if self.name == "moments":
+            return MomentTap()
         return GradientTap() if self.name == "gradients" else UpdateTap(lambda: self.model)
 
     def before(self, step):
@@ -91,10 +98,12 @@ class Rig:
             self.results.append(self.tap.read(step, statistics=True, histograms=True))
         elif self.name == "updates":
             self.results.append(self.tap.before(step))
+        elif self.name == "clipping":
+            self.results.append(self.tap.compare(step, l2_norms([p.grad for p in step.owned.parameters])))
 
     def after(self, step):
         """Read what is read after it."""
-        if self.name == "updates":
+        if self.name in {"updates", "moments"}:
             self.results.append(self.tap.after(step))
 
     @contextlib.contextmanager
@@ -104,17 +113,21 @@ class Rig:
         attach = getattr(self.tap, "attach", contextlib.ExitStack)
         with steps.attach(), attach():
             self.calls.arm()
+            self.tap.armed = True
             if self.name == "attention":
                 self.tap.arm(on=True)
             try:
                 yield
             finally:
                 self.calls.arm(on=False)
+                self.tap.armed = False
 
     def step(self):
         """Train one step."""
         self.optimizer.zero_grad()
         loss = self.criterion(self.model(torch.randn(5, 4)), torch.tensor([0, 1, 2, 0, 1]))
+        if self.name == "clipping" and self.tap.armed:
+            loss.register_hook(lambda _: self.tap.begin())
         loss.backward()
         self.optimizer.step()
         return loss

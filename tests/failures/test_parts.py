@@ -78,6 +78,8 @@ PARTS = {
     "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
     "loss logits": "gradflow_export.taps.loss.as_samples",
     "origin": "gradflow_export.taps.origin.OriginTap._hold",
+    "moments": "gradflow_export.taps.moments._read",
+    "clipping": "gradflow_export.taps.clipping._total",
     "transfer": "gradflow_export.loop.pack",
 }
 STILL = {"gradients": "loss", "updates": "loss", "blocks": "loss", "activations": "loss", "loss": "gradient.total_norm"}

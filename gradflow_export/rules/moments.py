@@ -1,0 +1,114 @@
+"""Warnings about the state of the optimizer: OPTIMIZER_STATE."""
+
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonDominated(Rule):
+    """Find Adam steps that ``eps`` decides instead of the gradients, while the loss is not solved.
+
+    Then Adam is plain gradient descent with momentum and the tiny rate ``lr / eps``; a loss scaled down by a constant
+    does it, and so does half precision, where the square of a small gradient is 0. At the end of a run small gradients
+    are natural.
+
+    Source: Kingma and Ba 2015, arXiv:1412.6980, section 2.
+
+    Attributes:
+        share: Least share of entries, in at least half of the parameters.
+    """
+
+    share: float = 0.9
+    patience: int = 5
+
+    name: ClassVar[str] = "epsilon dominated"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.epsilon_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the shares of this record."""
+        reading = record.get("parameter.epsilon_share")
+        if reading is None or history.run("loss").count == 0 or solved(history):
+            return ()
+        shares = reading.values[reading.present]
+        if shares.size == 0 or float(np.median(shares)) < self.share:
+            return ()
+        where = np.flatnonzero(reading.present & (reading.values >= self.share))
+        layers = tuple(reading.sites[index] for index in where)
+        message = (
+            f"in {where.size} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
+            f"root of the second moment lies below it in {number(100 * float(np.median(shares)))} % of the entries."
+        )
+        advice = (
+            "multiply the loss up again if it was scaled down (a mean over too many elements, a factor), use loss "
+            "scaling in half precision, or lower eps: torch.optim.AdamW(..., eps=1e-15)."
+        )
+        return (
+            Finding(
+                IssueType.OPTIMIZER_STATE,
+                Severity.MEDIUM,
+                layers,
+                float(np.median(shares)),
+                self.share,
+                message,
+                advice,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutdatedSecondMoment(Rule):
+    """Find gradients far above what Adam's second moment expects, over several readings: a spike may be near.
+
+    Fresh layers, rare tokens and single odd batches lift it for a step; only a ratio that stays, in a parameter with
+    enough entries for a mean, is told.
+
+    Source: Wortsman et al. 2023, arXiv:2304.13013, section 3.4 (RMS above 2.3 precedes loss spikes).
+
+    Attributes:
+        ratio: Least root mean square of gradient over second moment.
+        entries: Least size of the parameter.
+        after: Steps at the start that are left alone, while the second moment warms up.
+    """
+
+    ratio: float = 5.0
+    entries: float = 1024
+    after: int = 100
+    patience: int = 3
+
+    name: ClassVar[str] = "outdated second moment"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.adam_rms",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.numel",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the ratios of this record."""
+        reading, sizes = record.get("parameter.adam_rms"), history.at_sites("parameter.numel")
+        if reading is None or record.step <= self.after or not len(sizes.steps):
+            return ()
+        known = dict(zip(sizes.sites, sizes.values[-1].tolist(), strict=True))
+        large = np.array([known.get(site, 0.0) >= self.entries for site in reading.sites], dtype=np.bool_)
+        where = np.flatnonzero(reading.present & large & (reading.values >= self.ratio))
+        if where.size == 0:
+            return ()
+        layers = tuple(reading.sites[index] for index in where)
+        worst = float(reading.values[where].max())
+        message = (
+            f"gradients of {some(layers)} are {number(worst)} times what Adam's second moment expects; spikes of the "
+            "loss have been seen to follow."
+        )
+        advice = (
+            "lower beta2 (betas=(0.9, 0.95)), clip updates by this ratio as StableAdamW does, or lower the learning "
+            "rate of these parameters."
+        )
+        return (Finding(IssueType.OPTIMIZER_STATE, Severity.LOW, layers, worst, self.ratio, message, advice),)

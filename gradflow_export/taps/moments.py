@@ -1,0 +1,96 @@
+"""First and second moments that the optimizer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.moments import epsilon_share, second_moment_ratio
+from gradflow_export.metrics.norms import dense_entries, l2_norms
+from gradflow_export.metrics.samples import even_sample
+from gradflow_export.taps.base import Drained, Pending, stack_scalars
+from gradflow_export.taps.optimizers import OptimizerStep
+
+ENTRIES = 4096
+"""Evenly spaced entries of each parameter that are looked at."""
+
+PARAMETERS = 64
+"""Parameters that are looked at, evenly spaced in registration order when an optimizer owns more."""
+
+_FIRST = ("exp_avg", "momentum_buffer")
+
+
+@dataclass(frozen=True)
+class _Adam:
+    """What one parameter's state says."""
+
+    rms: Tensor
+    share: Tensor
+
+
+class MomentTap:
+    """Reads the state of the optimizer after its step: of Adam and its kin, and the momentum of SGD."""
+
+    def __init__(self) -> None:
+        self._out: Drained = []
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", "adam_rms", "epsilon_share"))
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read the state of one optimizer right after it stepped."""
+        optimizer, owned = step.optimizer, step.owned
+        if not isinstance(optimizer, Optimizer):
+            return
+        first: dict[int, Tensor] = {}
+        adam: dict[int, _Adam] = {}
+        with torch.no_grad():
+            for index in range(0, len(owned.parameters), -(-len(owned.parameters) // PARAMETERS) or 1):
+                parameter, group = owned.parameters[index], owned.groups[index]
+                state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+                moment = next((state[name] for name in _FIRST if isinstance(state.get(name), Tensor)), None)
+                if moment is not None:
+                    first[index] = moment
+                found = _read(parameter, state, optimizer.param_groups[group], step.scale)
+                if found is not None:
+                    adam[index] = found
+            if first:
+                norms = l2_norms([dense_entries(moment) for moment in first.values()])
+                self._give("momentum_norm", step, list(first), norms)
+            if adam:
+                self._give("adam_rms", step, list(adam), stack_scalars([found.rms for found in adam.values()]))
+                self._give("epsilon_share", step, list(adam), stack_scalars([found.share for found in adam.values()]))
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def _give(self, name: str, step: OptimizerStep, indices: list[int], values: Tensor) -> None:
+        owned = step.owned
+        self._out.append(Pending(f"parameter.{name}", owned.sites, values, np.asarray(owned.where)[indices]))
+
+
+def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], scale: Tensor | None) -> _Adam | None:
+    moment, gradient, steps = state.get("exp_avg_sq"), parameter.grad, state.get("step")
+    if not isinstance(moment, Tensor) or gradient is None or steps is None or "betas" not in group:
+        return None
+    if moment.layout is not torch.strided or gradient.layout is not torch.strided or moment.numel() == 0:
+        return None
+    epsilon = float(group.get("eps", 1e-8))
+    # 1 - beta^t, on the device where the optimizer counts its steps.
+    correction = 1 - float(group["betas"][1]) ** torch.as_tensor(steps, dtype=torch.float64)
+    second = even_sample(dense_entries(moment), ENTRIES).float() / correction.to(moment.device, torch.float32)
+    used = even_sample(dense_entries(gradient), ENTRIES).float()
+    if scale is not None:
+        used = used / scale.to(used)
+    return _Adam(second_moment_ratio(used, second, epsilon), epsilon_share(second, epsilon))
