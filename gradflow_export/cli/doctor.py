@@ -63,6 +63,7 @@ NEEDS = (
     Need("PyYAML", (6, 0), True, "configuration from YAML files", "'PyYAML>=6.0'"),
     Need("tqdm", (4, 66), True, "progress bars", "'tqdm>=4.66'"),
     Need("scikit-learn", (1, 3), False, "the digits of `gradflow demo`", "'gradflow-export[demo]'"),
+    Need("wandb-workspaces", (0, 4), False, "`gradflow dashboard`", "'gradflow-export[dashboard]'"),
 )
 
 
