@@ -34,8 +34,8 @@ text{fill:var(--fg);font:11px system-ui,sans-serif}.soft{fill:var(--soft)}
 .over:hover{fill:var(--fg);fill-opacity:.12}.frame{fill:none;stroke:var(--line)}.odd{fill:var(--fg)}
 .ink{stroke:var(--bg);fill:none}
 table{border-collapse:collapse;margin-top:4px}th,td{text-align:left;padding:3px 12px 3px 0;vertical-align:top;
-border-top:1px solid var(--line);overflow-wrap:anywhere}
-th{color:var(--soft);font-weight:500;border:0}td.n{white-space:nowrap}
+border-top:1px solid var(--line);white-space:nowrap}
+th{color:var(--soft);font-weight:500;border:0}td.w{white-space:normal;overflow-wrap:anywhere}
 """
 
 
@@ -250,10 +250,10 @@ def _issue_table(issues: Sequence[Issue]) -> str:
         return ""
     head = "".join(f"<th>{name}" for name in ("type", "severity", "layer", "since step", "value", "what to do"))
     body = "".join(
-        f"<tr><td class=n>{issue.issue_type.value}<td>{issue.severity.name}"
-        f"<td>{escape(_short(printable(issue.layer) or '(whole model)', 80))}{_others(issue)}<td>{issue.step}"
-        f"<td class=n>{issue.value:.4g} (mark {issue.threshold:.4g})"
-        f"<td>{escape(_short(printable(issue.advice), 300, start=True))}"
+        f"<tr><td>{issue.issue_type.value}<td>{issue.severity.name}"
+        f"<td class=w>{escape(_short(printable(issue.layer) or '(whole model)', 80))}{_others(issue)}<td>{issue.step}"
+        f"<td>{issue.value:.4g} (mark {issue.threshold:.4g})"
+        f"<td class=w>{escape(_short(printable(issue.advice), 300, start=True))}"
         for issue in issues[:MOST_ISSUES]
     )
     rest = f"<p>and {len(issues) - MOST_ISSUES} more</p>" if len(issues) > MOST_ISSUES else ""
