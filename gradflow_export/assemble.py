@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale
-from gradflow_export.metrics.outputs import effective_rank
+from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records import Histogram, Reading, to_float32
 from gradflow_export.taps.base import Pending, Sample
 from gradflow_export.transfer import Bundle, spread
@@ -56,9 +56,9 @@ class Assembler:
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
         readings.extend(derived(columns))
         readings.extend(self._clipping(columns, bundle.scalars.get("runtime.backward_passes", 1.0)))
-        ranks = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
-        if ranks:
-            readings.append(self._ranks(bundle.step, ranks))
+        rows = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
+        if rows:
+            readings.extend(self._ranks(bundle.step, rows))
         plain = [(s, v) for s, v in samples if s.analyse is None and s.metric != "block.effective_rank"]
         readings.extend(self._analysed(samples))
         return readings, [histogram_of(s.metric, s.site, v) for s, v in plain]
@@ -90,19 +90,21 @@ class Assembler:
             if noise is not None:
                 yield Reading.run("gradient.noise_scale", noise)
 
-    def _ranks(self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating]]]) -> Reading:
+    def _ranks(self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating]]]) -> Iterator[Reading]:
         # Samples of consecutive steps are pooled; older ones belong to other weights.
         if step > self._last_rank_step + POOLED_BATCHES:
             self._pools = {}
         self._last_rank_step = step
-        values: list[float | None] = []
+        found: list[tuple[float, float]] = []
         for site, rows in samples:
             pool = self._pools.setdefault(site, deque(maxlen=POOLED_BATCHES))
             if pool and pool[0].shape[1] != rows.shape[1]:
                 pool.clear()
             pool.append(rows)
-            values.append(effective_rank(np.concatenate(pool)))
-        return Reading.of("block.effective_rank", [site for site, _ in samples], values)
+            found.append(ranks(np.concatenate(pool)))
+        sites = [site for site, _ in samples]
+        yield Reading.of("block.effective_rank", sites, [effective for effective, _ in found])
+        yield Reading.of("block.stable_rank", sites, [stable for _, stable in found])
 
 
 class _Column:
@@ -163,6 +165,11 @@ def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
     if blocks is not None:
         yield from _gain_readings(blocks)
     yield from _moment_readings(columns)
+    sizes, greatest = columns.get("block.output_rms"), columns.get("block.output_max")
+    if sizes is not None and greatest is not None:
+        usable = greatest.present & (sizes.values > 0)
+        peaks = np.divide(greatest.values, sizes.values, out=np.zeros_like(sizes.values), where=usable)
+        yield Reading("block.peak_ratio", sizes.sites, to_float32(peaks), usable)
     weights, updates = columns.get("parameter.weight_norm"), columns.get("parameter.update_norm")
     if weights is not None and updates is not None:
         yield from _update_readings(weights, updates)

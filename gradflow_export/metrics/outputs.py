@@ -51,25 +51,27 @@ def output_spreads(rows: Sequence[Tensor]) -> Tensor:
     return norms / torch.tensor(sizes, dtype=norms.dtype, device=norms.device)
 
 
-def effective_rank(rows: npt.NDArray[np.floating]) -> float:
-    """Return the effective rank of centred activations.
+def ranks(rows: npt.NDArray[np.floating]) -> tuple[float, float]:
+    """Return the effective and the stable rank of centred activations.
 
     Args:
         rows: Samples as rows. Shape: ``[rows, features]``.
 
     Returns:
-        ``exp(H(sigma / sum sigma))`` in ``[1, min(rows, features)]``; 0 when all rows are equal, NaN when any entry is
-        not finite.
+        ``exp(H(sigma / sum sigma))`` and ``sum sigma^2 / max sigma^2``, both in ``[1, min(rows, features)]``; 0 when
+        all rows are equal, NaN when any entry is not finite.
 
-    Source: Roy and Vetterli 2007, EUSIPCO.
+    Source: Roy and Vetterli 2007, EUSIPCO; Rudelson and Vershynin 2007, J. ACM 54.
     """
     matrix = np.asarray(rows, dtype=np.float64)
     if not np.isfinite(matrix).all():
-        return float("nan")
+        return math.nan, math.nan
     # Equal float64 rows may differ from their own mean by rounding, which is no direction.
     if (matrix == matrix[:1]).all():
-        return 0.0
-    return rank_of_spectrum(np.linalg.svd(matrix - matrix.mean(axis=0), compute_uv=False))
+        return 0.0, 0.0
+    spectrum = np.linalg.svd(matrix - matrix.mean(axis=0), compute_uv=False)
+    greatest = float(spectrum.max(initial=0.0))
+    return rank_of_spectrum(spectrum), float(np.square(spectrum / greatest).sum()) if greatest > 0 else 0.0
 
 
 def rank_of_spectrum(singular_values: npt.NDArray[np.float64]) -> float:

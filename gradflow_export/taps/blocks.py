@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.norms import norm
+from gradflow_export.metrics.norms import dense_entries, linf, norm
 from gradflow_export.metrics.outputs import (
     RANK_FEATURES,
     RANK_ROWS,
@@ -141,12 +141,13 @@ class BlockTap:
         self._guard = guard
         self._order: dict[int, None] | None = {} if by_call_order else None
         self._sizes: dict[int, Tensor] = {}
+        self._greatest: dict[int, Tensor] = {}
         self._rows: dict[int, Tensor] = {}
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("gradient_norm", "output_rms", "output_spread")
+        names = ("gradient_norm", "output_rms", "output_max", "output_spread")
         return tuple(spec(f"block.{name}") for name in names)
 
     def attach(self) -> contextlib.ExitStack:
@@ -167,6 +168,8 @@ class BlockTap:
         self.store.watch(index, tensor)
         with torch.no_grad():
             self._sizes[index] = output_rms(tensor)
+            if self.sample_rows:
+                self._greatest[index] = linf(dense_entries(tensor))
             limits = (RANK_ROWS, RANK_FEATURES) if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
             self._rows[index] = rows_of(tensor, *limits).clone()
@@ -193,6 +196,7 @@ class BlockTap:
         for metric, values in (
             ("block.gradient_norm", self.store.norms()),
             ("block.output_rms", self._sizes),
+            ("block.output_max", self._greatest),
             ("block.output_spread", spreads),
         ):
             where = [place for place, index in enumerate(order) if index in values]
@@ -206,5 +210,5 @@ class BlockTap:
 
     def forget(self) -> None:
         """Forget what was collected, and what is still on its way: the step makes no record."""
-        self._sizes, self._rows = {}, {}
+        self._sizes, self._greatest, self._rows = {}, {}, {}
         self.store.reset()

@@ -12,7 +12,7 @@ from gradflow_export import Exporter, GradientGainMonitor, MemoryWriter
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
 from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics
 from gradflow_export.metrics.norms import l2_norms
-from gradflow_export.metrics.outputs import effective_rank, rank_of_spectrum
+from gradflow_export.metrics.outputs import rank_of_spectrum, ranks
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
 from gradflow_export.stats import Welford, theil_sen, theil_sen_bounds
 
@@ -211,9 +211,9 @@ def test_effective_ranks_of_known_spectra():
     assert rank_of_spectrum(np.ones(7)) == pytest.approx(7, rel=1e-5)
     assert rank_of_spectrum(np.array([3.0, 0.0, 0.0])) == pytest.approx(1, rel=1e-5)
     assert rank_of_spectrum(np.array([2.0, 1.0])) == pytest.approx(1.88988, rel=1e-5)
-    assert effective_rank(np.vstack([np.eye(5), -np.eye(5)])) == pytest.approx(5, rel=1e-5)
-    assert effective_rank(np.outer([1.0, 2.0, -3.0], [1.0, 1.0])) == pytest.approx(1, rel=1e-5)
-    assert effective_rank(np.array([[2.0, 0], [-2, 0], [0, 1], [0, -1]])) == pytest.approx(1.88988, rel=1e-5)
+    assert ranks(np.vstack([np.eye(5), -np.eye(5)]))[0] == pytest.approx(5, rel=1e-5)
+    assert ranks(np.outer([1.0, 2.0, -3.0], [1.0, 1.0]))[0] == pytest.approx(1, rel=1e-5)
+    assert ranks(np.array([[2.0, 0], [-2, 0], [0, 1], [0, -1]]))[0] == pytest.approx(1.88988, rel=1e-5)
 
 
 class Constant(nn.Module):

@@ -242,6 +242,12 @@ def test_effective_ranks(run, twin):
             pools[name].append(np.array(twin.rows_of(outputs[name].detach().double())))
             expected = twin.effective_rank(np.concatenate(pools[name]))
             assert record.value("block.effective_rank", name) == pytest.approx(expected, rel=1e-3)
+            stable = twin.stable_rank(np.concatenate(pools[name]))
+            assert record.value("block.stable_rank", name) == pytest.approx(stable, rel=1e-3)
+            greatest = max(abs(x) for x in outputs[name].detach().double().reshape(-1).tolist())
+            assert record.value("block.output_max", name) == pytest.approx(greatest, rel=1e-2)
+            size = record.value("block.output_rms", name)
+            assert record.value("block.peak_ratio", name) == pytest.approx(greatest / size, rel=1e-2)
 
 
 def test_updates(run, twin):

@@ -26,7 +26,7 @@ from gradflow_export.metrics.norms import (
     norm,
     scaled_l2,
 )
-from gradflow_export.metrics.outputs import effective_rank, is_floating, output_rms, output_spreads, rank_of_spectrum
+from gradflow_export.metrics.outputs import is_floating, output_rms, output_spreads, rank_of_spectrum, ranks
 from gradflow_export.metrics.samples import even_sample, rows_of
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
 
@@ -221,14 +221,14 @@ def test_effective_rank_equals_the_twin(twin):
     generator = np.random.default_rng(0)
     for shape in ((10, 3), (40, 12), (6, 2)):
         rows = generator.normal(size=shape)
-        assert effective_rank(rows) == pytest.approx(twin.effective_rank(rows), rel=1e-5)
+        assert ranks(rows) == pytest.approx((twin.effective_rank(rows), twin.stable_rank(rows)), rel=1e-5)
 
 
 def test_effective_rank_of_equal_rows_is_zero_and_of_nan_is_nan():
     """No spread is rank 0, even where rounding leaves some; a NaN makes the rank NaN."""
     for value in (0.1, np.float32(0.1), 0.0, 1e300):
-        assert effective_rank(np.full((7, 3), value)) == 0.0
-    assert math.isnan(effective_rank(np.array([[1.0, math.nan], [2.0, 3.0]])))
+        assert ranks(np.full((7, 3), value)) == (0.0, 0.0)
+    assert all(map(math.isnan, ranks(np.array([[1.0, math.nan], [2.0, 3.0]]))))
     assert rank_of_spectrum(np.array([])) == 0.0
 
 

@@ -166,6 +166,13 @@ def effective_rank(rows):
     return math.exp(-math.fsum(p * math.log(p) for p in share))
 
 
+def stable_rank(rows):
+    """Return the squared Frobenius norm over the greatest eigenvalue of the Gram matrix of the centred rows."""
+    matrix = np.array(rows, dtype=np.float64)
+    matrix = matrix - matrix.mean(axis=0)
+    return math.fsum(float(x) ** 2 for x in matrix.ravel()) / float(np.linalg.eigvalsh(matrix.T @ matrix)[-1])
+
+
 def cosine(a, b):
     """Return the cosine of the angle between two lists."""
     dot = math.fsum(x * y for x, y in zip(a, b, strict=True))
