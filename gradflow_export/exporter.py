@@ -186,9 +186,13 @@ class Exporter(Reports):
 
         Args:
             **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
-                probabilities of the shape of the logits), ``components`` (the parts of the loss by name).
+                probabilities of the shape of the logits), ``components`` (parts of the loss by name), ``policy`` (a
+                ``torch.distributions`` object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``,
+                ``action_range``).
         """
-        if self._loss is not None and not self._closed:
+        if self._loop is not None and self._loss is not None and not self._closed:
+            if "policy" in tensors:
+                self._guard.part("policy")(self._loop.taps.policy)(tensors.pop("policy"))
             self._guard.part("observe")(self._loss.observe)(tensors)
 
     def step(self) -> None:

@@ -26,6 +26,7 @@ from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.transfer import Bundle, pack
@@ -50,6 +51,12 @@ class Taps:
     sampled: tuple[SampledTap, ...] = ()
     moments: MomentTap
     clipping: ClippingTap
+
+    def policy(self, policy: object) -> None:
+        """Take the distribution of actions that the user hands over."""
+        for tap in self.sampled:
+            if isinstance(tap, PolicyTap):
+                tap.observe(policy)
 
     @property
     def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:

@@ -12,9 +12,11 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
     {
         "blocks": 25,
         "logits": 25,
+        "policy": 25,
         "activations": 50,
         "attention": 50,
         "updates": 50,
+        "recurrent": 100,
         "statistics": 100,
         "discrete": 100,
         "ranks": 500,

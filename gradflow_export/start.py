@@ -35,6 +35,8 @@ from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.policy import PolicyTap
+from gradflow_export.taps.recurrent import RecurrentTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.transfer import Bundle
@@ -110,6 +112,8 @@ def _sampled(model: nn.Module, guard: Guard, *, compiled: bool) -> tuple[Sampled
     taps: tuple[SampledTap, ...] = (
         ActivationTap(ModuleCalls(enabled=not compiled), model, guard=guard.part("activations")),
         AttentionTap(model, enabled=not compiled, guard=guard.part("attention")),
+        RecurrentTap(ModuleCalls(enabled=not compiled), model, guard=guard.part("recurrent")),
+        PolicyTap(model),
     )
     return tuple(tap for tap in taps if tap.modules)
 

@@ -5,14 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gradflow_export.catalog import activations, attention, discrete, flow, gradients, outputs, runtime, updates
+from gradflow_export.catalog import (
+    activations,
+    attention,
+    discrete,
+    flow,
+    gradients,
+    moments,
+    origin,
+    outputs,
+    policy,
+    recurrent,
+    runtime,
+    updates,
+)
 from gradflow_export.catalog.metric import SITE_KINDS, UNITS, MetricSpec
 from gradflow_export.errors import ArgumentError, nearest
 
 __all__ = ["CATALOG", "CUSTOM_PREFIX", "SITE_KINDS", "UNITS", "MetricSpec", "spec"]
 
 CUSTOM_PREFIX = "custom."
-_FAMILIES = (outputs, gradients, updates, flow, discrete, activations, attention, runtime)
+_FAMILIES = (
+    outputs,
+    gradients,
+    updates,
+    moments,
+    flow,
+    discrete,
+    activations,
+    attention,
+    recurrent,
+    policy,
+    origin,
+    runtime,
+)
 
 CATALOG: Mapping[str, MetricSpec] = MappingProxyType(
     {spec.name: spec for family in _FAMILIES for spec in family.specs()}

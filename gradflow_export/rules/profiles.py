@@ -15,7 +15,9 @@ from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing,
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
+from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, Stagnation
+from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.seed import (
     FixedDead,
@@ -102,6 +104,10 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Unstable(),
         LossSpike(),
         Stagnation(),
+        Subcritical(),
+        Supercritical(),
+        PolicyCollapse(),
+        ExcessExploration(),
         LostUpdates(),
         EpsilonDominated(),
         OutdatedSecondMoment(),

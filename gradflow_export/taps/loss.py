@@ -30,7 +30,7 @@ from gradflow_export.taps.components import LossComponents
 
 _log = logging.getLogger("gradflow_export")
 
-OBSERVABLE = ("loss", "logits", "targets", "components")
+OBSERVABLE = ("loss", "logits", "targets", "components", "policy")
 MICRO_BATCHES = 1024
 """Losses kept until a step ends; beyond that the oldest are forgotten."""
 

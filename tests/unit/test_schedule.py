@@ -5,7 +5,18 @@ import pytest
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.schedule import DENSE_STEPS, INTERVALS, RANK_STEPS, RARE_STEPS, SETTLING_STEPS, Schedule
 
-OFTEN = {"blocks", "logits", "activations", "attention", "updates", "discrete"}
+OFTEN = {
+    "blocks",
+    "logits",
+    "policy",
+    "activations",
+    "attention",
+    "updates",
+    "recurrent",
+    "discrete",
+    "moments",
+    "clipping",
+}
 
 
 def test_every_instrument_has_an_interval_beyond_settling():
@@ -15,13 +26,15 @@ def test_every_instrument_has_an_interval_beyond_settling():
         "logits",
         "activations",
         "attention",
+        "policy",
+        "recurrent",
         "updates",
         "statistics",
         "discrete",
-        "ranks",
-        "histograms",
         "moments",
         "clipping",
+        "ranks",
+        "histograms",
     }
     assert min(INTERVALS.values()) >= 5
 

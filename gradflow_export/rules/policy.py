@@ -1,0 +1,211 @@
+"""Policies that explore too little or too much: POLICY_COLLAPSE, EXCESS_EXPLORATION."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import converged, middle
+
+Floats = npt.NDArray[np.float64]
+
+
+def slope_of(values: Floats) -> float:
+    """Return the median slope per reading over all pairs, 0 for fewer than three readings.
+
+    Args:
+        values: Shape: ``[n]``, finite.
+
+    Source: Sen 1968, JASA 63.
+    """
+    if len(values) < 3:
+        return 0.0
+    first, second = np.triu_indices(len(values), 1)
+    return middle((values[second] - values[first]) / (second - first))
+
+
+def collapse_risk(
+    entropies: Floats, stds: Floats, least_entropy: float = 0.5, least_std: float = 0.1, horizon: int | None = None
+) -> str:
+    """Return ``"LOW"``, ``"MEDIUM"`` or ``"HIGH"``: how near a policy is to taking one action only.
+
+    HIGH: the newest entropy is below a fifth of ``least_entropy``, or below ``least_entropy`` and on its way to that
+    within ``horizon`` readings; or the standard deviation is below half of ``least_std``. MEDIUM: entropy or standard
+    deviation is below its least value, or the entropy falls by more than half within ``horizon``.
+
+    Args:
+        entropies: Normalised entropies, oldest first; may be empty. Shape: ``[n]``.
+        stds: Standard deviations, oldest first; may be empty. Shape: ``[m]``.
+        least_entropy: Least entropy of a policy that explores.
+        least_std: Least standard deviation of one.
+        horizon: Readings to look ahead; by default as many as there are.
+    """
+    risk = "LOW"
+    if len(entropies):
+        ahead, slope, newest = horizon or len(entropies), slope_of(entropies), float(entropies[-1])
+        nothing = 0.2 * least_entropy
+        if newest < nothing or (newest < least_entropy and newest + ahead * slope < nothing):
+            return "HIGH"
+        if newest < least_entropy or slope < -0.5 / ahead:
+            risk = "MEDIUM"
+    if len(stds):
+        newest = float(stds[-1])
+        if newest < 0.5 * least_std:
+            return "HIGH"
+        risk = "MEDIUM" if newest < least_std else risk
+    return risk
+
+
+def adequacy(
+    entropies: Floats,
+    stds: Floats,
+    least_entropy: float = 0.5,
+    least_std: float = 0.1,
+    most_std: float = 2.0,
+    *,
+    late: bool = False,
+) -> str:
+    """Return ``"TOO_LOW"``, ``"ADEQUATE"`` or ``"TOO_HIGH"``: how much a policy explores now.
+
+    Args:
+        entropies: Normalised entropies, oldest first; may be empty. Shape: ``[n]``.
+        stds: Standard deviations, oldest first; may be empty. Shape: ``[m]``.
+        least_entropy: Below it is too little.
+        least_std: Below it is too little.
+        most_std: Above it is too much.
+        late: Whether training is more than half over; only then is a uniform choice (above 0.98) too much.
+    """
+    entropy = float(entropies[-1]) if len(entropies) else math.nan
+    std = float(stds[-1]) if len(stds) else math.nan
+    if entropy < least_entropy or std < least_std:
+        return "TOO_LOW"
+    return "TOO_HIGH" if std > most_std or (late and entropy > 0.98) else "ADEQUATE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyCollapse(Rule):
+    """Find a policy that takes one action almost surely although training has not come to rest.
+
+    Entropy falls while a policy learns, so a low value alone is no fault before it is close to 0, nor when the loss
+    has settled after a real fall.
+
+    Source: Mnih et al. 2016, arXiv:1602.01783, on entropy regularisation.
+
+    Attributes:
+        entropy: Normalised entropy below which nothing is explored.
+        std: Standard deviation below which nothing is explored.
+    """
+
+    entropy: float = 0.1
+    std: float = 0.05
+
+    name: ClassVar[str] = "policy collapse"
+    needs: ClassVar[tuple[str, ...]] = ("policy.entropy", "policy.std")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "policy.entropy", "policy.std")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge entropy and standard deviation of this record."""
+        findings: list[Finding] = []
+        for metric, least, what in (
+            ("policy.entropy", self.entropy, "normalised entropy"),
+            ("policy.std", self.std, "standard deviation"),
+        ):
+            value, past = record.value(metric), history.run(metric)
+            if value is None or not 0 <= value < least or converged(record, history):
+                continue
+            sudden = past.first < 5 * least
+            message = f"the {what} of the policy is {number(value)}: it takes one action almost surely" + (
+                ", and did so from the beginning." if sudden else f", after {number(past.first)} at first."
+            )
+            advice = (
+                "raise the entropy bonus (0.01 to 0.05 times the entropy in the loss), shrink the last layer's weights "
+                "at initialisation (nn.init.orthogonal_(head.weight, 0.01)), normalise advantages, lower the learning "
+                "rate; of a Gaussian policy keep log_std above -2. If the return is at its best, leave it."
+            )
+            severity = Severity.HIGH if sudden else Severity.MEDIUM
+            where = _heads(record, metric, low=least)
+            findings.append(
+                Finding(IssueType.POLICY_COLLAPSE, severity, where, value, least, message, advice, cause=metric)
+            )
+        return tuple(findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcessExploration(Rule):
+    """Find a policy whose actions stay random: a wide Gaussian that does not narrow, or a choice that stays uniform.
+
+    How long training will last is not known while it runs. A uniform choice is normal at first and judged only after
+    ``steps``; a wide Gaussian after ``readings``, and only while it narrows by less than a tenth over them.
+
+    Attributes:
+        std: Greatest standard deviation, in halves of the range of actions where that is given.
+        entropy: Normalised entropy above which a choice is as good as uniform.
+        readings: Readings of the standard deviation that must agree.
+        steps: Steps over which a uniform choice is normal.
+        patience: One; readings and steps are the patience.
+    """
+
+    std: float = 2.0
+    entropy: float = 0.98
+    readings: int = 8
+    steps: int = 500
+    patience: int = 1
+
+    name: ClassVar[str] = "excess exploration"
+    needs: ClassVar[tuple[str, ...]] = ("policy.entropy", "policy.std")
+    remembers: ClassVar[tuple[str, ...]] = ("policy.entropy", "policy.std")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the latest readings."""
+        findings: list[Finding] = []
+        spread, choice = history.run("policy.std"), history.run("policy.entropy")
+        recent = spread.values[-self.readings :]
+        if (
+            record.value("policy.std") is not None
+            and len(recent) == self.readings
+            and bool((recent > self.std).all() and np.isfinite(recent).all())
+            and recent[-1] > 0.9 * recent[0]
+        ):
+            message = f"the standard deviation of the actions is {number(float(recent[-1]))} and does not fall."
+            where = _heads(record, "policy.std", high=self.std)
+            since = int(spread.steps[-self.readings])
+            findings.append(self._finding(where, float(recent[-1]), self.std, message, since))
+        uniform = record.value("policy.entropy")
+        if uniform is not None and choice.count and choice.values[-1] > self.entropy:
+            since = _since(choice.steps, choice.values > self.entropy)
+            if record.step - since >= self.steps:
+                message = f"the choice of actions has been uniform (entropy {number(uniform)}) since step {since}."
+                where = _heads(record, "policy.entropy", high=self.entropy)
+                findings.append(self._finding(where, uniform, self.entropy, message, since))
+        return tuple(findings)
+
+    def _finding(self, where: tuple[str, ...], value: float, threshold: float, message: str, since: int) -> Finding:
+        advice = (
+            "lower the entropy bonus, start log_std at or below 0 (or squash and bound it), and check that advantages "
+            "differ between actions: constant ones teach nothing."
+        )
+        severity = Severity.MEDIUM if threshold == self.std else Severity.LOW
+        return Finding(
+            IssueType.EXCESS_EXPLORATION, severity, where, value, threshold, message, advice,
+            since=since, cause="std" if threshold == self.std else "entropy",
+        )  # fmt: skip
+
+
+def _heads(record: StepRecord, metric: str, low: float = -math.inf, high: float = math.inf) -> tuple[str, ...]:
+    """Return the heads where a value is out of bounds, the whole model when none is known."""
+    reading = record.get(metric.replace("policy.", "policy.head_"))
+    values = {} if reading is None else reading.as_dict()
+    return tuple(site for site, value in values.items() if value is not None and not low <= value <= high) or ("",)
+
+
+def _since(steps: npt.NDArray[np.int64], held: npt.NDArray[np.bool_]) -> int:
+    """Return the step since which a condition has held; it holds at the last step."""
+    broken = np.flatnonzero(~held)
+    return int(steps[0] if broken.size == 0 else steps[broken[-1] + 1])

@@ -1,0 +1,171 @@
+"""Recurrent layers that forget at once, or whose gradients grow over time: RECURRENT_SUBCRITICAL, _SUPERCRITICAL."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import settled, solved, stuck
+
+COMPOSES = 8
+"""Steps from which on the Lyapunov exponent, which composes over time, is judged instead of the spectral radius."""
+
+_LAYER = re.compile(r"\.l\d+(_reverse)?$")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one layer's state keeps of a gradient.
+
+    Attributes:
+        site: Its name.
+        radius: Factor per step back in time.
+        length: Steps of the sequences.
+    """
+
+    site: str
+    radius: float
+    length: float
+
+    @property
+    def module(self) -> str:
+        """The module the layer belongs to."""
+        return _LAYER.sub("", self.site)
+
+    @property
+    def steps(self) -> float:
+        """Steps until a tenth of a gradient is left."""
+        if self.radius <= 0:
+            return 0.0
+        return math.inf if self.radius >= 1 else math.log(0.1) / math.log(self.radius)
+
+    @property
+    def log_growth(self) -> float:
+        """Logarithm of what a gradient is multiplied by on its way through the whole sequence."""
+        return self.length * math.log(self.radius) if self.radius > 0 else -math.inf
+
+
+def memories(record: StepRecord) -> tuple[Memory, ...]:
+    """Return what each recurrent layer of a record keeps; layers without finite values are left out."""
+    decay, radius, length = (
+        {} if (reading := record.get(f"recurrent.{name}")) is None else reading.as_dict()
+        for name in ("decay", "spectral_radius", "length")
+    )
+    out = []
+    for site, steps in length.items():
+        value = decay.get(site) if steps is not None and steps >= COMPOSES else radius.get(site)
+        if steps is not None and value is not None and math.isfinite(value) and math.isfinite(steps) and value >= 0:
+            out.append(Memory(site, value, steps))
+    return tuple(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subcritical(Rule):
+    """Find recurrent modules that forget long before their sequences end, where that can be what keeps them back.
+
+    Every standard initialisation begins below the band around 0.9 in which memory is long: 0.5 to 0.75 with PyTorch's
+    defaults, from where training raises it when the task needs memory. So a module is called ill in two cases only.
+    Either each of its layers keeps less than ``forgets``, which no standard initialisation does, and the loss has not
+    halved: a task that needs no memory is learned without. Or all lie below ``band`` and the loss has not moved over
+    hundreds of steps; that is a hint, of low severity. One layer that remembers is enough for the module.
+
+    Source: Pascanu et al. 2013, arXiv:1211.5063; Engelken et al. 2023, arXiv:2006.02427.
+
+    Attributes:
+        forgets: Factor per step below which the state is as good as no memory: 0.4 leaves a tenth after 2.5 steps.
+        band: Lower edge of the critical band.
+        least: Sequences of fewer steps need no memory.
+        learned: Share of its first value below which the loss shows that nothing is missing.
+    """
+
+    forgets: float = 0.4
+    band: float = 0.75
+    least: int = 4
+    learned: float = 0.5
+
+    name: ClassVar[str] = "subcritical"
+    needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge each recurrent module by the layer of it that remembers best."""
+        modules: dict[str, list[Memory]] = {}
+        for memory in memories(record):
+            modules.setdefault(memory.module, []).append(memory)
+        findings = []
+        for layers in modules.values():
+            best = max(layers, key=lambda memory: memory.radius)
+            if best.length < self.least or best.steps >= best.length or settled(history):
+                continue
+            if best.radius < self.forgets:
+                if not solved(history, self.learned):
+                    severity = Severity.HIGH if 2 * best.radius < self.forgets else Severity.MEDIUM
+                    findings.append(self._finding(layers, best, severity, self.forgets, ""))
+            elif best.radius < self.band and stuck(history, record.step):
+                also = " and the loss has not fallen by a tenth since the first steps"
+                findings.append(self._finding(layers, best, Severity.LOW, self.band, also))
+        return tuple(findings)
+
+    def _finding(self, layers: list[Memory], best: Memory, severity: Severity, threshold: float, also: str) -> Finding:
+        sites = tuple(memory.site for memory in layers)
+        message = (
+            f"the state of {some(sites)} keeps {number(100 * best.radius)} % of a gradient per step back in time: a "
+            f"tenth is left after {number(best.steps)} of {number(best.length)} steps{also}."
+        )
+        advice = (
+            f"lengthen the memory of {best.module}: nn.init.orthogonal_ on weight_hh of an RNN, 1 as the forget-gate "
+            "bias of an LSTM (bias_ih[hidden:2 * hidden]), 1 as the update-gate bias of a GRU (the same rows); "
+            "standardise the inputs where they saturate tanh. If the task needs no earlier steps, leave it."
+        )
+        return Finding(
+            IssueType.RECURRENT_SUBCRITICAL, severity, sites, best.radius, threshold, message, advice,
+            follows_from=(IssueType.VANISHING,) if severity is Severity.LOW else (),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supercritical(Rule):
+    """Find recurrent layers that multiply a gradient on its way through the sequence.
+
+    A factor slightly above 1 is healthy (an LSTM that was told to remember begins at 1.05) and harmless over few
+    steps; so what counts is the growth over the whole sequence.
+
+    Source: Pascanu et al. 2013, arXiv:1211.5063; Sompolinsky, Crisanti and Sommers 1988.
+
+    Attributes:
+        band: Upper edge of the critical band.
+        growth: Least factor over the whole sequence.
+    """
+
+    band: float = 1.05
+    growth: float = 10.0
+
+    name: ClassVar[str] = "supercritical"
+    needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+        """Judge each layer and direction."""
+        found = [m for m in memories(record) if m.radius > self.band and m.log_growth > math.log(self.growth)]
+        if not found:
+            return ()
+        worst = max(found, key=lambda memory: memory.log_growth)
+        decades = worst.log_growth / math.log(10)
+        severity = Severity.CRITICAL if decades > 6 else Severity.HIGH if decades > 2 else Severity.MEDIUM
+        sites = tuple(memory.site for memory in found)
+        message = (
+            f"the state of {worst.site} multiplies a gradient by {number(worst.radius)} per step back in time, 10 to "
+            f"the power of {number(decades)} over {number(worst.length)} steps."
+        )
+        advice = (
+            f"bring the recurrent weights of {worst.site} down: nn.init.orthogonal_ on weight_hh, or divide it by "
+            f"{number(worst.radius)}; use tanh or an LSTM instead of a ReLU recurrence; clip with "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) until then."
+        )
+        return (Finding(IssueType.RECURRENT_SUPERCRITICAL, severity, sites, worst.radius, self.band, message, advice),)
