@@ -212,3 +212,17 @@ def test_report_and_chart_reach_the_server(beside_server, begin):
         assert [name for name in server.uploads if "gain_chart" in name and name.endswith("table.json")]
         assert [row["mine"] for row in rows if "mine" in row] == list(range(1, 11))
         assert server.unknown == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), blocks=st.integers(0, 90), steps=st.integers(1, 6))
+def test_any_gains_and_norms_make_a_page(data, blocks, steps):
+    """Whatever is measured or missing, the page is whole: every element that needs an end has one."""
+    book = GainBook(columns=4)
+    values = st.lists(gain, min_size=blocks, max_size=blocks)
+    for step in range(1, steps + 1):
+        book.add(record(step, data.draw(values), norms=data.draw(values)))
+    page = page_of(book, step=steps)
+    assert page.count("<svg ") == page.count("</svg>") == 2 * bool(blocks)
+    assert page.count("<section>") == page.count("</section>")
+    assert page.endswith("</body></html>")
