@@ -120,3 +120,46 @@ def pair_slopes(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.N
     first, second = np.triu_indices(len(x), k=1)
     run, rise = x[second] - x[first], y[second] - y[first]
     return np.asarray(rise[run != 0] / run[run != 0], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a series moved over a window of steps.
+
+    Attributes:
+        count: Finite values in the window.
+        variance: With ddof=1; NaN below two values.
+        cv: Coefficient of variation, standard deviation over mean magnitude. It cannot exceed ``sqrt(count)``, so that
+            what it says of a few steps is little (Katsnelson and Kotz 1957).
+        change_rate: Mean of ``|x_t - x_{t-1}| / |x_{t-1}|`` where the earlier value is not 0; NaN when all are.
+        trend: Theil-Sen slope of ``ln x`` per step; NaN unless all values are above 0.
+    """
+
+    count: int
+    variance: float
+    cv: float
+    change_rate: float
+    trend: float
+
+
+def spread_of(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> Spread:
+    """Return how a series moved over a window.
+
+    Args:
+        steps: Steps, rising. Shape: ``[n]``.
+        values: Shape: ``[n]``; NaN and Inf are left out.
+    """
+    finite = np.isfinite(values)
+    x, y = steps[finite].astype(np.float64), values[finite]
+    if len(y) < 2:
+        return Spread(len(y), math.nan, math.nan, math.nan, math.nan)
+    variance, mean = float(y.var(ddof=1)), abs(float(y.mean()))
+    base = np.abs(y[:-1])
+    rates = np.abs(np.diff(y))[base > 0] / base[base > 0]
+    return Spread(
+        len(y),
+        variance,
+        math.sqrt(variance) / mean if mean > 0 else math.nan,
+        float(rates.mean()) if rates.size else math.nan,
+        theil_sen(x, np.log(y)) if (y > 0).all() else math.nan,
+    )

@@ -13,19 +13,25 @@ from typing import Any
 
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
+from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import (
     RUN_SITE,
     Issue,
+    IssueType,
     RunInfo,
     StepRecord,
     info_to_json,
     issue_to_json,
     number_to_json,
 )
-from gradflow_export.stats import Welford
+from gradflow_export.stats import Welford, Window, spread_of
 
 LOSSES = 5
 """Losses at either end whose median tells whether the loss fell."""
+
+TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
+TREND_WINDOW = 20
+"""Readings over which a metric's spread and trend are told."""
 
 
 class RunSummary:
@@ -37,12 +43,15 @@ class RunSummary:
         first: First recorded step, 0 when there is none.
         last: Last recorded step, 0 when there is none.
         headline: Statistics of each headline metric that was recorded.
+        flow: How the gradient flows through the model.
     """
 
     def __init__(self, info: RunInfo | None = None) -> None:
         self.info = info
         self.steps = self.first = self.last = 0
         self.headline: dict[str, Welford] = {}
+        self.flow = FlowPatterns()
+        self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._first_losses: list[float] = []
         self._last_losses: deque[float] = deque(maxlen=LOSSES)
@@ -56,6 +65,11 @@ class RunSummary:
             spec = CATALOG.get(reading.metric)
             if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
                 self.headline.setdefault(reading.metric, Welford()).add(float(reading.values[0]))
+        self.flow.add(record)
+        for name, window in self._windows.items():
+            value = record.value(name)
+            if value is not None:
+                window.add(record.step, value)
         loss = record.value("loss")
         if loss is not None and math.isfinite(loss):
             self._last_losses.append(loss)
@@ -100,8 +114,18 @@ class RunSummary:
                 | {"nonfinite": seen.nonfinite}
                 for name, seen in sorted(self.headline.items())
             },
+            "trends": {
+                name: {key: number_to_json(value) for key, value in vars(spread_of(w.steps, w.values)).items()}
+                for name, w in self._windows.items()
+                if len(w)
+            },
+            "flow": self.flow.as_dict(self._open_types),
             "issues": [issue_to_json(issue) for issue in self.issues],
         }
+
+    @property
+    def _open_types(self) -> set[IssueType]:
+        return {issue.issue_type for issue in self._issues.values() if issue.open}
 
     def as_text(self, title: str) -> str:
         """Return the summary as lines for a terminal.
@@ -119,6 +143,9 @@ class RunSummary:
             numbers = "".join(f"{value:>12.4g}" for value in statistics(seen).values())
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
             lines.append(f"  {name:<22}{numbers}  {CATALOG[name].unit}{extra}")
+        pattern = self.flow.pattern(self._open_types)
+        if pattern is not None:
+            lines.append(f"  gradient flow: {pattern}")
         for issue in self.issues:
             lines += issue_lines(issue)
         return "\n".join(lines)
