@@ -219,7 +219,7 @@ class WandbWriter:
                 made[name] = self._wandb.module.Table(columns=list(columns), data=cells)
         made.update(self._gains.made(self._issues, record.step, self._info.model if self._info else ""))
         if made:
-            self._lane.put(partial(rows.add, self._keys(made, rows)))
+            self._lane.put(partial(rows.add, self._keys(made, rows), record.step))
 
     def _send_alerts(self, rows: RideRows) -> None:
         while self._alerts:

@@ -96,7 +96,6 @@ class RideRows:
         # Without commit= nothing can ride; the modules that lack it drop no row, whatever its step.
         self._commits = "commit" in self._takes
         self._own = own or not self._commits or getattr(getattr(run, "settings", None), "mode", "") == "shared"
-        self._newest = 0
         self._queue = RowQueue(limit)
         self._lock = threading.RLock()
         self._carries: int | None = None
@@ -162,9 +161,14 @@ class RideRows:
                 after = self._step()
                 self._carries = step if after is None else after
 
-    def add(self, values: Row) -> None:
-        """Add values to the step that is open now; for keys that :meth:`put` never sends, for it takes no lock."""
-        self._send(values, **({"commit": False} if self._commits else {}))
+    def add(self, values: Row, step: int) -> None:
+        """Add values to the W&B step that is open now; for keys that :meth:`put` never sends, for it takes no lock.
+
+        Args:
+            values: What to add.
+            step: Where it belongs in a run whose ``log`` knows no ``commit``.
+        """
+        self._send(values, **({"commit": False} if self._commits else {"step": step}))
 
     def finish(self) -> None:
         """Send everything; rows of the user's that pass ``step=`` may be dropped by W&B after this."""
@@ -206,8 +210,9 @@ class RideRows:
         if new:
             self._defined.update(new)
             self.try_to("the definition of metrics", lambda: self._define(new))
-        if not self._commits and "step" in self._takes:
-            self._newest = how["step"] = row.get(f"{self.prefix}/step", self._newest)
+        if not self._commits:
+            step = how.get("step", row.get(f"{self.prefix}/step"))
+            how = {"step": step} if "step" in self._takes else {}
         self.try_to("a row", lambda: self.run.log(row, **how))
 
     def _define(self, keys: list[str]) -> None:
