@@ -26,10 +26,24 @@ from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.policy import PolicyTap
+from gradflow_export.taps.recurrent import RecurrentTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 
-TAPS = ("blocks", "activations", "attention", "loss", "gradients", "updates", "discrete", "moments", "clipping")
+TAPS = (
+    "blocks",
+    "activations",
+    "attention",
+    "loss",
+    "gradients",
+    "updates",
+    "discrete",
+    "moments",
+    "clipping",
+    "recurrent",
+    "policy",
+)
 SOURCES = sorted(Path(gradflow_export.taps.__file__).parent.glob("*.py"))
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
 
@@ -44,6 +58,17 @@ class Attending(nn.Module):
         return x + functional.scaled_dot_product_attention(parts, parts, parts).transpose(0, 1).flatten(1)
 
 
+class Remembering(nn.Module):
+    """The samples as the steps of one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.core = nn.LSTM(6, 6)
+
+    def forward(self, x):
+        return x + self.core(x)[0]
+
+
 class Rig:
     """One tap on one model, driven as the exporter drives it."""
 
@@ -53,6 +78,8 @@ class Rig:
         self.model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
         if name == "attention":
             self.model.insert(4, Attending())
+        if name == "recurrent":
+            self.model.insert(4, Remembering())
         self.criterion = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.results = []
@@ -90,6 +117,10 @@ class Rig:
             return ClippingTap(lambda: self.model, guard=self.guard)
         if self.name == "moments":
             return MomentTap()
+        if self.name == "recurrent":
+            return RecurrentTap(self.calls, self.model, guard=self.guard)
+        if self.name == "policy":
+            return PolicyTap(self.model)
         return GradientTap() if self.name == "gradients" else UpdateTap(lambda: self.model)
 
     def before(self, step):
@@ -114,18 +145,24 @@ class Rig:
         with steps.attach(), attach():
             self.calls.arm()
             self.tap.armed = True
-            if self.name == "attention":
+            arms = self.name in {"attention", "recurrent", "policy"}
+            if arms:
                 self.tap.arm(on=True)
             try:
                 yield
             finally:
+                if arms:
+                    self.tap.arm(on=False)
                 self.calls.arm(on=False)
                 self.tap.armed = False
 
     def step(self):
         """Train one step."""
         self.optimizer.zero_grad()
-        loss = self.criterion(self.model(torch.randn(5, 4)), torch.tensor([0, 1, 2, 0, 1]))
+        output = self.model(torch.randn(5, 4))
+        loss = self.criterion(output, torch.tensor([0, 1, 2, 0, 1]))
+        if self.name == "policy" and getattr(self.tap, "armed", False):
+            self.results.append(self.tap.observe({"logits": output, "std": output.exp()}))
         if self.name == "clipping" and self.tap.armed:
             loss.register_hook(lambda _: self.tap.begin())
         loss.backward()
@@ -144,6 +181,13 @@ class Rig:
         return hooks, names, world, [p._backward_hooks for p in self.model.parameters()]
 
 
+def metrics_of(item):
+    """Return the metrics that an item becomes; samples for histograms and ranks become no reading by themselves."""
+    if isinstance(item, Pending):
+        return {item.metric}
+    return set() if item.analyse is None else set(item.analyse(item.values.numpy()))
+
+
 @pytest.fixture(params=TAPS)
 def rig(request):
     """Each tap in turn."""
@@ -156,7 +200,7 @@ def test_specs_are_in_the_catalogue(rig):
     assert all(CATALOG[spec.name] is spec for spec in rig.tap.specs)
     with rig.attached():
         rig.step()
-        given = {item.metric for item in rig.tap.drain() if isinstance(item, Pending)}
+        given = {metric for item in rig.tap.drain() for metric in metrics_of(item)}
     assert given
     assert given <= {spec.name for spec in rig.tap.specs}
 
