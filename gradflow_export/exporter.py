@@ -246,10 +246,22 @@ class _Watched(weakref.ref[nn.Module]):
     exporter: weakref.ref[Exporter]
 
 
+def suspended(model: nn.Module) -> contextlib.ExitStack:
+    """Return a stack until whose closing the exporters that watch a model see nothing of what happens to it."""
+    stack = contextlib.ExitStack()
+    for exporter in _watching(model):
+        stack.enter_context(exporter._guard.suspended())  # noqa: SLF001 - same module
+    return stack
+
+
+def _watching(model: nn.Module) -> list[Exporter]:
+    known = [r.exporter() for r in weakref.getweakrefs(model) if isinstance(r, _Watched)]
+    return [exporter for exporter in known if exporter is not None and not exporter._closed]  # noqa: SLF001 - same
+
+
 def _close_earlier(model: nn.Module, now: Exporter) -> None:
-    for reference in weakref.getweakrefs(model):
-        earlier = reference.exporter() if isinstance(reference, _Watched) else None
-        if earlier is not None and earlier is not now and not earlier._closed:  # noqa: SLF001 - same class
+    for earlier in _watching(model):
+        if earlier is not now:
             _log.warning(
                 "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir
             )

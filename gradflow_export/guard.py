@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _log = logging.getLogger("gradflow_export")
@@ -25,6 +26,16 @@ class Guard:
         self.failures: dict[str, int] = {}
         self.spent = 0.0
         self._depth = 0
+        self._suspended = 0
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let no guarded hook run for a while, as when passes are made that are no part of training."""
+        self._suspended += 1
+        try:
+            yield
+        finally:
+            self._suspended -= 1
 
     def part(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Return a decorator for the hooks of one part."""
@@ -32,7 +43,7 @@ class Guard:
         def decorate(hook: Callable[..., None]) -> Callable[..., None]:
             @functools.wraps(hook, assigned=())
             def guarded(*args: Any, **kwargs: Any) -> None:
-                if name in self.failures:
+                if self._suspended or name in self.failures:
                     return
                 began, outermost = time.perf_counter(), self._depth == 0
                 self._depth += 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.analyzers.jacobian import JacobianFlow, examine_blocks
 from gradflow_export.analyzers.objective import (
     Losses,
     Objective,
@@ -19,10 +20,12 @@ from gradflow_export.analyzers.objective import (
     needs_closure,
 )
 from gradflow_export.analyzers.preserve import preserved
+from gradflow_export.analyzers.vector import VectorFlow, examine_field
 from gradflow_export.arguments import check_model
 from gradflow_export.assemble import Assembler
 from gradflow_export.config import Settings, make_settings
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.exporter import suspended
 from gradflow_export.guard import Guard
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue, Reading, StepRecord
@@ -32,7 +35,7 @@ from gradflow_export.rules.profiles import profile
 from gradflow_export.schedule import INTERVALS
 from gradflow_export.start import describe, is_compiled, make_loop
 from gradflow_export.summary import RunSummary, issue_lines
-from gradflow_export.taps.discover import unwrap
+from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.transfer import Bundle
 
@@ -53,18 +56,20 @@ class Recording:
         still: Whether the weights rest, so that there are no updates to speak of.
         summary: Statistics and issues.
         records: One per pass.
+        found: Issues that a closer look found.
     """
 
     judge: Judge
     still: bool
     summary: RunSummary = field(default_factory=RunSummary)
     records: list[StepRecord] = field(default_factory=list)
+    found: list[Issue] = field(default_factory=list)
     _assembler: Assembler = field(default_factory=Assembler)
 
     @property
     def issues(self) -> list[Issue]:
         """Issues as they stand now: open ones first, worst first."""
-        return list(self.summary.issues)
+        return sorted([*self.summary.issues, *self.found], key=lambda i: (not i.open, -i.severity, i.step))
 
     def take(self, bundle: Bundle) -> None:
         """Turn what the taps gave out in one pass into a record and judge it."""
@@ -97,6 +102,11 @@ class Analyzer:
         blocks: Names or modules whose gains are measured, from input to output; by default they are found.
         thresholds: Fixed thresholds by name, each of which adds its fixed rule beside the scale-free ones.
 
+    Attributes:
+        recording: What the last analysis read.
+        vector: Its field of gradients, when asked for.
+        jacobian: Its Jacobians, when asked for.
+
     Raises:
         ArgumentError: The model has no parameters, or a threshold cannot be used.
         ArgumentTypeError: ``model`` is no module.
@@ -121,6 +131,8 @@ class Analyzer:
         self.settings: Settings = make_settings(None, {"intervals": dict.fromkeys(INTERVALS, 1), **given})
         profile(self.settings.profile, self.settings.thresholds)  # so that a bad threshold is told of now
         self.recording: Recording | None = None
+        self.vector: VectorFlow | None = None
+        self.jacobian: JacobianFlow | None = None
 
     def _run(
         self,
@@ -153,7 +165,7 @@ class Analyzer:
         ]
         recording = Recording(Judge(rules), still=not optimizers)
         recording.summary.info = describe(inner, self.settings)
-        with preserved(inner, optimizers):
+        with suspended(inner), preserved(inner, optimizers):
             self._drive(objective, steps, optimizers, recording)
             self._examine(objective, recording)
         self.recording = recording
@@ -168,7 +180,16 @@ class Analyzer:
         loop.taps.loss.observe({"loss": losses[0]})
 
     def _examine(self, objective: Objective, recording: Recording) -> None:
-        """Look closer once the passes are over; issues found here are added to ``recording``."""
+        """Look closer once the passes are over; issues found here are added to ``recording.found``."""
+        inner = unwrap(self.model)
+        self.vector = self.jacobian = None
+        if self.enable_vector_analysis:
+            self.vector, found = examine_field(inner, objective)
+            known = {issue.issue_type for issue in recording.issues}
+            recording.found.extend(issue for issue in found if issue.issue_type not in known)
+        if self.enable_jacobian:
+            blocks = find_blocks(inner)[0] if self.blocks is None else named_blocks(inner, self.blocks)
+            self.jacobian = examine_blocks(objective, blocks)
 
     def _drive(self, objective: Objective, steps: int, optimizers: Sequence[Optimizer], recording: Recording) -> None:
         inner = unwrap(self.model)
@@ -222,7 +243,7 @@ class Analyzer:
             )
         for issue in issues:
             lines += issue_lines(issue)
-        for result in results:
+        for result in (self.vector, self.jacobian, *results):
             if result is not None:
                 lines += [f"  {line}" for line in result.lines()]
         return lines

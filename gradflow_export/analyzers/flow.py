@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn
+from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
+from gradflow_export.analyzers.circular import CircularFlow, circular_flow
 from gradflow_export.analyzers.objective import Player
 from gradflow_export.records import Issue
+from gradflow_export.rules.base import number
 
 
 class GradientFlowAnalyzer(Analyzer):
@@ -28,8 +31,9 @@ class GradientFlowAnalyzer(Analyzer):
         enable_jacobian: Also examine the Jacobian of each block; see ``analyzer.jacobian``.
         enable_vector_analysis: Also examine the field of gradients: divergence, curl, coherence; see
             ``analyzer.vector``.
-        enable_rnn_analyzer: Also examine recurrent layers.
-        enable_circular_flow_analyser: Report how often the weights went round in the passes; needs an optimizer.
+        enable_rnn_analyzer: Print the dynamics of recurrent layers, which are judged in any case.
+        enable_circular_flow_analyser: Report whether the weights went round in the passes, see
+            ``analyzer.circular``; needs an optimizer and at least 24 passes.
         vanishing_threshold: Report parameters with a gradient norm below this; a lower number reports fewer.
         exploding_threshold: Report parameters with a gradient norm above this.
         dead_threshold: Report parameters with a greater share of zero gradient entries.
@@ -70,6 +74,7 @@ class GradientFlowAnalyzer(Analyzer):
         )
         self.enable_rnn_analyzer = enable_rnn_analyzer
         self.enable_circular_flow_analyser = enable_circular_flow_analyser
+        self.circular: CircularFlow | None = None
 
     def analyze(
         self,
@@ -98,4 +103,23 @@ class GradientFlowAnalyzer(Analyzer):
             ArgumentError: ``steps`` is below 1, or what the functions return cannot be used.
             ArgumentTypeError: An argument has the wrong type.
         """
-        return self._run(input_fn, loss_fn, steps, optimizer, players).issues
+        recording = self._run(input_fn, loss_fn, steps, optimizer, players)
+        self.circular = circular_flow(recording) if self.enable_circular_flow_analyser else None
+        return recording.issues
+
+    def _summary_lines(self, issues: Sequence[Issue], *results: Any) -> list[str]:
+        lines = super()._summary_lines(issues, *([self.circular] if self.circular is not None else []), *results)
+        if self.enable_rnn_analyzer and self.recording is not None:
+            lines += [f"  {line}" for line in _recurrent_lines(self.recording)]
+        return lines
+
+
+def _recurrent_lines(recording: Recording) -> list[str]:
+    """Return what the last pass told of recurrent layers."""
+    readings = [r for r in recording.records[-1].readings if r.metric.startswith("recurrent.")]
+    return ["Recurrent layers: " + ("" if readings else "none were seen")] + [
+        f"  {reading.metric.partition('.')[2]:<18} {site:<20} {number(value)}"
+        for reading in readings
+        for site, value in reading.as_dict().items()
+        if value is not None
+    ]

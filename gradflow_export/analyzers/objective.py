@@ -107,7 +107,7 @@ def named_players(model: nn.Module, players: Sequence[Player]) -> list[list[Tens
         players: Dotted names of modules, modules, or parameters.
 
     Raises:
-        ArgumentError: A name is no module of the model, or a player has no trainable parameter.
+        ArgumentError: A name is no module of the model, a player has no trainable parameter, or shares one.
         ArgumentTypeError: An entry is none of these.
     """
     by_name = {site_name(name): module for name, module in model.named_modules()}
@@ -131,6 +131,10 @@ def named_players(model: nn.Module, players: Sequence[Player]) -> list[list[Tens
         trainable = [p for p in found if p.requires_grad]
         if not trainable:
             raise ArgumentError(f"players[{index}] has no trainable parameter; name a module with requires_grad=True.")
+        if any(p is other for p in trainable for earlier in out for other in earlier):
+            raise ArgumentError(
+                f"players[{index}] shares a parameter with an earlier one; each parameter belongs to one player."
+            )
         out.append(trainable)
     return out
 

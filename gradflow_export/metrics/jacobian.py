@@ -54,6 +54,7 @@ class Linearized:
         if self._tangent is None:
             dummies = [torch.zeros_like(out, requires_grad=True) for out in self._outputs]
             self._tangent = dummies, self._back(dummies, create_graph=True)
+            check_twice(self._tangent[1])
         dummies, pulled = self._tangent
         pieces = torch.split(v, [i.numel() for i in self._inputs])
         wanted = [(g, p.reshape(g.shape).to(g)) for g, p in zip(pulled, pieces, strict=True) if g.requires_grad]
@@ -93,6 +94,26 @@ class Linearized:
             self._outputs, self._inputs, cotangents, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
         return [torch.zeros_like(i) if g is None else g for g, i in zip(found, self._inputs, strict=True)]
+
+
+def check_twice(gradients: Sequence[Tensor]) -> None:
+    """Raise unless gradients may be differentiated again.
+
+    PyTorch marks what may not be with a node of its own, beside the way to the parameters: asked for gradients that may
+    be unused, it would pass by in silence and give zeros.
+
+    Raises:
+        RuntimeError: An operation has no second derivative.
+    """
+    waiting, seen = [g.grad_fn for g in gradients], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::Error":
+            raise RuntimeError("an operation of the model is differentiable only once")
+        waiting.extend(following for following, _ in node.next_functions)
 
 
 def _flat(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:

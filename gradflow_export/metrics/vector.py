@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.jacobian import Linearized
+from gradflow_export.metrics.jacobian import Linearized, check_twice
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,12 +26,16 @@ def gradient_field(losses: Sequence[Tensor], players: Sequence[Sequence[Tensor]]
     Returns:
         ``xi`` (shape: ``[parameters]``) and ``J = d xi / d theta``, which is the Hessian when there is one player.
 
+    Raises:
+        RuntimeError: An operation has no second derivative.
+
     Source: Balduzzi et al. 2018, arXiv:1802.05642, eq. (1) to (3).
     """
     parts: list[Tensor] = []
     for loss, player in zip(losses, players, strict=True):
         found = torch.autograd.grad(loss, list(player), create_graph=True, allow_unused=True)
         parts.extend(torch.zeros_like(p) if g is None else g for g, p in zip(found, player, strict=True))
+    check_twice(parts)
     flat = [p for player in players for p in player]
     xi = torch.cat([part.detach().reshape(-1).to(flat[0]) for part in parts])
     return xi, Linearized(flat, parts)
