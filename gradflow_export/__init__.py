@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradflow_export.analyzers.flow import GradientFlowAnalyzer
+    from gradflow_export.analyzers.transformer import TransformerAnalyzer
     from gradflow_export.catalog import CATALOG, MetricSpec
     from gradflow_export.errors import (
         ArgumentError,
@@ -64,6 +65,7 @@ __all__ = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "TransformerAnalyzer",
     "WandbSink",
     "WandbWriter",
     "Writer",
@@ -73,6 +75,7 @@ __all__ = [
 
 _HOMES = (
     ("analyzers.flow", ("GradientFlowAnalyzer",)),
+    ("analyzers.transformer", ("TransformerAnalyzer",)),
     ("catalog", ("CATALOG", "MetricSpec")),
     ("errors", ("ArgumentError", "ArgumentTypeError", "GradflowError", "MissingPackageError", "StorageError")),
     ("exporter", ("Exporter",)),

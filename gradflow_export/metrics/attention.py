@@ -196,7 +196,7 @@ def sparsity(rows: Rows) -> Tensor:
     """
     counted = rows.admissible & rows.chosen.unsqueeze(-1)
     small = rows.weights < (NEAR_ZERO / rows.keys.clamp_min(1).to(rows.weights.dtype)).unsqueeze(-1)
-    return torch.div((small & counted).sum(), counted.sum())
+    return torch.div((small & counted).sum(dtype=rows.weights.dtype), counted.sum())
 
 
 def head_diversity(rows: Rows) -> Tensor:

@@ -263,3 +263,85 @@ def _stacks(reading: Reading) -> Iterator[tuple[tuple[str, ...], Floats]]:
             stacks.setdefault(site.rpartition(".")[0], []).append(index)
     for indices in stacks.values():
         yield tuple(reading.sites[index] for index in indices), reading.values[indices].astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedEntropy(Rule):
+    """Report layers whose mean normalised attention entropy lies below a number that the user gave.
+
+    Attributes:
+        threshold: Least mean over the heads of a layer.
+        collapsed: Mean below which the issue is of high severity.
+    """
+
+    threshold: float = 0.5
+    collapsed: float = 0.15
+
+    name: ClassVar[str] = "fixed-attention-entropy"
+    needs: ClassVar[tuple[str, ...]] = ("attention.entropy",)
+    by_layer: ClassVar[bool] = True
+    fixed: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - every rule's signature
+        """Compare each layer's mean."""
+        reading = record.get("attention.entropy")
+        if reading is None:
+            return ()
+        means = {layer: float(reading.values[heads].mean()) for layer, heads in _by_layer(reading)}
+        low = tuple(layer for layer, mean in means.items() if mean < self.threshold)
+        if not low:
+            return ()
+        value = means[low[0]]
+        return (
+            Finding(
+                IssueType.ATTENTION_COLLAPSE,
+                Severity.HIGH if value < self.collapsed else Severity.MEDIUM,
+                low,
+                value,
+                self.threshold,
+                f"the attention entropy of {some(low)} is {number(value)} of that of uniform attention; the threshold "
+                f"given is {number(self.threshold)}.",
+                "look whether the loss still falls: sharp attention may be what the task asks for; if it does not, "
+                "lower the learning rate or normalise queries and keys.",
+                cause="fixed",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedDiversity(Rule):
+    """Report layers whose head diversity lies below a number that the user gave.
+
+    Attributes:
+        threshold: Least diversity.
+    """
+
+    threshold: float = 0.3
+
+    name: ClassVar[str] = "fixed-head-diversity"
+    needs: ClassVar[tuple[str, ...]] = ("attention.diversity",)
+    by_layer: ClassVar[bool] = True
+    fixed: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - every rule's signature
+        """Compare each layer's diversity."""
+        reading = record.get("attention.diversity")
+        if reading is None:
+            return ()
+        low = [index for index in np.flatnonzero(reading.present) if reading.values[index] < self.threshold]
+        if not low:
+            return ()
+        layers, value = tuple(reading.sites[index] for index in low), float(reading.values[low[0]])
+        return (
+            Finding(
+                IssueType.HEAD_REDUNDANCY,
+                Severity.MEDIUM,
+                layers,
+                value,
+                self.threshold,
+                f"the head diversity of {some(layers)} is {number(value)}; the threshold given is "
+                f"{number(self.threshold)}.",
+                "compare with fewer heads in these layers: where the loss is the same, the others were spare.",
+                cause="fixed",
+            ),
+        )

@@ -94,11 +94,24 @@ class AttentionTap:
     pass runs. Not seen: FlexAttention and other kernels, attention bound to an attribute or by ``functools.partial``,
     what runs without gradients, and models of which any part is compiled. Of a module that is called several times in
     a step the first call is read.
+
+    Args:
+        model: The unwrapped model; only weak references to its modules are kept.
+        enabled: False never sees a call.
+        keep_weights: Also hold the weights of the first sample until the next drain, in :attr:`weights`.
+        guard: Keeps errors out of the user's loop.
+
+    Attributes:
+        weights: Attention weights of the first sample by layer. Shape of each: ``[heads, queries, keys]``.
     """
 
     instrument: ClassVar[str] = "attention"
 
-    def __init__(self, model: nn.Module, *, enabled: bool = True, guard: Guard = unguarded) -> None:
+    def __init__(
+        self, model: nn.Module, *, enabled: bool = True, keep_weights: bool = False, guard: Guard = unguarded
+    ) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self._keep_weights = keep_weights
         self._enabled = enabled and not any(_compiled(module) for module in model.modules())
         self._known = dict(_describe(model)) if self._enabled else {}
         self._modules = sum(1 for module in model.modules() if _may_attend(module)) if self._enabled else 0
@@ -138,7 +151,8 @@ class AttentionTap:
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
-        if on and self._armed is None and self._spies and self._unseen < UNSEEN_STEPS:
+        on = on and bool(self._spies) and self._unseen < UNSEEN_STEPS
+        if on and self._armed is None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self._stop)
                 stack.callback(register_module_forward_pre_hook(self._enter).remove)
@@ -230,6 +244,8 @@ class AttentionTap:
         self._heads[place], self._sites[place] = logits.shape[1], call.known.site
         for name, measure in (*_OF_ANY, *(_OF_SEVERAL if logits.shape[1] > 1 else ())):
             self._values.setdefault(name, {})[place] = measure(rows)
+        if self._keep_weights:
+            self.weights[call.known.site] = rows.weights[0]
         owner = _owner(self._calls.stack, call)
         owner.holds_attention = True
         if self._input is None or owner.known.place < self._input[0]:
@@ -276,7 +292,7 @@ class AttentionTap:
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
-        self._entropies, self._values, self._residuals = {}, {}, {}
+        self._entropies, self._values, self._residuals, self.weights = {}, {}, {}, {}
         self._input, self._called = None, False
 
 

@@ -31,6 +31,7 @@ PUBLIC = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "TransformerAnalyzer",
     "WandbSink",
     "WandbWriter",
     "Writer",
