@@ -9,7 +9,7 @@ FRONTEND := tb_plugin/frontend
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      train a healthy and a sick run on real data, report on both, say how to open TensorBoard"
+	@echo "make demo      train healthy and sick models on real data, report on each, say how to open TensorBoard"
 	@echo "make test      run the tests"
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
@@ -30,8 +30,7 @@ $(VENV)/.stamp-%: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 demo: $(VENV)/.stamp-demo
-	$(BIN)/gradflow demo --logdir runs/demo --fault none
-	$(BIN)/gradflow demo --logdir runs/demo --fault vanishing --program mlp
+	$(BIN)/gradflow demo --logdir runs/demo --tour
 
 # Small models wait for each other's threads where other work shares the cores.
 test: export OMP_NUM_THREADS ?= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,17 @@ if TYPE_CHECKING:
     from gradflow_export.cli.programs import Program
 
 PROGRAMS = ("mlp", "cnn", "transformer")
-FAULTS = ("none", "vanishing", "exploding", "dead", "nan", "stagnation")
+COMPARED = ("pre-ln", "post-ln")
+FAULTS = ("none", "vanishing", "exploding", "dead", "spike", "nan", "stagnation")
+TOUR = (
+    *((program, "none") for program in PROGRAMS),
+    ("mlp", "vanishing"),
+    ("transformer", "exploding"),
+    ("cnn", "dead"),
+    ("transformer", "spike"),
+    *((program, "none") for program in COMPARED),
+)
+"""What the tour trains: healthy programs, each kind of trouble once, and two architectures to compare."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,7 +30,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("demo", help="train on real data, healthy or with one fault, and report")
     parser.add_argument("--logdir", default="runs/demo", help="where the runs go (default: %(default)s)")
     parser.add_argument("--fault", choices=FAULTS, default="none", help="what goes wrong (default: %(default)s)")
-    parser.add_argument("--program", choices=(*PROGRAMS, "all"), default="all", help="what is trained (default: all)")
+    parser.add_argument("--program", choices=(*PROGRAMS, *COMPARED, "all"), default="all", help="what is trained")
+    parser.add_argument("--tour", action="store_true", help="healthy, each kind of trouble once, Pre-LN and Post-LN")
     parser.add_argument("--steps", type=_positive, default=200, help="optimizer steps (default: %(default)s)")
     parser.set_defaults(run=run)
 
@@ -34,15 +46,27 @@ def run(args: argparse.Namespace) -> int:
     # Such small models gain nothing from a second thread, and wait for it for long where the cores are busy.
     torch.set_num_threads(1)
     try:
-        for name in PROGRAMS if args.program == "all" else (args.program,):
-            folder = _fresh(Path(args.logdir), f"{name}-{'healthy' if args.fault == 'none' else args.fault}")
-            print(f"\n{_title(name, args.fault)}, {args.steps} steps, into {folder}")
-            _train(build(name, args.fault), folder, args.steps)
+        for name, fault in _chosen(args):
+            folder = _fresh(Path(args.logdir), _run_name(name, fault))
+            print(f"\n{_title(name, fault)}, {args.steps} steps, into {folder}")
+            _train(build(name, fault), folder, args.steps)
     finally:
         torch.set_num_threads(threads)
     print(f"\nTo see the runs in TensorBoard:\n  tensorboard --logdir {args.logdir}")
     print("then open http://localhost:6006/#gradflow")
     return 0
+
+
+def _chosen(args: argparse.Namespace) -> Sequence[tuple[str, str]]:
+    if args.tour:
+        return TOUR
+    return [(name, args.fault) for name in (PROGRAMS if args.program == "all" else (args.program,))]
+
+
+def _run_name(program: str, fault: str) -> str:
+    if fault == "none":
+        return program if program in COMPARED else f"{program}-healthy"
+    return f"{program}-{fault}"
 
 
 def _train(program: Program, folder: Path, steps: int) -> None:
@@ -62,15 +86,16 @@ def _train(program: Program, folder: Path, steps: int) -> None:
 
 
 def _title(name: str, fault: str) -> str:
-    from gradflow_export.cli.programs import NAN_STEP, SICK_BLOCK
+    from gradflow_export.cli.programs import NAN_STEP, SICK_BLOCK, SPIKE_STEP
 
-    data = "the sources of Python's standard library" if name == "transformer" else "handwritten digits"
+    data = "handwritten digits" if name in {"mlp", "cnn"} else "the sources of Python's standard library"
     sick = f"blocks.{SICK_BLOCK}"
     what = {
-        "none": "healthy",
+        "none": "no warm-up" if name in COMPARED else "healthy",
         "vanishing": "sick: every block passes on too little of the gradient",
         "exploding": "sick: every block enlarges the gradient",
         "dead": f"sick: no unit of {sick} is ever on",
+        "spike": f"sick: the batch of step {SPIKE_STEP} is broken",
         "nan": f"sick: {sick} divides zero by zero from step {NAN_STEP} on",
         "stagnation": f"sick: {sick} was left out of the optimizer",
     }

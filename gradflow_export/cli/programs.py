@@ -24,10 +24,14 @@ SICK_BLOCK = 3
 NAN_STEP = 20
 """The step, counted from 1, at which the fault ``nan`` strikes."""
 
+SPIKE_STEP = 88
+"""The step, counted from 1, that gets the broken batch of the fault ``spike``."""
+
 Batch = tuple[Tensor, Tensor]
 
 _SOURCES = ("argparse.py", "ast.py", "configparser.py", "dataclasses.py", "inspect.py", "tarfile.py", "typing.py")
 _CHARACTERS = 96
+_UNKNOWN = ord("?") - 31
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,9 @@ class PlainBlock(Block):
 
 
 class TransformerBlock(Block):
-    """Pre-LN causal self-attention and a ReLU feed-forward layer. Shapes: ``[batch, length, width]`` to the same.
+    """Causal self-attention and a ReLU feed-forward layer. Shapes: ``[batch, length, width]`` to the same.
+
+    Pre-LN here: each part gets a normalised input, and the sum of all parts is never normalised.
 
     Source: Xiong et al. 2020, arXiv:2002.04745.
     """
@@ -152,17 +158,31 @@ class TransformerBlock(Block):
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Add attention, then the feed-forward layer."""
-        batch, length, width = hidden.shape
-        qkv = self.qkv(self.norm1(hidden)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        hidden = hidden + self.attend(self.norm1(hidden))
         output: Tensor = hidden + self.down(self.activation(self.up(self.norm2(hidden))))
+        return output
+
+    def attend(self, hidden: Tensor) -> Tensor:
+        """Mix each position with those before it."""
+        batch, length, width = hidden.shape
+        query, key, value = self.qkv(hidden).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        output: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return output
 
     def rectified(self) -> nn.Linear:
         """Return the wide layer."""
         return self.up
+
+
+class PostNormBlock(TransformerBlock):
+    """The same with the norms after the sums, as in Vaswani et al. 2017, arXiv:1706.03762, section 3.1."""
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Normalise after attention, and after the feed-forward layer."""
+        hidden = self.norm1(hidden + self.attend(hidden))
+        output: Tensor = self.norm2(hidden + self.down(self.activation(self.up(hidden))))
+        return output
 
 
 class DigitsMLP(nn.Module):
@@ -200,12 +220,14 @@ class DigitsCNN(nn.Module):
 
 
 class CharacterTransformer(nn.Module):
-    """Five Pre-LN blocks that guess the next character. Shapes: ``[batch, length]`` to ``[batch * length, 96]``."""
+    """Blocks that guess the next character. Shapes: ``[batch, length]`` to ``[batch * length, 96]``."""
 
-    def __init__(self, width: int = 48, depth: int = 5, length: int = 48) -> None:
+    def __init__(
+        self, depth: int = 5, block: type[TransformerBlock] = TransformerBlock, width: int = 48, length: int = 48
+    ) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(_CHARACTERS, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(TransformerBlock(width, heads=4) for _ in range(depth))
+        self.blocks = nn.ModuleList(block(width, heads=4) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _CHARACTERS)
 
     def forward(self, characters: Tensor) -> Tensor:
@@ -221,8 +243,10 @@ def build(program: str, fault: str, seed: int = 0) -> Program:
     """Make a program, seeded, on the CPU.
 
     Args:
-        program: ``"mlp"``, ``"cnn"`` or ``"transformer"``.
-        fault: ``"none"``, ``"vanishing"``, ``"exploding"``, ``"dead"``, ``"nan"`` or ``"stagnation"``.
+        program: ``"mlp"``, ``"cnn"`` or ``"transformer"``; or ``"pre-ln"`` or ``"post-ln"``, two transformers of twelve
+            blocks that differ in nothing but where they normalise, at a learning rate that needs a warm-up and gets
+            none.
+        fault: ``"none"``, ``"vanishing"``, ``"exploding"``, ``"dead"``, ``"spike"``, ``"nan"`` or ``"stagnation"``.
         seed: Seeds initialisation and the order of the data.
 
     Raises:
@@ -231,8 +255,9 @@ def build(program: str, fault: str, seed: int = 0) -> Program:
     """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    if program == "transformer":
-        model: nn.Module = CharacterTransformer()
+    reads_text = program in {"transformer", "pre-ln", "post-ln"}
+    if reads_text:
+        model: nn.Module = _transformer(program)
         train, test = _text()
         batches, held_out = _windows(train, generator, batch=16), next(_windows(test, generator, batch=128))
     else:
@@ -240,6 +265,8 @@ def build(program: str, fault: str, seed: int = 0) -> Program:
         pixels, digits = _digits()
         batches, held_out = _shuffled(pixels[360:], digits[360:], generator, batch=64), (pixels[:360], digits[:360])
 
+    if fault == "spike":
+        batches = _broken_at(SPIKE_STEP, batches)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     learning = _sicken(model, blocks, fault)
 
@@ -253,11 +280,18 @@ def build(program: str, fault: str, seed: int = 0) -> Program:
             right = model(held_out[0]).argmax(-1) == held_out[1]
         return float(right.float().mean())
 
-    if program == "transformer":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(learning, lr=2e-3)
+    if reads_text:
+        rate = 2e-3 if program == "transformer" else 5e-3
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(learning, lr=rate)
     else:
         optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9)
     return Program(model, optimizer, nn.CrossEntropyLoss(), batches, accuracy, before_step)
+
+
+def _transformer(program: str) -> CharacterTransformer:
+    if program == "transformer":
+        return CharacterTransformer()
+    return CharacterTransformer(depth=12, block=TransformerBlock if program == "pre-ln" else PostNormBlock)
 
 
 def _sicken(model: nn.Module, blocks: Sequence[Block], fault: str) -> list[nn.Parameter]:
@@ -296,6 +330,17 @@ def _shuffled(pixels: Tensor, digits: Tensor, generator: torch.Generator, batch:
             yield pixels[rows], digits[rows]
 
 
+def _broken_at(step: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Spoil one batch: digits that nobody standardised, or characters whose labels could not be read."""
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        if number != step:
+            yield inputs, targets
+        elif inputs.is_floating_point():
+            yield inputs * 35.0, targets
+        else:
+            yield inputs, torch.full_like(targets, _UNKNOWN)
+
+
 def _text() -> tuple[Tensor, Tensor]:
     """Return characters to learn from and characters kept aside, as codes from 0. Shapes: ``[n]``, ``[m]``."""
     folder = Path(sysconfig.get_path("stdlib"))
@@ -311,7 +356,7 @@ def _text() -> tuple[Tensor, Tensor]:
 def _encode(text: str) -> Tensor:
     """Number the characters: 0 is a line break, 1 to 95 are printable ASCII, all else becomes a question mark."""
     known = {"\n": 0, **{chr(code): code - 31 for code in range(32, 127)}}
-    return torch.tensor([known.get(character, known["?"]) for character in text], dtype=torch.long)
+    return torch.tensor([known.get(character, _UNKNOWN) for character in text], dtype=torch.long)
 
 
 def _windows(text: Tensor, generator: torch.Generator, batch: int, length: int = 48) -> Iterator[Batch]:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gradflow_export.cli import main
-from gradflow_export.cli.demo import PROGRAMS
-from gradflow_export.cli.programs import NAN_STEP
+from gradflow_export.cli.demo import COMPARED, PROGRAMS, TOUR
+from gradflow_export.cli.programs import NAN_STEP, SPIKE_STEP
 from gradflow_export.cli.report import summarise
 from gradflow_export.records import IssueType, Severity
 
@@ -64,6 +64,44 @@ def test_a_fault_is_named_with_its_layer_step_and_advice(tmp_path, capsys, progr
     assert f"{KINDS[fault]} in " in out
     assert f"since step {named[0].step}" in out
     assert named[0].advice in out
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_broken_batch_is_a_loss_spike_that_passes(tmp_path, capsys, program):
+    """The step of the broken batch is named, and that the loss came back."""
+    out = demo(capsys, tmp_path, "--fault", "spike", "--program", program, "--steps", str(SPIKE_STEP + 4))
+    assert "LOSS_SPIKE in the whole model" in out
+    spikes = [issue for issue in _issues(tmp_path) if issue.issue_type is IssueType.LOSS_SPIKE]
+    assert [(issue.step, issue.healed_step) for issue in spikes] == [(SPIKE_STEP, SPIKE_STEP + 2)]
+
+
+def test_twelve_blocks_learn_without_a_warm_up_only_where_the_norms_come_first(tmp_path, capsys):
+    """Pre-LN stays healthy; Post-LN loses its gradient on the way down and does not get past single letters."""
+    demo(capsys, tmp_path, "--program", "pre-ln", "--steps", "40")
+    assert _issues(tmp_path) == []
+    demo(capsys, tmp_path, "--program", "post-ln", "--steps", "40")
+    assert IssueType.VANISHING in {issue.issue_type for issue in _issues(tmp_path)}
+    losses = [summarise(tmp_path / program).headline["loss"].mean for program in COMPARED]
+    assert losses[0] < losses[1] - 0.1
+
+
+def test_the_tour_shows_each_kind_of_trouble_once(tmp_path, capsys):
+    """One run for each program and fault of the tour, under its own name."""
+    demo(capsys, tmp_path, "--tour", "--steps", "2")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert len(names) == len(TOUR)
+    assert {
+        "mlp-healthy",
+        "mlp-vanishing",
+        "transformer-exploding",
+        "cnn-dead",
+        "transformer-spike",
+        *COMPARED,
+    } <= names
+
+
+def _issues(logdir):
+    return [issue for path in logdir.iterdir() for issue in summarise(path).issues]
 
 
 def test_a_second_demo_does_not_touch_the_first(tmp_path, capsys):
