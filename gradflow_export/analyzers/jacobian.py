@@ -71,7 +71,7 @@ class JacobianFlow:
 
     def __getitem__(self, name: str) -> Spectrum | None:
         """Return the spectrum of a block by its name."""
-        return next(block.spectrum for block in self.blocks if block.name == name)
+        return {block.name: block.spectrum for block in self.blocks}[name]
 
 
 def examine_blocks(objective: Objective, blocks: Sequence[NamedModule]) -> JacobianFlow:
