@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -210,16 +210,24 @@ class WandbWriter:
         if rows is None:
             return
         self._tabled = record.wall_time
-        made: dict[str, Any] = {}
-        for name, columns, cells in (
+        tables = (
             ("health", HEALTH_COLUMNS, self._health.rows(self._issues.open, record.step)),
             ("issues", ISSUE_COLUMNS, self._issues.rows()),
-        ):
-            if cells:
-                made[name] = self._wandb.module.Table(columns=list(columns), data=cells)
-        made.update(self._gains.made(self._issues, record.step, self._info.model if self._info else ""))
+        )
+        views = self._gains.views(self._issues, record.step, self._info.model if self._info else "")
+        make = partial(self._log_tables, rows, [table for table in tables if table[2]], views, record.step)
+        self._lane.put(make)
+
+    def _log_tables(self, rows: RideRows, tables: Sequence[Any], views: Sequence[Any], step: int) -> None:
+        made: dict[str, Any] = {}
+        # Each on its own: pages are files, and a full disk must not cost the tables or the rows.
+        for name, columns, cells in tables:
+            make = partial(self._wandb.module.Table, columns=list(columns), data=cells)
+            rows.try_to(f"the table {name}", partial(_put_into, made, name, make))
+        for name, make in views:
+            rows.try_to(f"the {name}", partial(_put_into, made, name, make))
         if made:
-            self._lane.put(partial(rows.add, self._keys(made, rows), record.step))
+            rows.add(self._keys(made, rows), step)
 
     def _send_alerts(self, rows: RideRows) -> None:
         while self._alerts:
@@ -259,3 +267,7 @@ class WandbWriter:
             _log.warning("gradflow: no W&B run is active yet; %s", self._wandb.how_to_begin)
         else:
             _log.warning("gradflow: the W&B run has ended; later steps are not sent to it")
+
+
+def _put_into(made: dict[str, Any], name: str, make: Callable[[], Any]) -> None:
+    made[name] = make()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -36,27 +38,33 @@ class GainViews:
         """Take in one record."""
         self._book.add(record)
 
-    def made(self, issues: IssueBook, step: int, model: str = "") -> dict[str, Any]:
-        """Return ``{name: what to log}``: ``gain_report`` always, ``gain_chart`` once a gain was measured.
+    def views(self, issues: IssueBook, step: int, model: str = "") -> list[tuple[str, Callable[[], Any]]]:
+        """Return ``gain_report`` and ``gain_chart``, each with a call that makes of it what can be logged.
 
         Args:
             issues: Every issue so far.
             step: The newest step.
             model: Name of the model.
+
+        Returns:
+            What is known now is kept in the calls, so they may be made later and on another thread.
         """
-        out: dict[str, Any] = {}
+        out: list[tuple[str, Callable[[], Any]]] = []
         gains, norms = self._book.map, self._book.norms
         if hasattr(self._module, "Html") and (gains is not None or norms is not None):
-            page = gain_report(gains, norms, issues.open, step=step, found=issues.found, model=model)
-            out["gain_report"] = self._module.Html(page, inject=False)
+            page = partial(gain_report, gains, norms, issues.open, step=step, found=issues.found, model=model)
+            out.append(("gain_report", lambda: self._module.Html(page(), inject=False)))
         if hasattr(self._module, "plot_table") and gains is not None:
-            out["gain_chart"] = self._module.plot_table(
-                vega_spec_name=CHART,
-                data_table=self._module.Table(columns=list(CHART_COLUMNS), data=chart_rows(gains)),
-                fields={"step": "depth", "lineKey": "moment", "lineVal": "gain as a power of 2"},
-                string_fields={"title": "Gain by depth (power of 2; 0 keeps the gradient)", "xname": "depth"},
-            )
+            out.append(("gain_chart", partial(self._chart, gains)))
         return out
+
+    def _chart(self, gains: GainMap) -> Any:
+        return self._module.plot_table(
+            vega_spec_name=CHART,
+            data_table=self._module.Table(columns=list(CHART_COLUMNS), data=chart_rows(gains)),
+            fields={"step": "depth", "lineKey": "moment", "lineVal": "gain as a power of 2"},
+            string_fields={"title": "Gain by depth (power of 2; 0 keeps the gradient)", "xname": "depth"},
+        )
 
 
 def chart_rows(gains: GainMap) -> list[list[Cell]]:

@@ -182,7 +182,28 @@ def test_what_a_module_cannot_show_is_left_out():
     """A module without pages and custom charts gets neither."""
     views = GainViews(SimpleNamespace())
     views.add(record(1, [1.0]))
-    assert views.made(SimpleNamespace(open=[], found=0), 1) == {}
+    assert views.views(SimpleNamespace(open=[], found=0), 1) == []
+
+
+def test_a_page_that_cannot_be_written_costs_nothing_else(begin, read, ours, said, monkeypatch):
+    """A full disk where pages are written is said once; rows, tables and the chart go on."""
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wandb.Html", full)
+    run, writer = begin(), WandbWriter(rows="own")
+    writer.open(RunInfo("1-0", 1.0, "Net"))
+    for step in range(1, 11):
+        writer.write(record(step, [1.0, 38.0], norms=[1.0, 2.0], issues=(issue(),) if step == 3 else ()))
+        writer._lane.wait(20)
+    writer.close()
+    run.finish()
+    rows = ours(read(run))
+    assert [row["step"] for row in rows if "block.gain/blocks.1" in row] == list(range(1, 11))
+    assert len([row for row in rows if "health" in row and "gain_chart_table" in row]) == 2
+    (line,) = said("the gain_report")
+    assert "No space left" in line
 
 
 def test_report_and_chart_reach_the_server(beside_server, begin):
