@@ -23,7 +23,7 @@ def greatest_outputs(output: Tensor, unit_dim: int) -> Tensor:
 
 
 def dead_shares(greatest: Sequence[Tensor]) -> Tensor:
-    """Return the share of units of each module that were never above zero.
+    """Return the share of units of each module that were never above zero; NaN is no sign of death.
 
     Args:
         greatest: Greatest outputs per module, on one device; not empty. Shape of each: ``[units]``.
@@ -35,7 +35,7 @@ def dead_shares(greatest: Sequence[Tensor]) -> Tensor:
     """
     sizes = torch.tensor([g.numel() for g in greatest], device=greatest[0].device)
     modules = torch.repeat_interleave(torch.arange(len(greatest), device=sizes.device), sizes)
-    dead = (~(torch.cat(list(greatest)) > 0)).float()
+    dead = (torch.cat(list(greatest)) <= 0).float()
     return torch.zeros(len(greatest), device=sizes.device).index_add_(0, modules, dead) / sizes.clamp_min(1)
 
 

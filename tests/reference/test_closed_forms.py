@@ -194,6 +194,7 @@ def test_zero_and_dead_shares_of_shifted_units():
     dead = torch.relu(x @ weights.T - 30 * size)
     assert zero_share(dead).item() == 1.0
     assert dead_shares([greatest_outputs(dead, -1)]).item() == 1.0
+    assert dead_shares([torch.tensor([math.nan, 0.0, 1.0, -math.inf])]).item() == 0.5
 
 
 @pytest.mark.parametrize(
