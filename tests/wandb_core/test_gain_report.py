@@ -230,7 +230,12 @@ def test_report_and_chart_reach_the_server(beside_server, begin):
         assert config["panel_type"] == "Vega2"
         assert config["panel_config"]["panelDefId"] == "wandb/lineseries/v0"
         assert "gradflow/gain_chart_table" in json.dumps(config)
-        assert [name for name in server.uploads if "gain_chart" in name and name.endswith("table.json")]
+        tables = [
+            json.loads(server.uploads[name]) for name in server.uploads if name.endswith("gain_chart_table.table.json")
+        ]
+        assert tables
+        assert all(set(config["panel_config"]["fieldSettings"].values()) <= set(table["columns"]) for table in tables)
+        assert [row[1] for row in tables[-1]["data"]][:2] == ["blocks.0", "blocks.1"]
         assert [row["mine"] for row in rows if "mine" in row] == list(range(1, 11))
         assert server.unknown == []
 
