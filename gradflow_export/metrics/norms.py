@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.onepass import native_statistics
+
 _HALF = (torch.float16, torch.bfloat16)
 _PLAIN = frozenset((torch.strided, dtype) for dtype in (torch.float32, torch.float64, *_HALF))
 _LEAST_LIKE, _SMALL = 4, 2**15
@@ -24,11 +26,12 @@ def dense_entries(tensor: Tensor) -> Tensor:
     Returns:
         The values of touched rows for a sparse tensor, real and imaginary parts for a complex one. Shape: any.
     """
-    entries = _stored(tensor)
+    entries = stored(tensor)
     return torch.view_as_real(entries.resolve_conj()) if entries.is_complex() else entries
 
 
-def _stored(tensor: Tensor) -> Tensor:
+def stored(tensor: Tensor) -> Tensor:
+    """Return the stored entries of a tensor: those of the touched rows of a sparse one. Shape: any."""
     entries = tensor.detach()
     if entries.layout is torch.strided:
         return entries
@@ -38,10 +41,10 @@ def _stored(tensor: Tensor) -> Tensor:
 def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the L2 norm of each tensor, exact where a plain float32 sum of squares is not.
 
-    Small tensors of one shape are joined and squared by one batched product, the rest go through one ``_foreach_norm``
-    call. On CPU, norms whose squares come near the ends of the float32 range are computed again, scaled by the greatest
-    entry, in float64. On other devices the sum is taken in float64 instead, because looking at the result would wait
-    for the device.
+    Contiguous tensors on the CPU are read by the C library where it was built. Otherwise small tensors of one shape are
+    joined and squared by one batched product, and the rest go through one ``_foreach_norm`` call. Norms whose
+    squares come near the ends of the float32 range are computed again, scaled by the greatest entry, in float64. On
+    other devices the sum is taken in float64 instead, because looking at the result would wait for the device.
 
     Args:
         tensors: Gradients or weights, not empty. Shape of each: any.
@@ -52,6 +55,9 @@ def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     Unit: that of the entries.
     Source: definition; scaling as in LAPACK dnrm2 (Blue 1978, ACM TOMS 4).
     """
+    known = native_statistics(tensors)
+    if known is not None:
+        return torch.from_numpy(known[0])
     entries = list(tensors)
     kinds = {(e.layout, e.dtype, e.device) for e in entries}
     if any((layout, dtype) not in _PLAIN for layout, dtype, _ in kinds):
@@ -153,39 +159,8 @@ def norm(tensor: Tensor, kind: str) -> Tensor:
     entries = tensor.detach()
     if kind == "l2":
         return l2_norm(entries)
-    magnitudes = _stored(entries).abs().double()
+    magnitudes = stored(entries).abs().double()
     if kind == "linf":
         return linf(magnitudes)
     total = magnitudes.sum()
     return total / max(entries.numel(), 1) if kind == "mean" else total
-
-
-ENTRY_STATISTICS = ("l1", "linf", "mean", "zero_share", "nonfinite")
-
-
-def entry_statistics(tensors: Sequence[Tensor]) -> Tensor:
-    """Return five statistics of the entries of each tensor.
-
-    Args:
-        tensors: Not empty. Shape of each: any. For sparse tensors only touched rows count; for complex ones |x|.
-
-    Returns:
-        Sum of magnitudes, greatest magnitude, mean magnitude, share of exact zeros and number of NaN or Inf entries,
-        in the order of ``ENTRY_STATISTICS``, float64. Shape: ``[5, len(tensors)]``.
-    """
-    return torch.stack([_statistics_of(tensor) for tensor in tensors], dim=1)
-
-
-def _statistics_of(tensor: Tensor) -> Tensor:
-    entries = _stored(tensor)
-    count = max(entries.numel(), 1)
-    magnitudes = entries.abs()
-    total = magnitudes.sum(dtype=torch.float32 if entries.dtype in _HALF else None).double()
-    nonfinite = torch.zeros((), dtype=torch.float64, device=entries.device)
-    if entries.device.type != "cpu" or not bool(torch.isfinite(total)):
-        nonfinite = (~torch.isfinite(entries)).sum().double()
-        if entries.dtype is not torch.float64:
-            total = magnitudes.sum(dtype=torch.float64)
-    greatest = magnitudes.amax().double() if entries.numel() else torch.zeros_like(nonfinite)
-    zeros = (entries.numel() - torch.count_nonzero(entries)) / count
-    return torch.stack([total, greatest, total / count, zeros.double(), nonfinite])

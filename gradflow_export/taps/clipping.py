@@ -95,7 +95,8 @@ class ClippingTap:
 
 
 def _total(norms: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(norms.double())
+    total: Tensor = torch.linalg.vector_norm(norms.double())
+    return total
 
 
 def _queue(call: Callable[[], None]) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.direction import cosine_of, evenly_chosen, gradient_sample, products
-from gradflow_export.metrics.norms import ENTRY_STATISTICS, entry_statistics, l2_norms
+from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
+from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, Sample
@@ -57,14 +58,18 @@ class GradientTap:
         if len(arrived) < len(gradients):
             where = where[[g is not None for g in gradients]]
         with torch.no_grad():
-            norms = l2_norms(arrived)
+            rows = None
+            if statistics:
+                norms, rows = entry_statistics(arrived)
+            else:
+                norms = l2_norms(arrived)
             if step.scale is not None:
                 norms = norms / step.scale.to(norms)
             self._out.append(Pending("parameter.gradient_norm", owned.sites, norms, where))
             self._take_direction(step.optimizer, arrived)
             self._out.extend(self._path.read(step))
-            if statistics:
-                self._take_statistics(step, arrived, where)
+            if rows is not None:
+                self._take_statistics(step, rows, where)
             if histograms:
                 self._take_histograms(owned)
         self.norms = norms
@@ -96,8 +101,7 @@ class GradientTap:
             total = own if len(whole) == 1 else torch.stack(whole).sum(dim=0)
             self._out.append(Pending("gradient.cosine", (RUN_SITE,), cosine_of(total).reshape(1)))
 
-    def _take_statistics(self, step: OptimizerStep, gradients: list[Tensor], where: npt.NDArray[np.int64]) -> None:
-        rows = entry_statistics(gradients)
+    def _take_statistics(self, step: OptimizerStep, rows: Tensor, where: npt.NDArray[np.int64]) -> None:
         if step.scale is not None:
             rows[:3] /= step.scale.to(rows)
         names = {"l1": "gradient_l1", "linf": "gradient_linf", "mean": "gradient_mean"}

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from gradflow_export.assemble import histogram_of, root_of_squares
 from gradflow_export.metrics.direction import cosine
+from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
 from gradflow_export.metrics.logits import logit_statistics, target_statistics
-from gradflow_export.metrics.norms import ENTRY_STATISTICS, entry_statistics, l2_norms, norm
-from gradflow_export.metrics.outputs import effective_rank
+from gradflow_export.metrics.norms import l2_norms, norm
+from gradflow_export.metrics.outputs import ranks
 from gradflow_export.metrics.samples import even_sample, rows_of
 from gradflow_export.metrics.units import greatest_outputs, zero_share
 from gradflow_export.records import Reading, to_float32
@@ -89,7 +90,7 @@ def test_nan_and_inf_come_through_and_are_counted(entries, bad, place):
     """No norm of a tensor with a non-finite entry is finite; NaN wins over Inf; the count is exact."""
     place = min(place, len(entries))
     tensor = torch.tensor([*entries[:place], *bad, *entries[place:]])
-    statistics = dict(zip(ENTRY_STATISTICS, entry_statistics([tensor])[:, 0].tolist(), strict=True))
+    statistics = dict(zip(ENTRY_STATISTICS, entry_statistics([tensor])[1][:, 0].tolist(), strict=True))
     expected = math.nan if any(map(math.isnan, bad)) else math.inf
     values = [*every_norm(tensor), *(statistics[k] for k in ("l1", "linf", "mean"))]
     assert all(str(v) == str(expected) for v in values)
@@ -105,7 +106,7 @@ def test_sparse_tensors_count_touched_rows_after_coalescing(rows):
         sparse = torch.sparse_coo_tensor(where, values, (6, 2))
     touched = sparse.to_dense()[sorted({r for r, _ in rows})]
     assert l2_norms([sparse]).tolist() == pytest.approx(l2_norms([touched]).tolist())
-    assert entry_statistics([sparse])[:, 0].tolist() == pytest.approx(entry_statistics([touched])[:, 0].tolist())
+    assert entry_statistics([sparse])[1][:, 0].tolist() == pytest.approx(entry_statistics([touched])[1][:, 0].tolist())
 
 
 @holds_for(st.lists(st.tuples(UNIT, UNIT), min_size=1, max_size=20), st.integers(-80, 80))
@@ -115,8 +116,8 @@ def test_complex_norms_are_norms_of_magnitudes(pairs, exponent):
     sizes = torch.tensor([math.hypot(a, b) for a, b in pairs], dtype=torch.float64) * 2.0**exponent
     for tensor in (z, z.conj()):
         assert every_norm(tensor) == pytest.approx(every_norm(sizes), rel=1e-6)
-        assert entry_statistics([tensor])[:3, 0].tolist() == pytest.approx(
-            entry_statistics([sizes])[:3, 0].tolist(), rel=1e-6
+        assert entry_statistics([tensor])[1][:3, 0].tolist() == pytest.approx(
+            entry_statistics([sizes])[1][:3, 0].tolist(), rel=1e-6
         )
 
 
@@ -126,7 +127,7 @@ def test_empty_tensors_have_zero_norms(dtype):
     for shape in ((0,), (3, 0), (0, 2, 2)):
         empty = torch.zeros(shape, dtype=dtype)
         assert every_norm(empty) == [0.0] * 5
-        assert entry_statistics([empty, torch.ones(1)])[:, 0].tolist() == [0.0] * 5
+        assert entry_statistics([empty, torch.ones(1)])[1][:, 0].tolist() == [0.0] * 5
 
 
 @holds_for(st.lists(st.sampled_from(["f16", "bf16", "f32", "f64", "c64", "sparse", "empty"]), min_size=1, max_size=8))
@@ -228,11 +229,11 @@ ROWS = st.integers(2, 12).flatmap(lambda n: st.lists(st.lists(UNIT, min_size=n, 
 def test_effective_rank_does_not_change_with_scale_shift_or_order(rows, scale, shift):
     """The rank is about directions: scaling, moving and shuffling samples leaves it; it is 0 or within [1, min]."""
     matrix = np.array(rows)
-    rank = effective_rank(matrix)
+    rank = ranks(matrix)[0]
     assert rank == 0.0 or 1 - 1e-9 <= rank <= min(matrix.shape) + 1e-9
-    assert effective_rank(matrix[::-1] * scale) == pytest.approx(rank, abs=1e-6)
+    assert ranks(matrix[::-1] * scale)[0] == pytest.approx(rank, abs=1e-6)
     if rank:
-        assert effective_rank(matrix + shift) == pytest.approx(rank, abs=1e-4)
+        assert ranks(matrix + shift)[0] == pytest.approx(rank, abs=1e-4)
 
 
 @holds_for(ROWS, st.floats(-50, 50))

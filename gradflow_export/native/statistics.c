@@ -1,0 +1,250 @@
+/* Six statistics of many arrays in one read.
+ *
+ * Plain C without Python and without torch: it is called through ctypes, so that one build serves every version of
+ * both. Entries are read once, in 16 lanes; sums are kept in the lanes' own precision for RUN entries and then folded
+ * into double. Zeros and non-finite entries are counted on the bits. Arrays are cut into chunks of fixed size whose
+ * results are joined in order, so that the result does not depend on the number of threads.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef _WIN32
+#include <pthread.h>
+#define THREADED 1
+#endif
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+#if defined(_WIN32)
+#define PUBLIC __declspec(dllexport)
+#else
+#define PUBLIC __attribute__((visibility("default")))
+#endif
+
+enum { LANES = 16, RUN = 4096, CHUNK = 1 << 18, MOST_THREADS = 64 };
+enum { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
+
+/* What is known of one chunk, or of one array. */
+typedef struct {
+    double squares, magnitudes, max, min, zeros, nonfinite;
+} Sums;
+
+static const Sums NOTHING = {0.0, 0.0, -INFINITY, INFINITY, 0.0, 0.0};
+
+static inline float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float from_bfloat16(uint16_t half) { return from_bits((uint32_t)half << 16); }
+
+static inline float from_float16(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = (uint32_t)(half & 0x7fffu) << 13;
+    uint32_t special = 0x7f800000u | rest;            /* exponent of all ones: Inf, or NaN with its payload */
+    float scaled = from_bits(rest) * 0x1p112f;        /* moves the exponent's bias; subnormals come out right too */
+    uint32_t ordinary;
+    memcpy(&ordinary, &scaled, sizeof ordinary);
+    return from_bits(sign | ((half & 0x7c00u) == 0x7c00u ? special : ordinary));
+}
+
+static inline uint32_t bits_of_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline uint64_t bits_of_double(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* One function per type of entry. READ(i) gives entry i as REAL. A NaN compares false and leaves max and min alone. */
+#define DEFINE_CHUNK(NAME, ENTRY, REAL, BITS, BITS_OF, MAGNITUDE, EXPONENT, READ)                                      \
+    FOR_EACH_CPU static void NAME(const ENTRY *x, int64_t n, Sums *out) {                                              \
+        REAL max[LANES], min[LANES];                                                                                   \
+        Sums sums = NOTHING;                                                                                           \
+        for (int j = 0; j < LANES; j++) {                                                                              \
+            max[j] = (REAL)-INFINITY;                                                                                  \
+            min[j] = (REAL)INFINITY;                                                                                   \
+        }                                                                                                              \
+        for (int64_t start = 0; start < n; start += RUN) {                                                             \
+            int64_t end = start + RUN < n ? start + RUN : n, whole = start + (end - start) / LANES * LANES;            \
+            REAL squares[LANES] = {0}, magnitudes[LANES] = {0};                                                        \
+            BITS zeros[LANES] = {0}, nonfinite[LANES] = {0};                                                           \
+            for (int64_t i = start; i < whole; i += LANES)                                                             \
+                for (int j = 0; j < LANES; j++) {                                                                      \
+                    REAL value = READ(i + j), size = value < 0 ? -value : value;                                       \
+                    BITS bits = BITS_OF(value) & MAGNITUDE;                                                            \
+                    squares[j] += value * value;                                                                       \
+                    magnitudes[j] += size;                                                                             \
+                    max[j] = value > max[j] ? value : max[j];                                                          \
+                    min[j] = value < min[j] ? value : min[j];                                                          \
+                    zeros[j] += bits == 0;                                                                             \
+                    nonfinite[j] += bits >= EXPONENT;                                                                  \
+                }                                                                                                      \
+            for (int64_t i = whole; i < end; i++) {                                                                    \
+                REAL value = READ(i), size = value < 0 ? -value : value;                                               \
+                BITS bits = BITS_OF(value) & MAGNITUDE;                                                                \
+                squares[0] += value * value;                                                                           \
+                magnitudes[0] += size;                                                                                 \
+                max[0] = value > max[0] ? value : max[0];                                                              \
+                min[0] = value < min[0] ? value : min[0];                                                              \
+                zeros[0] += bits == 0;                                                                                 \
+                nonfinite[0] += bits >= EXPONENT;                                                                      \
+            }                                                                                                          \
+            for (int j = 0; j < LANES; j++) {                                                                          \
+                sums.squares += squares[j];                                                                            \
+                sums.magnitudes += magnitudes[j];                                                                      \
+                sums.zeros += (double)zeros[j];                                                                        \
+                sums.nonfinite += (double)nonfinite[j];                                                                \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (int j = 0; j < LANES; j++) {                                                                              \
+            sums.max = max[j] > sums.max ? max[j] : sums.max;                                                          \
+            sums.min = min[j] < sums.min ? min[j] : sums.min;                                                          \
+        }                                                                                                              \
+        *out = sums;                                                                                                   \
+    }
+
+#define PLAIN(i) (x[i])
+#define WIDE_BFLOAT16(i) (from_bfloat16(x[i]))
+#define WIDE_FLOAT16(i) (from_float16(x[i]))
+
+DEFINE_CHUNK(chunk_float32, float, float, uint32_t, bits_of_float, 0x7fffffffu, 0x7f800000u, PLAIN)
+DEFINE_CHUNK(chunk_float64, double, double, uint64_t, bits_of_double, 0x7fffffffffffffffull, 0x7ff0000000000000ull,
+             PLAIN)
+DEFINE_CHUNK(chunk_bfloat16, uint16_t, float, uint32_t, bits_of_float, 0x7fffffffu, 0x7f800000u, WIDE_BFLOAT16)
+DEFINE_CHUNK(chunk_float16, uint16_t, float, uint32_t, bits_of_float, 0x7fffffffu, 0x7f800000u, WIDE_FLOAT16)
+
+static size_t size_of(int32_t kind) { return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2; }
+
+static void sum_chunk(const char *data, int64_t n, int32_t kind, Sums *out) {
+    switch (kind) {
+    case FLOAT64: chunk_float64((const double *)data, n, out); break;
+    case BFLOAT16: chunk_bfloat16((const uint16_t *)data, n, out); break;
+    case FLOAT16: chunk_float16((const uint16_t *)data, n, out); break;
+    default: chunk_float32((const float *)data, n, out); break;
+    }
+}
+
+static double entry(const char *data, int64_t i, int32_t kind) {
+    switch (kind) {
+    case FLOAT64: return ((const double *)data)[i];
+    case BFLOAT16: return from_bfloat16(((const uint16_t *)data)[i]);
+    case FLOAT16: return from_float16(((const uint16_t *)data)[i]);
+    default: return ((const float *)data)[i];
+    }
+}
+
+/* One piece of work, and all of it. */
+typedef struct {
+    const char *data;
+    int64_t n;
+    int32_t kind;
+} Piece;
+
+typedef struct {
+    const Piece *pieces;
+    Sums *sums;
+    int64_t count, next;
+} Work;
+
+static void *take_pieces(void *argument) {
+    Work *work = argument;
+    for (;;) {
+#ifdef THREADED
+        int64_t i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+#else
+        int64_t i = work->next++;
+#endif
+        if (i >= work->count) return NULL;
+        sum_chunk(work->pieces[i].data, work->pieces[i].n, work->pieces[i].kind, &work->sums[i]);
+    }
+}
+
+static void do_work(Work *work, int32_t threads) {
+#ifdef THREADED
+    pthread_t others[MOST_THREADS];
+    int32_t started = 0, wanted = threads - 1 < MOST_THREADS ? threads - 1 : MOST_THREADS;
+    while (started < wanted && started + 1 < work->count &&
+           pthread_create(&others[started], NULL, take_pieces, work) == 0)
+        started++;
+    take_pieces(work);
+    for (int32_t i = 0; i < started; i++) pthread_join(others[i], NULL);
+#else
+    (void)threads;
+    take_pieces(work);
+#endif
+}
+
+/* Squares near the ends of the range lose digits or overflow: read again, divided by the greatest entry. */
+static double norm_of(const char *data, int64_t n, int32_t kind, Sums *sums) {
+    double greatest = fmax(fabs(sums->max), fabs(sums->min)), scaled = 0.0, magnitudes = 0.0;
+    double least = kind == FLOAT64 ? 1e-140 : 1e-16;
+    if (n == 0) return 0.0;
+    if (sums->nonfinite > 0) return sqrt(sums->squares);
+    if (greatest == 0.0 || (sums->squares < INFINITY && sums->magnitudes < INFINITY && greatest > least))
+        return sqrt(sums->squares);
+    for (int64_t i = 0; i < n; i++) {
+        double part = entry(data, i, kind) / greatest;
+        scaled += part * part;
+        magnitudes += fabs(part);
+    }
+    sums->magnitudes = greatest * magnitudes;
+    return greatest * sqrt(scaled);
+}
+
+/* Fill out[6][tensors]: L2 norm, sum of magnitudes, max, min, zeros, non-finite entries. An array without entries has
+ * norm and sum 0, max -Inf and min Inf; NaN is in norm and sum where an entry is NaN, max and min pass over it.
+ * Returns 0, or 1 when there is no memory. */
+PUBLIC int gradflow_statistics(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
+                               int32_t threads, double *out) {
+    int64_t pieces = 0, i = 0;
+    for (int64_t t = 0; t < tensors; t++) pieces += (counts[t] + CHUNK - 1) / CHUNK;
+    Piece *list = malloc(sizeof(Piece) * (size_t)(pieces + 1));
+    Sums *sums = malloc(sizeof(Sums) * (size_t)(pieces + 1));
+    if (list == NULL || sums == NULL) {
+        free(list);
+        free(sums);
+        return 1;
+    }
+    for (int64_t t = 0; t < tensors; t++)
+        for (int64_t start = 0; start < counts[t]; start += CHUNK) {
+            int64_t left = counts[t] - start;
+            list[i].data = (const char *)data[t] + (size_t)start * size_of(kinds[t]);
+            list[i].n = left < CHUNK ? left : CHUNK;
+            list[i++].kind = kinds[t];
+        }
+    Work work = {list, sums, pieces, 0};
+    do_work(&work, threads);
+    i = 0;
+    for (int64_t t = 0; t < tensors; t++) {
+        Sums all = NOTHING;
+        for (int64_t start = 0; start < counts[t]; start += CHUNK) {
+            const Sums *one = &sums[i++];
+            all.squares += one->squares;
+            all.magnitudes += one->magnitudes;
+            all.max = one->max > all.max ? one->max : all.max;
+            all.min = one->min < all.min ? one->min : all.min;
+            all.zeros += one->zeros;
+            all.nonfinite += one->nonfinite;
+        }
+        out[t] = norm_of(data[t], counts[t], kinds[t], &all);
+        out[tensors + t] = all.magnitudes;
+        out[2 * tensors + t] = all.max;
+        out[3 * tensors + t] = all.min;
+        out[4 * tensors + t] = all.zeros;
+        out[5 * tensors + t] = all.nonfinite;
+    }
+    free(list);
+    free(sums);
+    return 0;
+}
