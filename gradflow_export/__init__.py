@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from gradflow_export.analyzers.flow import GradientFlowAnalyzer
     from gradflow_export.analyzers.transformer import TransformerAnalyzer
     from gradflow_export.catalog import CATALOG, MetricSpec
+    from gradflow_export.diagnostics import (
+        BackwardPassDiagnostics,
+        DiscreteUpdateAnalyzer,
+        TrainContext,
+        create_modular_train_context,
+    )
     from gradflow_export.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -46,7 +52,9 @@ __all__ = [
     "CATALOG",
     "ArgumentError",
     "ArgumentTypeError",
+    "BackwardPassDiagnostics",
     "ConsoleWriter",
+    "DiscreteUpdateAnalyzer",
     "Exporter",
     "GradflowError",
     "GradientFlowAnalyzer",
@@ -65,10 +73,12 @@ __all__ = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "TrainContext",
     "TransformerAnalyzer",
     "WandbSink",
     "WandbWriter",
     "Writer",
+    "create_modular_train_context",
     "find_runs",
     "read_run",
 ]
@@ -77,6 +87,10 @@ _HOMES = (
     ("analyzers.flow", ("GradientFlowAnalyzer",)),
     ("analyzers.transformer", ("TransformerAnalyzer",)),
     ("catalog", ("CATALOG", "MetricSpec")),
+    (
+        "diagnostics",
+        ("BackwardPassDiagnostics", "DiscreteUpdateAnalyzer", "TrainContext", "create_modular_train_context"),
+    ),
     ("errors", ("ArgumentError", "ArgumentTypeError", "GradflowError", "MissingPackageError", "StorageError")),
     ("exporter", ("Exporter",)),
     ("monitor", ("GradientGainMonitor",)),

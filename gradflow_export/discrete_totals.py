@@ -57,7 +57,8 @@ def rate_effectiveness(columns: Mapping[str, Column]) -> Iterator[Reading]:
     update, rate, norm = known
     if update is None or rate is None or norm is None or not update.sites == rate.sites == norm.sites:
         return
-    scale = rate.values * norm.values
-    usable = update.present & rate.present & norm.present & (scale > 0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = rate.values * norm.values
+    usable = update.present & rate.present & norm.present & (scale > 0) & np.isfinite(scale)
     ratios = np.divide(update.values, scale, out=np.zeros_like(scale), where=usable)
     yield Reading("parameter.rate_effectiveness", update.sites, to_float32(ratios), usable)

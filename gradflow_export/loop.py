@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gradflow_export.guard import Guard
 from gradflow_export.schedule import Schedule
@@ -91,7 +91,7 @@ class TrainingLoop:
         self._told = False
         self._unseen = 0
         self._backward_ended: float | None = None
-        self._step_began = self._stepped_for = 0.0
+        self._step_began = self._step_ended = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
         named: tuple[tuple[str, Tap], ...] = (
@@ -118,12 +118,17 @@ class TrainingLoop:
         self.taps.blocks.store.on_backward = self.notice_lonely
         self._read_moments = part("moments")(taps.moments.after)
         with contextlib.ExitStack() as stack:
+            # First of all hooks, so that what other taps do after the step does not count as the step's time.
+            stack.callback(register_optimizer_step_post_hook(self._stamp).remove)
             for tap in self.taps.hooked:
                 stack.enter_context(tap.attach())
             if self.optimizers is not None:
                 stack.enter_context(self.optimizers.attach())
             self._plan()
             return stack.pop_all()
+
+    def _stamp(self, *_: object) -> None:
+        self._step_ended = time.perf_counter()
 
     def ask(self) -> None:
         """Read everything at the next step; called by the worker when an issue opens."""
@@ -146,9 +151,8 @@ class TrainingLoop:
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
-        # A closure holds the backward pass, and the discrete instrument looks before this does.
-        if self._recorded and not step.closure and "discrete" not in self._due:
-            self._stepped_for += time.perf_counter() - self._step_began
+        if self._recorded and not step.closure:  # a closure holds the backward pass
+            self._stepped_for += max(self._step_ended - self._step_began, 0.0)
         if self._recorded:
             if step.closure:
                 self._read_gradients(step)

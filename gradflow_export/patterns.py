@@ -21,6 +21,7 @@ FREQUENT = 0.2
 """Least share of the samples in which a block must have been a bottleneck to be named."""
 
 _VANISHED, _EXPLODED, _EVEN = math.log(1e-4), math.log(1e2), math.log(1e2)
+_DAMPING = math.log(0.5)
 _ZERO, _HOYER = 0.9, 0.8
 _FACTOR, _DEVIATIONS = math.log(20.0), 6.0
 
@@ -69,6 +70,7 @@ class FlowPatterns:
     def __init__(self) -> None:
         self._numel: Reading | None = None
         self._sparse = False
+        self._damped: float | None = None
         self._patterns: deque[str] = deque(maxlen=WINDOW)
         self._narrow: deque[tuple[str, ...]] = deque(maxlen=WINDOW)
         self._quiet: deque[tuple[str, ...]] = deque(maxlen=WINDOW)
@@ -85,6 +87,7 @@ class FlowPatterns:
             self._sparse = _is_sparse(zeros, record.get("parameter.gradient_l1"), norms, self._numel)
         links = chain(blocks)
         if links is not None:
+            self._damped = float(np.mean(links.log_gains < _DAMPING))
             flags = outlying(links.log_gains, _FACTOR, _DEVIATIONS)
             self._narrow.append(tuple(links.sites[index + 1] for index in np.flatnonzero(flags)))
         where, logs = _sizes(norms, self._numel)
@@ -99,6 +102,10 @@ class FlowPatterns:
         if self._sparse:
             return SPARSE
         return UNIFORM if len(logs) < 2 or float(logs.max() - logs.min()) < _EVEN else MIXED
+
+    def damped_share(self) -> float | None:
+        """Return the share of gains below 1/2 in the last sample, ``None`` without gains."""
+        return self._damped
 
     def pattern(self, open_types: Collection[IssueType] = ()) -> str | None:
         """Return the pattern, one of ``PATTERNS``; ``None`` before the first gradient.

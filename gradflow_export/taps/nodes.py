@@ -13,7 +13,7 @@ from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.metrics.phase import node_sizes, polar_changes, polar_gradients, row_changes, row_gradients, wrap
 
 Pairs = Iterable[tuple[str, str]] | Literal["rows"] | None
-ROWS = "rows"
+ROWS: Literal["rows"] = "rows"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""DiscreteUpdateAnalyzer: how much of each update arrives."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradflow_export.errors import ArgumentError
+from gradflow_export.metrics.discrete import SCORES, signal_to_noise, update_scores
+from gradflow_export.records import Reading, StepRecord, number_to_json
+from gradflow_export.stats import Welford
+
+_PER_PARAMETER = (
+    ("effectiveness", "parameter.update_effectiveness"),
+    ("lost_share", "parameter.lost_share"),
+    ("cosine_similarity", "parameter.update_cosine"),
+    ("information_loss", "parameter.update_error"),
+    ("changed_share", "parameter.changed_share"),
+    ("rate_effectiveness", "parameter.rate_effectiveness"),
+)
+FREQUENCY_WINDOW = 50
+
+
+class DiscreteUpdateAnalyzer:
+    """Compares the updates that happened with those that the optimizer meant.
+
+    It reads the records of an exporter, one call of :meth:`add` each; :meth:`analyze` compares tensors of your own.
+    """
+
+    def __init__(self) -> None:
+        self._scores: dict[str, Welford] = {name: Welford() for name, _ in _PER_PARAMETER}
+        self._effectiveness, self._lost = Welford(), Welford()
+        self._latest: dict[str, Reading] = {}
+        self._moved: dict[str, deque[bool]] = {}
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record; those without what it needs pass by."""
+        for seen, metric in ((self._effectiveness, "update.effectiveness"), (self._lost, "update.lost_share")):
+            value = record.value(metric)
+            if value is not None:
+                seen.add(value)
+        for name, metric in _PER_PARAMETER:
+            reading = record.get(metric)
+            if reading is not None:
+                self._latest[name] = reading
+                for value in reading.values[reading.present]:
+                    self._scores[name].add(float(value))
+        updates = record.get("parameter.update_norm")
+        if updates is not None:
+            for site, value in updates.as_dict().items():
+                if value is not None:
+                    self._moved.setdefault(site, deque(maxlen=FREQUENCY_WINDOW)).append(value != 0)
+
+    def analyze(self, before: Tensor, after: Tensor, expected: Tensor, step: float | None = None) -> dict[str, float]:
+        """Compare one update by hand.
+
+        Args:
+            before: Weights before, real, of any number format. Shape: any.
+            after: Weights after, or, with ``step``, weights that a grid is still to be laid over. Shape: the same.
+            expected: The update that was meant. Shape: the same.
+            step: Width of the grid that weights are rounded to when they are used, as in fake quantisation.
+
+        Returns:
+            ``effectiveness``, ``lost_share``, ``intended_share``, ``changed_share``, ``cosine`` and ``error`` as in
+            :func:`~gradflow_export.metrics.discrete.update_scores`, and ``sqnr_db``.
+
+        Raises:
+            ArgumentError: The shapes differ, or ``step`` is not above 0.
+        """
+        if not before.shape == after.shape == expected.shape:
+            raise ArgumentError(
+                f"before, after and expected must have one shape, got {tuple(before.shape)}, {tuple(after.shape)} and "
+                f"{tuple(expected.shape)}; pass the weights of one parameter."
+            )
+        if step is not None and not step > 0:
+            raise ArgumentError(f"step must be the width of the grid, above 0, got {step}; leave it out for none.")
+        ends = [tensor.detach().double() for tensor in (before, after)]
+        if step is not None:
+            ends = [torch.round(tensor / step) * step for tensor in ends]
+        scores = update_scores([ends[1] - ends[0]], [expected.detach().double()])[:, 0].tolist()
+        out = dict(zip(SCORES, scores, strict=True))
+        return {**out, "sqnr_db": signal_to_noise(out["error"])}
+
+    def summary(self) -> dict[str, Any]:
+        """Return means over the run, and the newest values by parameter; JSON-ready, ``None`` where nothing was read.
+
+        Returns:
+            ``mean_effectiveness`` (weighted by entries), ``lost_update_fraction``, ``cosine_similarity``,
+            ``information_loss`` (noise over signal), ``sqnr_db``, ``rate_effectiveness``, ``update_frequency`` (share
+            of the last measured steps in which a parameter moved, by parameter), ``samples`` and ``parameters``.
+        """
+        error = _mean(self._scores["information_loss"])
+        return {
+            "mean_effectiveness": _mean(self._effectiveness),
+            "lost_update_fraction": _mean(self._lost),
+            "cosine_similarity": _mean(self._scores["cosine_similarity"]),
+            "information_loss": error,
+            "sqnr_db": None if error is None or not math.isfinite(error) else number_to_json(signal_to_noise(error)),
+            "rate_effectiveness": _mean(self._scores["rate_effectiveness"]),
+            "update_frequency": {site: sum(moved) / len(moved) for site, moved in self._moved.items()},
+            "samples": self._effectiveness.count,
+            "parameters": {
+                name: {site: number_to_json(value) for site, value in reading.as_dict().items() if value is not None}
+                for name, reading in self._latest.items()
+            },
+        }
+
+
+def _mean(seen: Welford) -> float | None:
+    return seen.mean if seen.count else None
