@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradflow_export.analyzers.flow import GradientFlowAnalyzer
+    from gradflow_export.analyzers.policy import RLPolicyAnalyzer
+    from gradflow_export.analyzers.recurrent import RecurrentAnalyzer
     from gradflow_export.analyzers.transformer import TransformerAnalyzer
     from gradflow_export.catalog import CATALOG, MetricSpec
     from gradflow_export.diagnostics import (
@@ -67,7 +69,9 @@ __all__ = [
     "MemoryWriter",
     "MetricSpec",
     "MissingPackageError",
+    "RLPolicyAnalyzer",
     "Reading",
+    "RecurrentAnalyzer",
     "RunInfo",
     "Severity",
     "StepRecord",
@@ -85,6 +89,8 @@ __all__ = [
 
 _HOMES = (
     ("analyzers.flow", ("GradientFlowAnalyzer",)),
+    ("analyzers.policy", ("RLPolicyAnalyzer",)),
+    ("analyzers.recurrent", ("RecurrentAnalyzer",)),
     ("analyzers.transformer", ("TransformerAnalyzer",)),
     ("catalog", ("CATALOG", "MetricSpec")),
     (

@@ -92,6 +92,24 @@ class Unrolled:
                     out.setdefault(f"recurrent.{name}", {})[layout.site] = value
         return out
 
+    def trajectories(self, values: npt.NDArray[np.floating]) -> dict[str, list[Floats]]:
+        """Return the states of each layer and direction, in the order it went through them.
+
+        Args:
+            values: As for a call. Shape: ``[entries]``.
+
+        Returns:
+            One array for each group of sequences; a sequence that ended keeps its last state. Shape of each:
+            ``[steps, sequences, width]``.
+        """
+        layers, calls = self._unflatten(np.asarray(values, dtype=np.float64))
+        out: dict[str, list[Floats]] = {layout.site: [] for layout in self.layers}
+        with np.errstate(over="ignore", invalid="ignore"):
+            for sequence in _sequences(calls, self.directions):
+                for layout, (steps, _) in zip(self.layers, _run(layers, self.directions, sequence), strict=True):
+                    out[layout.site].append(np.stack([step.state for step in steps]))
+        return out
+
     def _unflatten(self, flat: Floats) -> tuple[list[Layer], list[_Call]]:
         place = 0
 
