@@ -44,10 +44,14 @@ class Columns:
         wall: Seconds since the epoch. Shape: as ``steps``.
         width: Steps per column.
         sites: How many sites.
+        means: Whether ``reduce("mean")`` will be asked for; summing takes as long as all else.
     """
 
-    def __init__(self, steps: Steps, wall: npt.NDArray[np.float64], width: int, sites: int) -> None:
+    def __init__(
+        self, steps: Steps, wall: npt.NDArray[np.float64], width: int, sites: int, *, means: bool = True
+    ) -> None:
         self.width = width
+        self._means = means
         self._ids, starts, self.readings = np.unique(steps // width, return_index=True, return_counts=True)
         ends = np.append(starts, len(steps)).astype(np.int64)[1:] - 1
         self.first, self.last, self.wall = steps[starts], steps[ends], wall[ends]
@@ -74,21 +78,27 @@ class Columns:
         ids, starts = np.unique(steps // self.width, return_index=True)
         rows = np.searchsorted(self._ids, ids)
         cell = np.ix_(rows, sites)
-        finite = np.isfinite(stored)
-        if finite.all():
-            counts = np.diff(np.append(starts, len(steps)))[:, None]
-            low = high = total = stored
-            self._count[cell] += counts
+        # NaN and the infinities come through to the extremes, so that these tell whether all is finite.
+        low, high, total = (
+            np.minimum.reduceat(stored, starts, axis=0),
+            np.maximum.reduceat(stored, starts, axis=0),
+            stored,
+        )
+        if np.isfinite(low).all() and np.isfinite(high).all():
+            self._count[cell] += np.diff(np.append(starts, len(steps)))[:, None]
         else:
-            low, high, total = (np.where(finite, stored, np.float32(fill)) for fill in (np.inf, -np.inf, 0.0))
+            finite = np.isfinite(stored)
+            lows, highs, total = (np.where(finite, stored, np.float32(fill)) for fill in (np.inf, -np.inf, 0.0))
+            low, high = np.minimum.reduceat(lows, starts, axis=0), np.maximum.reduceat(highs, starts, axis=0)
             bits = stored.view(np.uint32)
             arrived_nan = np.isnan(stored) & (bits != MISSING_BITS) & (bits != ABSENT_BITS)
             flags = arrived_nan * _NAN + (stored == np.inf) * _PLUS + (stored == -np.inf) * _MINUS
             self._count[cell] += np.add.reduceat(finite, starts, axis=0, dtype=np.int64)
             self._flags[cell] |= np.bitwise_or.reduceat(flags.astype(np.uint8), starts, axis=0)
-        self._low[cell] = np.minimum(self._low[cell], np.minimum.reduceat(low, starts, axis=0))
-        self._high[cell] = np.maximum(self._high[cell], np.maximum.reduceat(high, starts, axis=0))
-        self._sum[cell] += np.add.reduceat(total, starts, axis=0, dtype=np.float64)
+        self._low[cell] = np.minimum(self._low[cell], low)
+        self._high[cell] = np.maximum(self._high[cell], high)
+        if self._means:
+            self._sum[cell] += np.add.reduceat(total, starts, axis=0, dtype=np.float64)
 
     def reduce(self, how: str, neutral: float | None) -> Floats:
         """Return one value per column and site.

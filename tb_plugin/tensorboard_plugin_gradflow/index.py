@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from gradflow_export.chunks import Tag, parse_tag
 from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62
+_REMEMBERED = 2**15
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,13 @@ def build_index(run: str, listing: Mapping[str, Any]) -> RunIndex:
     found: dict[str, dict[str, Chunk]] = {}
     updated, too_new = 0.0, 0
     for tag, series in listing.items():
-        parts, content = parse_tag(tag), decode_content(series.plugin_content)
-        if parts is None or content is None:
+        chunk = _described(tag, series.plugin_content)
+        if chunk is None:
             continue
-        if content["v"] > FORMAT:
+        if chunk.content["v"] > FORMAT:
             too_new += 1
             continue
-        chunk = Chunk(tag, parts, content)
-        found.setdefault(parts.session, {})[chunk.key] = chunk
+        found.setdefault(chunk.parts.session, {})[chunk.key] = chunk
         updated = max(updated, float(series.max_wall_time))
     lowest = min((_order(name)[1] for name in found), default=0)
     names = sorted((name for name in found if _order(name)[1] == lowest), key=_order, reverse=True)
@@ -148,6 +149,13 @@ def build_index(run: str, listing: Mapping[str, Any]) -> RunIndex:
 def started(session: str) -> float | None:
     """Return when a session began, in seconds since the epoch, from its name."""
     return _order(session)[0] / 1000 or None
+
+
+@lru_cache(_REMEMBERED)
+def _described(tag: str, content: bytes) -> Chunk | None:
+    """Return what a tag and its description say: that never changes, and every request reads all of them."""
+    parts, decoded = parse_tag(tag), decode_content(content)
+    return None if parts is None or decoded is None else Chunk(tag, parts, decoded)
 
 
 def _first_steps(clocks: Iterable[Chunk]) -> list[int]:

@@ -27,6 +27,7 @@ from tensorboard_plugin_gradflow.totals import summary, training_summary
 
 _CACHE_BYTES = 256 * 2**20
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
+_SAMPLE, _WORTH = 2**15, 0.75
 _BINARY = "application/octet-stream"
 
 Handler = Callable[[wrappers.Request, Source], "dict[str, Any] | bytes"]
@@ -145,10 +146,16 @@ def _json(request: wrappers.Request, content: dict[str, Any], status: int) -> wr
 
 def _bytes(request: wrappers.Request, content: bytes) -> wrappers.Response:
     # TensorBoard compresses text by itself, and binary data never.
-    if "gzip" not in request.headers.get("Accept-Encoding", ""):
+    if "gzip" not in request.headers.get("Accept-Encoding", "") or not _shrinks(content):
         return http_util.Respond(request, content, _BINARY)
     packed = gzip.compress(content, compresslevel=1, mtime=0)
     return http_util.Respond(request, packed, _BINARY, content_encoding="gzip")
+
+
+def _shrinks(content: bytes) -> bool:
+    """Return whether compression is worth its time: the digits of most readings are noise, which does not shrink."""
+    end = content[-_SAMPLE:]
+    return len(gzip.compress(end, compresslevel=1)) < _WORTH * len(end)
 
 
 def _bundle(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

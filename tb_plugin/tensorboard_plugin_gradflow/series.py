@@ -167,7 +167,8 @@ def _empty_columns(clocks: Sequence[_Clock], query: Query, sites: int) -> Column
     first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0)
     first = first if query.first is None else query.first
     last = last if query.last is None else query.last
-    return Columns(steps, wall[where], column_width(first, last, query.columns), sites)
+    width = column_width(first, last, query.columns)
+    return Columns(steps, wall[where], width, sites, means="mean" in query.reducers)
 
 
 def _fill(
@@ -181,6 +182,7 @@ def _fill(
     columns: Columns,
 ) -> None:
     position = {site: number for number, site in enumerate(sites)}
+    places: dict[tuple[str, ...], tuple[list[int], npt.NDArray[np.int64]]] = {}
     session_of = {chunk.tag: session for session, chunk in pairs}
     for chunk, stored in source.read(run, [chunk for _, chunk in pairs]):
         session = session_of[chunk.tag]
@@ -188,14 +190,16 @@ def _fill(
         names = tables.get((session.name, int(chunk.content["sites"])), ())
         if not isinstance(stored, np.ndarray) or stored.ndim != 2 or stored.shape[1] != len(names):
             continue
-        values = np.asarray(stored, dtype=np.float32)[clock.rows]
-        steps = clock.steps
+        values, steps = np.asarray(stored, dtype=np.float32), clock.steps
+        values = values if len(steps) == len(values) else values[clock.rows]
         if chunk.content["metric"] == "run":
             values = values[:, [names.index(metric)]]
             read = values.view(np.uint32)[:, 0] != ABSENT_BITS
             values, steps, names = values[read], steps[read], (RUN_SITE,)
-        here = [number for number, name in enumerate(names) if name in position]
-        there = np.array([position[names[number]] for number in here], dtype=np.int64)
+        if names not in places:
+            here = [number for number, name in enumerate(names) if name in position]
+            places[names] = here, np.array([position[names[number]] for number in here], dtype=np.int64)
+        here, there = places[names]
         values = values if len(here) == len(names) else values[:, here]
         columns.add(steps, np.ascontiguousarray(values), there)
 

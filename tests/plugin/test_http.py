@@ -3,8 +3,11 @@
 import gzip
 import logging
 
+import numpy as np
 import pytest
 from tensorboard.data import provider as base_provider
+
+from tensorboard_plugin_gradflow.plugin import _shrinks
 
 MORE = ("/moment?run=a&metric=loss", "/histograms?run=a", "/summary", "/training/summary?run=a")
 
@@ -72,6 +75,12 @@ def test_binary_answers_are_compressed_when_the_client_accepts_it(client, decode
     assert "Content-Encoding" not in plain.headers
     assert gzip.decompress(packed.data) == plain.data
     assert decode(plain.data).metric == "loss"
+
+
+def test_noise_is_not_compressed():
+    """It takes the server longer than the wire; numbers that repeat are."""
+    assert not _shrinks(np.random.default_rng(0).standard_normal(50_000).astype(np.float32).tobytes())
+    assert _shrinks(np.repeat(np.arange(100, dtype=np.float32), 500).tobytes())
 
 
 def test_the_panel_is_served(client):
