@@ -138,7 +138,7 @@ def test_the_documents_snippets_run_as_written():
     """Both references and the recommendation run with nothing changed but the import, and leave their results."""
     x, states = torch.randn(4, 9, 4), torch.randn(8, 6)
     names = {"model": Sequences(), "input_fn": lambda: x, "loss_fn": lambda output: output.square().mean()}
-    exec(RECURRENT + RECOMMENDED, names)  # noqa: S102 - the document's own lines
+    exec(RECURRENT + RECOMMENDED, names)
     assert names["dynamics"].criticality == "SUBCRITICAL"
     names = {
         "model": Policy(),
@@ -146,7 +146,7 @@ def test_the_documents_snippets_run_as_written():
         "loss_fn": lambda output: output[0].square().mean(),
         "action_extractor": lambda output: (output[0], output[1], None, output[2]),
     }
-    exec(POLICY, names)  # noqa: S102 - the document's own lines
+    exec(POLICY, names)
     assert names["stats"].exploration_adequacy == "ADEQUATE"
 
 
