@@ -20,12 +20,19 @@ Tables = Mapping[tuple[str, int], tuple[str, ...]]
 _META_FIELDS = ("model", "parameters", "blocks", "rank", "world_size", "settings", "versions")
 
 
-def describe(name: str) -> MetricSpec:
-    """Return the catalogue's description of a metric, or a plain one for a metric of another version."""
+def describe(name: str, sites: int = 1) -> MetricSpec:
+    """Return the catalogue's description of a metric, or a plain one for a metric of another version.
+
+    Args:
+        name: The metric.
+        sites: How many sites it has, which tells a metric of layers from one of the whole run.
+    """
     try:
         return spec(name)
     except ArgumentError:
-        kind = {"block": "block", "parameter": "parameter", "activation": "module"}.get(name.partition(".")[0], "run")
+        kind = {"block": "block", "parameter": "parameter", "activation": "module"}.get(
+            name.partition(".")[0], "run" if sites == 1 else "node"
+        )
         return MetricSpec(name, name, "1", kind, "not in the catalogue of this version", "unknown", "unknown")
 
 
@@ -56,7 +63,7 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
     metrics = []
     phases = _phases(index, tables)
     for name, (first, last, sites) in sorted(_metrics(index, tables).items()):
-        item = asdict(describe(name)) | {"first": first, "last": last, "sites": sites, "phases": phases[name]}
+        item = asdict(describe(name, sites)) | {"first": first, "last": last, "sites": sites, "phases": phases[name]}
         metrics.append(item)
     return _summary(index) | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
 

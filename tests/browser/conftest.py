@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from gradflow_export.records import StepRecord
-
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -105,14 +103,15 @@ def tensorboard():
 
 @pytest.fixture(scope="session")
 def logdir(tmp_path_factory, logs):
-    """A healthy, a sick and a hostile run, and one whose values are known."""
+    """Runs that are healthy, sick and hostile, and some whose values are known."""
     root = tmp_path_factory.mktemp("logs")
     logs.sick_run(root / "healthy", sick=False)
     logs.sick_run(root / "sick")
-    hostile = logs.plain_records(range(1, 50), sites=logs.HOSTILE)
-    found = tuple(logs.issue(layer=name, message=name, advice=name) for name in logs.HOSTILE)
-    logs.write_run(root / logs.HOSTILE[2], [*hostile, StepRecord(50, logs.EPOCH + 50, issues=found)])
+    logs.hostile_run(root / logs.HOSTILE[2])
     logs.write_run(root / "known", logs.plain_records(range(1, 9), value=lambda step, site: step + 100 * site + 0.125))
+    logs.write_run(root / "kinds", logs.records_of_kinds())
+    logs.write_run(root / "states", logs.records_of_states())
+    logs.write_run(root / "spike", logs.records_with_spike(), rows=1024)
     return root
 
 
@@ -142,15 +141,17 @@ def open_panel(context):
     """Return a function that opens the panel; at the end nothing may have gone to the error console.
 
     The panel lies in TensorBoard's own page for plugins, with its policy. The whole TensorBoard stands around it only
-    where ``host`` is asked for, because it takes seconds to start.
+    where ``host`` is asked for, because it takes seconds to start; with ``clock`` its time can be moved on.
     """
     errors, pages = [], []
 
-    def open_panel(address, state="", width=1280, height=1120, host=False):
+    def open_panel(address, state="", width=1280, height=1120, host=False, clock=False):
         page = context.new_page()
         pages.append(page)
         page.set_viewport_size({"width": width, "height": height})
         page.add_init_script(WATCH_CSP)
+        if clock:
+            page.clock.install()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(said(message)) if is_ours(message) else None)
         page.goto(f"{address}/#gradflow{state}" if host else f"{address}/data/plugin_entry.html?name=gradflow#{state}")

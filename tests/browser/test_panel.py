@@ -25,7 +25,7 @@ def test_the_tab_shows_the_verdict_and_the_issues_that_were_written(address, ope
     """The worst comes first, healed ones stand apart."""
     page, frame = open_panel(address, "&p.gradflow.run=sick", host=True)
     expect(page.get_by_role("tab", name="GradFlow")).to_be_visible()
-    expect(frame.locator("[data-part=run] option")).to_have_count(4)
+    expect(frame.locator("[data-part=run] option")).to_have_count(7)
     verdict = frame.locator("[data-part=verdict]")
     expect(verdict.locator("h1")).to_have_text("2 problems")
     expect(verdict).to_contain_text("EXPLODING in transformer.h.7.mlp since step 1\u202f320")
@@ -138,27 +138,93 @@ def test_the_panel_fits_a_narrow_window(address, open_panel):
     assert overflow <= 0
 
 
+WATCH = """() => {
+    const all = selector => [...document.querySelectorAll(selector)];
+    const parts = ['[data-part=map] canvas', '.lines canvas', '[data-part=verdict] h1', '[data-part=names] button',
+        '[data-part=health] tbody tr', '.legend'];
+    window.kept = parts.flatMap(all);
+    window.blank = 0;
+    const look = () => {
+        for (const canvas of all('[data-part=map] canvas, .lines canvas')) {
+            const pixel = canvas.width && canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(v => v);
+            if (!pixel) window.blank++;
+        }
+        requestAnimationFrame(look);
+    };
+    look();
+    return window.kept.length;
+}"""
+
+
+def polls(page, seconds):
+    """Let the page's clock run; return the plugin's requests in that time."""
+    asked = []
+    page.on("request", lambda request: asked.append(request) if "/plugin/gradflow/" in request.url else None)
+    page.clock.run_for(1000 * seconds)
+    page.wait_for_timeout(300)
+    return [request for request in asked if "static" not in request.url]
+
+
 def test_new_steps_appear_by_themselves(tmp_path, logs, tensorboard, open_panel):
-    """From how-to page to first verdict without touching the page; another session continues the run."""
+    """From how-to page to verdict without touching the page, without a blank frame, and only while somebody looks."""
     (tmp_path / "live").mkdir()
     with tensorboard(f"--logdir={tmp_path}", "--reload_interval=1") as address:
-        _, frame = open_panel(address, host=True)
+        page, frame = open_panel(address, host=True, clock=True)
+        step = frame.locator("[data-part=step]")
+
+        def wait_for_step(text):
+            for _ in range(100):
+                page.clock.run_for(1000)
+                if step.count() and step.text_content() == text:
+                    return
+                page.wait_for_timeout(100)
+            expect(step).to_have_text(text)
+
         expect(frame.locator("[data-part=empty]")).to_contain_text("from gradflow_export import Exporter")
         logs.write_run(tmp_path / "live", logs.plain_records(range(1, 21)))
-        expect(frame.locator("[data-part=step]")).to_have_text("20", timeout=20_000)
+        wait_for_step("20")
+        frame.locator("[data-part=names] button").first.click()
+        expect(frame.locator(".lines canvas")).to_have_count(2)
+        kept = frame.locator("body").evaluate(WATCH)
         logs.write_run(tmp_path / "live", logs.plain_records(range(21, 41)), start=60)
-        expect(frame.locator("[data-part=step]")).to_have_text("40", timeout=20_000)
+        wait_for_step("40")
+        expect(frame.locator("[data-part=table-note]")).to_have_text("at step 40")
+        assert frame.locator("body").evaluate(
+            "() => [window.kept.filter(e => e.isConnected).length, window.blank]"
+        ) == [kept, 0]
+        page.evaluate("location.hash = 'scalars'")
+        expect(page.locator("iframe")).to_be_hidden()
+        assert polls(page, 13) == []
+        page.evaluate("location.hash = 'gradflow'")
+        expect(page.locator("iframe")).to_be_visible()
+        asked = polls(page, 9)
+        assert {request.url.rpartition("/")[2] for request in asked} == {"runs"}
+        assert all(len(request.response().body()) < 400 for request in asked)
+        page.close()
 
 
 def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, tensorboard, open_panel):
     """Python's reader instead of the Rust server, named log directories, and all addresses below a prefix."""
     flags = (f"--logdir_spec=mine:{logdir / 'sick'}", "--load_fast=false", "--path_prefix=/deep/below")
     with tensorboard(*flags) as address:
-        _, frame = open_panel(address, host=True)
+        page, frame = open_panel(address, host=True)
         expect(frame.locator("[data-part=verdict] h1")).to_have_text("2 problems")
         expect(frame.locator("[data-part=run]")).to_have_value("mine/.")
         expect(frame.locator("[data-part=run] option")).to_have_text("mine")
         expect(frame.locator("[data-part=note]")).to_contain_text("steps per column")
+        for part, count in ((".lines canvas", 3), ("[data-part=lanes] button", 3), ("[data-part=ridges] g", 24)):
+            expect(frame.locator(part)).to_have_count(count)
+        expect(frame.locator("[data-part=course]")).to_contain_text("loss")
+        expect(frame.locator("[data-part=health] tbody tr").first).to_contain_text("EXPLODING")
+        frame.locator("[data-part=map]").hover()
+        for _ in range(3):
+            page.mouse.wheel(0, -400)
+        expect(frame.locator("[data-part=note]")).to_have_text("every reading shown")
+        frame.locator("[data-part=metric]").select_option("activation.dead_share")
+        expect(frame.locator("[data-part=names] button")).to_have_count(11)
+        frame.locator("[data-part=metric]").select_option("runtime.rss")
+        expect(frame.locator("[data-part=lesson]")).to_contain_text("Not recorded in this run: resident memory")
+        page.close()
 
 
 def test_the_panel_can_be_photographed(address, open_panel):

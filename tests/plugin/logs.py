@@ -50,6 +50,44 @@ def plain_records(steps, sites=("a", "b"), metric="block.gain", value=lambda ste
     ]
 
 
+def hostile_run(logdir):
+    """Write a run in which every layer has a hostile name, and issues and histograms of each."""
+    records = plain_records(range(1, 50), sites=HOSTILE)
+    bins = tuple(Histogram("parameter.gradient", name, np.array([0.0, 1.0]), np.array([3])) for name in HOSTILE)
+    found = tuple(issue(layer=name, message=name, advice=name) for name in HOSTILE)
+    return write_run(logdir, [*records, StepRecord(50, EPOCH + 50, histograms=bins, issues=found)], model=HOSTILE[0])
+
+
+STATES = {"nan": math.nan, "plus": math.inf, "minus": -math.inf, "missing": None, "zero": 0.0, "number": 1.5}
+
+
+def records_of_states():
+    """Return records in which each site stays in one of the states that a value can be in."""
+    reading = Reading.of("block.gain", tuple(STATES), tuple(STATES.values()))
+    return [StepRecord(step, EPOCH + step, (reading, Reading.run("loss", math.nan))) for step in range(1, 9)]
+
+
+def records_of_kinds():
+    """Return records of a metric that no catalogue knows yet, and of a validation phase."""
+    heads = ("h.0.attn:0", "h.0.attn:1", "h.1.attn:0")
+    records = [
+        StepRecord(
+            step,
+            EPOCH + step,
+            (Reading.of("tomorrow.entropy", heads, [0.25, 0.5, step / 8]), Reading.run("loss", 1.0 / step)),
+        )
+        for step in range(1, 9)
+    ]
+    evaluated = (Reading.of("tomorrow.entropy", heads, [0.75, 0.5, 0.25]), Reading.run("loss", 42.0))
+    return [*records, StepRecord(9, EPOCH + 9, evaluated, phase="eval")]
+
+
+def records_with_spike(steps=20_000, at=12_345):
+    """Return a long run of gains of 1 in which one site has a gain of 8 in one step alone."""
+    quiet, loud = (Reading.of("block.gain", ("a", "b", "c"), [1.0, gain, 1.0]) for gain in (1.0, 8.0))
+    return [StepRecord(step, EPOCH + step, (loud if step == at else quiet,)) for step in range(1, steps + 1)]
+
+
 def issue(kind=IssueType.EXPLODING, severity=Severity.HIGH, layer="a", step=3, healed=None, **more):
     """Return an issue with every field filled."""
     text = {"message": f"{layer} is {kind.value.lower()}.", "advice": f"Do something about {layer}.", **more}

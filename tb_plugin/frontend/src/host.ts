@@ -50,7 +50,7 @@ export function watchTheme(changed: (dark: boolean) => void): void {
 
 /** Whether somebody can see the panel: TensorBoard keeps hidden tabs alive in a frame without size. */
 export function isVisible(): boolean {
-  return document.visibilityState === "visible" && document.documentElement.clientWidth > 0;
+  return document.visibilityState === "visible" && window.innerWidth > 0 && window.innerHeight > 0;
 }
 
 export function onReload(reload: () => void): void {

@@ -127,8 +127,15 @@ export class Panel {
     };
     window.setInterval(look, POLL_MS);
     document.addEventListener("visibilitychange", look);
+    let width = window.innerWidth;
     window.addEventListener("resize", () => {
-      this.#later("resize", RESIZE_MS, () => void (isVisible() && this.#guard(() => this.#loadCharts(this.#job))));
+      this.#later("resize", RESIZE_MS, () => {
+        if (!isVisible()) return;
+        // A tab that is shown again has the size it had.
+        if (window.innerWidth === width) return look();
+        width = window.innerWidth;
+        void this.#reload();
+      });
     });
   }
 
@@ -161,7 +168,9 @@ export class Panel {
   async #openRun(run: string): Promise<void> {
     [this.#run, this.#version, this.#range, this.#step, this.#pins, this.#phase] = [run, "", null, null, [], ""];
     if (this.#other === run) this.#other = "";
-    [this.#meta, this.#asked] = [null, false];
+    [this.#meta, this.#asked, this.#histograms] = [null, false, []];
+    // Answers about the run before are not wanted any more.
+    this.#job++;
     await this.refresh();
     this.#save();
   }
@@ -170,6 +179,7 @@ export class Panel {
     [this.#other, this.#mode] = [run, mode];
     this.#version = this.#version.replace(/\n.*$/, `\n${this.#otherRun(this.#run)?.version ?? ""}`);
     this.#save();
+    if (this.#meta === null) return this.refresh();
     const job = ++this.#job;
     await this.#guard(async () => {
       await this.#meetOther(this.#run);
@@ -395,8 +405,8 @@ export class Panel {
     this.#step = issue.step;
     this.#strip.choose(issue);
     if (this.#range !== null && (issue.step < this.#range[0] || issue.step > this.#range[1])) this.#range = null;
-    await this.#anew();
     this.#map.root.scrollIntoView({ block: "nearest" });
+    await this.#anew();
   }
 
   async #setMetric(name: string): Promise<void> {
@@ -419,7 +429,13 @@ export class Panel {
   async #anew(): Promise<void> {
     this.#offer();
     this.#save();
-    await this.#guard(() => this.#loadCharts(++this.#job));
+    this.#job++;
+    await this.#reload();
+  }
+
+  /** Loads the charts anew; a run that is not known yet is loaded whole. */
+  #reload(): Promise<void> {
+    return this.#meta === null ? this.refresh() : this.#guard(() => this.#loadCharts(this.#job));
   }
 
   async #togglePin(site: string): Promise<void> {
@@ -452,7 +468,7 @@ export class Panel {
     this.#map.showZoom(this.#range !== null);
     this.#save();
     this.#job++;
-    this.#later("zoom", patience, () => void this.#guard(() => this.#loadCharts(this.#job)));
+    this.#later("zoom", patience, () => void this.#reload());
   }
 
   #setLive(on: boolean): void {

@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 import { el } from "../dom";
 import type { AxisKind } from "../model/axis";
-import { elapsedSteps, formatDuration, formatNumber, formatStep } from "../model/format";
+import { elapsedSteps, formatClock, formatDuration, formatNumber, formatStep } from "../model/format";
 import { gesture, type Gesture } from "../model/zoom";
 import { cssVariable } from "../style";
 import { onWheel } from "./wheel";
@@ -88,7 +88,7 @@ export class LineChart {
         series.push({ stroke: `${curve.colour}${FAINT}`, width: 1.2, points: none });
         columns.push(curve.raw);
       }
-      const points = { show: data.xs.length < FEW && curve.dashed !== true, size: 5 };
+      const points = { show: () => (this.#data?.xs.length ?? FEW) < FEW && curve.dashed !== true, size: 5 };
       series.push({ label: curve.label, stroke: curve.colour, width: 1.6, points, ...(curve.dashed ? { dash: [5, 4] } : {}) });
       columns.push(curve.values);
     }
@@ -127,16 +127,16 @@ export class LineChart {
       grid: { stroke: cssVariable("--grid"), width: 1 },
       ticks: { stroke: cssVariable("--line"), width: 1, size: 4 },
     };
-    const ticks: Partial<uPlot.Axis> =
-      data.kind === "wall"
-        ? {}
-        : data.kind === "relative"
-          ? { incrs: elapsedSteps(), values: (_: uPlot, at: number[]) => at.map((second) => formatDuration(second)) }
-          : { values: (_: uPlot, at: number[]) => at.map((step) => (Number.isInteger(step) ? formatStep(step) : "")) };
+    const span = data.range[1] - data.range[0];
+    const ticks: Partial<uPlot.Axis> = {
+      step: { values: (_: uPlot, at: number[]) => at.map((step) => (Number.isInteger(step) ? formatStep(step) : "")) },
+      relative: { incrs: elapsedSteps(), values: (_: uPlot, at: number[]) => at.map((second) => formatDuration(second)) },
+      wall: { values: (_: uPlot, at: number[]) => at.map((second) => formatClock(second, span)) },
+    }[data.kind];
     return {
       width,
       height: HEIGHT,
-      padding: [8, 10, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       series,
       bands,
@@ -145,7 +145,7 @@ export class LineChart {
         y: { distr: data.log ? 3 : 1 },
       },
       axes: [
-        { ...axis, size: data.kind === "wall" ? 38 : 26, ...ticks },
+        { ...axis, size: 26, ...ticks },
         { ...axis, size: 54, values: (_: uPlot, at: (number | null)[]) => at.map((t) => (t === null ? "" : formatNumber(t, 4))) },
       ],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
@@ -159,7 +159,8 @@ export class LineChart {
 
   #hovered(plot: uPlot): void {
     const { idx, left, top } = plot.cursor;
-    if (idx === null || idx === undefined || left === undefined || left < 0) return;
+    // New data moves the cursor too, also one that another view has set.
+    if (idx === null || idx === undefined || left === undefined || left < 0 || !plot.over.matches(":hover")) return;
     const box = plot.over.getBoundingClientRect();
     this.events.hover(idx, box.left + left, box.top + (top ?? 0));
   }

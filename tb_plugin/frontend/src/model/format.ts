@@ -38,6 +38,13 @@ export function formatTime(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }
 
+/** A time on an axis over so many seconds: the day where that tells ticks apart, else the time of day. */
+export function formatClock(seconds: number, span: number): string {
+  const time = new Date(seconds * 1000);
+  const short: Intl.DateTimeFormatOptions = { hour: "2-digit", minute: "2-digit", ...(span < 300 ? { second: "2-digit" } : {}), hour12: false };
+  return span > 2 * 86400 ? time.toLocaleDateString([], { month: "short", day: "numeric" }) : time.toLocaleTimeString([], short);
+}
+
 export function formatDuration(seconds: number): string {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 10 && !Number.isInteger(seconds)) return `${Number(seconds.toPrecision(2))}${THIN}s`;

@@ -155,5 +155,5 @@ export class Curves {
 }
 
 function absent(entry: CatalogEntry | undefined): string {
-  return entry === undefined ? "This run holds no such metric." : `This run holds no ${entry.title}. ${entry.how}\n${entry.code}`;
+  return entry === undefined ? "This run holds no such metric." : `Not recorded in this run. ${entry.how}\n${entry.code}`;
 }

@@ -23,7 +23,7 @@ export function emptyState(): HTMLElement {
 /** There is data, but none of this metric: what it is, and what makes a run hold it. */
 export function lesson(entry: CatalogEntry): readonly HTMLElement[] {
   return [
-    el("h3", { text: `This run holds no ${entry.title}` }),
+    el("h3", { text: `Not recorded in this run: ${entry.title}` }),
     el("p", { class: "mono", text: entry.formula }),
     el("p", { text: entry.how }),
     el("pre", { class: "mono", text: entry.code }),

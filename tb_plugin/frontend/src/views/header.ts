@@ -14,7 +14,7 @@ export interface HeaderEvents {
   phase(word: string): void;
 }
 
-const MANY_RUNS = 8;
+const MANY_RUNS = 6;
 
 export class Header {
   readonly #runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });

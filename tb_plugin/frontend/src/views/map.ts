@@ -83,7 +83,7 @@ export class MapView {
       key: (action) => this.#keyed(action),
     });
     this.#body.append(this.#names, this.#heat.root, this.#profile.root, el("div"), this.#axis, this.#caption);
-    this.#reset.hidden = this.#lesson.hidden = true;
+    this.#reset.hidden = this.#lesson.hidden = this.#modes.hidden = true;
     this.#reset.addEventListener("click", () => events.zoom(null));
     this.#metrics.addEventListener("change", () => events.metric(this.#metrics.value));
     this.#modes.addEventListener("change", () => events.mode(this.#modes.value === "difference" ? "difference" : "beside"));
@@ -115,6 +115,7 @@ export class MapView {
   offer(options: readonly Option[], chosen: string, sites: number): void {
     setOptions(this.#metrics, options, chosen);
     this.#body.style.minHeight = `${heightOf(sites) + AXIS}px`;
+    this.#names.style.minHeight = `${heightOf(sites)}px`;
   }
 
   showReducer(reducer: Reducer): void {
