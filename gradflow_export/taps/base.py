@@ -32,7 +32,6 @@ class Pending:
     values: Tensor
     where: npt.NDArray[np.int64] | None = None
     nan_is_missing: bool = False
-    nan_is_missing: bool = False
 
 
 Analysed = Mapping[str, Mapping[str, float]]
