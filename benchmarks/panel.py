@@ -79,7 +79,7 @@ class Row:
     @classmethod
     def of(cls, what: str, limit: float | None, values: Sequence[float], unit: str) -> Row:
         """Summarise several measurements."""
-        return cls(what, limit, round(statistics.median(values), 1), round(max(values), 1), unit, len(values))
+        return cls(what, limit, round(statistics.median(values), 3), round(max(values), 3), unit, len(values))
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
     print("| what | limit | median | worst | of |\n|---|---|---|---|---|")
     for row in rows:
         limit = "" if row.limit is None else f"{row.limit:g} {row.unit}"
-        print(f"| {row.what} | {limit} | {row.measured:g} {row.unit} | {row.worst:g} {row.unit} | {row.count} |")
+        print(f"| {row.what} | {limit} | {row.measured:.4g} {row.unit} | {row.worst:.4g} {row.unit} | {row.count} |")
 
 
 def measure_budget(browser: Browser, cache: Path, lengths: Sequence[int]) -> list[Row]:
