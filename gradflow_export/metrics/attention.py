@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SAMPLES, QUERIES = 2, 512
-ENTRIES = 2**20
+ENTRIES = 2**18
 """Greatest number of attention weights looked at in one call: more keys, fewer queries."""
 
 MASKED = -9e3

@@ -16,7 +16,7 @@ See = Callable[[tuple[Any, ...], dict[str, Any]], None]
 class Spy:
     """Stands in for one function: calls it, returns what it returned, and then shows the arguments.
 
-    Calls without gradients and calls traced by ``torch.compile`` are not shown.
+    Calls without gradients and calls traced by ``torch.compile`` or ``torch.jit`` are not shown.
 
     Args:
         owner: Module or class that holds the function.
@@ -50,7 +50,7 @@ class Spy:
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not torch.compiler.is_compiling() and spy.live and torch.is_grad_enabled():
+            if spy.live and _is_training():
                 see(args, kwargs)
             return result
 
@@ -67,6 +67,13 @@ class Spy:
             else:
                 delattr(self._owner, self._name)
         self._stand_in = None
+
+
+def _is_training() -> bool:
+    """Whether a call has gradients and is neither compiled nor traced."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return torch._C._get_tracing_state() is None  # noqa: SLF001 - torch.jit.is_tracing is untyped
 
 
 def attention_spies(see_attention: See, see_softmax: See) -> list[Spy]:
