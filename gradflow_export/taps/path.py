@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.direction import evenly_chosen
-from gradflow_export.metrics.norms import dense_entries
 from gradflow_export.metrics.path import PathStatistics, path_statistics, radii
-from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Analysed, Drained, Sample
 from gradflow_export.taps.optimizers import OptimizerStep
@@ -27,13 +26,18 @@ from gradflow_export.taps.optimizers import OptimizerStep
 ENTRIES = 64
 """Entries of the weights of one optimizer that are followed."""
 
-POINTS, LEAST, BETWEEN = 64, 24, 8
-"""Points of a window, fewest that are judged, and points between two judgements."""
+POINTS, LEAST = 64, 24
+"""Points of a window, and fewest that are judged."""
+
+FIRST, LATER = 8, 16
+"""Points between two judgements, until the window is full and afterwards."""
 
 STRIDES = (1, 4, 16)
 """Steps between two points of a window: a slow rotation shows only in a long one."""
 
 Floats = npt.NDArray[np.float64]
+_Entries = tuple[Tensor, tuple[int], tuple[int]]
+"""A parameter, and shape and stride of the view that is followed."""
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -57,7 +61,7 @@ class PathTap:
     """
 
     def __init__(self) -> None:
-        self._chosen: weakref.WeakKeyDictionary[object, tuple[object, Sequence[Tensor]]] = weakref.WeakKeyDictionary()
+        self._chosen: weakref.WeakKeyDictionary[object, tuple[object, list[_Entries]]] = weakref.WeakKeyDictionary()
         self._paths = Paths()
 
     @property
@@ -66,37 +70,55 @@ class PathTap:
         return tuple(spec(name) for name in (*METRICS.values(), RADIUS))
 
     def read(self, step: OptimizerStep) -> Drained:
-        """Return the sketch of one optimizer, nothing where weights and gradients of one moment cannot be had."""
+        """Return the sketch of one optimizer, nothing where weights and gradients of one moment cannot be had.
+
+        Called under ``torch.no_grad()``.
+        """
         if step.closure or not isinstance(step.optimizer, Optimizer):
             return []
         known = self._chosen.get(step.optimizer)
         if known is None or known[0] is not step.owned:
-            usable = [p for p in step.owned.parameters if p.requires_grad and p.layout is torch.strided]
-            known = step.owned, [p for p in evenly_chosen(usable) if p.device == usable[0].device]
-            self._chosen[step.optimizer] = known
-        chosen = known[1]
-        if not chosen:
+            known = self._chosen[step.optimizer] = step.owned, _followed(step.owned.parameters)
+        weights, pulls = [], []
+        for parameter, shape, stride in known[1]:
+            gradient = parameter.grad
+            weights.append(parameter.as_strided(shape, stride))
+            if gradient is None:
+                pulls.append(torch.zeros_like(weights[-1]))
+            elif gradient.layout is torch.strided and gradient.stride() == parameter.stride():
+                pulls.append(gradient.as_strided(shape, stride))
+            else:
+                return []
+        if not weights:
             return []
-        limit = max(ENTRIES // len(chosen), 1)
-        gradients = [p.grad for p in chosen]
-        if any(
-            g is not None and (g.layout is not torch.strided or g.device != p.device)
-            for g, p in _pairs(gradients, chosen)
-        ):
-            return []
-        weights = [even_sample(dense_entries(p), limit) for p in chosen]
-        pulls = [
-            torch.zeros_like(w) if g is None else even_sample(dense_entries(g), limit)
-            for g, w in _pairs(gradients, weights)
-        ]
         both = torch.cat([*weights, *pulls])
         both = both if both.dtype is torch.float64 else both.float()
         site = step.owned.sites[int(step.owned.where[0])]
         return [Sample("flow.winding", site, both, analyse=partial(self._paths.take, site))]
 
 
-def _pairs(first: Sequence[Tensor | None], second: Sequence[Tensor]) -> zip[tuple[Tensor | None, Tensor]]:
-    return zip(first, second, strict=True)
+def _followed(parameters: Sequence[Tensor]) -> list[_Entries]:
+    """Choose a few parameters and evenly spaced entries of each, in the order in which they lie in memory."""
+    usable = [p for p in parameters if _is_plain(p)]
+    chosen = [p for p in evenly_chosen(usable) if p.device == usable[0].device]
+    limit = max(ENTRIES // max(len(chosen), 1), 1)
+    out = []
+    for parameter in chosen:
+        stride = max(-(-parameter.numel() // limit), 1)
+        # A stride that divides the width would follow one column only.
+        while stride > 1 and math.gcd(stride, parameter.shape[-1] if parameter.dim() else 1) > 1:
+            stride -= 1
+        out.append((parameter, (-(-parameter.numel() // stride),), (stride,)))
+    return out
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    """Whether a parameter is trained, not empty, and a dense array of real numbers in memory of its own."""
+    plain = type(parameter) in {Tensor, nn.Parameter} and parameter.layout is torch.strided
+    if not (plain and parameter.requires_grad and parameter.is_floating_point() and parameter.numel()):
+        return False
+    channels_last = parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+    return parameter.is_contiguous() or channels_last
 
 
 RADIUS = "flow.radius"
@@ -171,7 +193,8 @@ class _Window:
         if self._count % self._stride:
             return False
         self._points.append((position, pull))
-        if len(self._points) < LEAST or (self._count // self._stride) % BETWEEN:
+        points = self._count // self._stride
+        if points < LEAST or points % (FIRST if points <= POINTS else LATER):
             return False
         positions, pulls = (np.stack([point[i] for point in self._points]) for i in (0, 1))
         self.statistics = path_statistics(positions, pulls, players)
