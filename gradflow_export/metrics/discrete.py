@@ -33,6 +33,7 @@ def update_scores(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Tenso
     """
     sums = torch.stack([_sums(d, e) for d, e in zip(actual, expected, strict=True)], dim=1)
     entries, intended, lost, changed, d_square, e_square, product, error = sums
+    error = torch.where(e_square > 0, error, torch.full_like(error, torch.nan))
     cosine = product / (d_square.sqrt() * e_square.sqrt())
     ratio = (d_square / e_square).sqrt()
     # A lost update has no direction, yet its score is known: nothing of it arrived.
