@@ -11,12 +11,25 @@ _WATCH = "exporter = Exporter(model).watch(criterion)"
 _OBSERVE = "exporter.observe(logits=logits, targets=targets)"
 _BLOCKS = 'exporter = Exporter(model, intervals={"blocks": 5}).watch(criterion, blocks=model.layers)'
 
+_PAIRS = 'exporter = Exporter(model).watch(criterion, pairs="rows")'
+
+
+def _every(instrument: str, sentence: str) -> tuple[str, str]:
+    code = f'exporter = Exporter(model, intervals={{"{instrument}": 10}}).watch(criterion)'
+    return f"{sentence} A shorter interval shows it sooner.", code
+
+
 _HOW: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "loss": ("Pass the criterion to watch(), or hand the loss over before optimizer.step().", _WATCH),
         "logits.": ("Pass a criterion that is called with logits and targets, or hand both over.", _OBSERVE),
         "confidence.": ("Pass a criterion that is called with logits and targets, or hand both over.", _OBSERVE),
         "alignment.": ("Pass a criterion that is called with logits and targets, or hand both over.", _OBSERVE),
+        "loss.component": (
+            "Hand the parts of the loss over by name before optimizer.step().",
+            'exporter.observe(components={"data": data_loss, "weights": weight_loss})',
+        ),
+        "upstream.": ("Pass a criterion module to watch(): its backward pass is seen.", _WATCH),
         "gradient.": ("It is read in every step in which a parameter has a gradient.", _WATCH),
         "parameter.": ("It is read for every parameter that has a gradient.", _WATCH),
         "parameter.gradient_l1": (
@@ -42,6 +55,31 @@ _HOW: Mapping[str, tuple[str, str]] = MappingProxyType(
             "It is read from modules such as nn.ReLU, nn.Tanh and nn.Sigmoid; a call such as F.relu cannot be seen.",
             'exporter = Exporter(model, intervals={"activations": 10}).watch(criterion)',
         ),
+        "gradient.norm_before_clip": _every("clipping", "It is read where gradients are clipped."),
+        "gradient.clip": _every("clipping", "It is read where gradients are clipped."),
+        "parameter.adam_rms": _every("moments", "It needs an optimizer with second moments, such as Adam."),
+        "parameter.epsilon_share": _every("moments", "It needs an optimizer with second moments, such as Adam."),
+        "optimizer.": _every("moments", "It needs an optimizer with second moments, such as Adam."),
+        "node.": (
+            "Name the parameters that are phase and magnitude of the same nodes, or take rows of weights.",
+            _PAIRS,
+        ),
+        "phase.": (
+            "Name the parameters that are phase and magnitude of the same nodes, or take rows of weights.",
+            _PAIRS,
+        ),
+        "magnitude.": (
+            "Name the parameters that are phase and magnitude of the same nodes, or take rows of weights.",
+            _PAIRS,
+        ),
+        "attention.": _every("attention", "It is read from attention modules and scaled_dot_product_attention."),
+        "recurrent.": _every("recurrent", "It is read from modules such as nn.RNN, nn.GRU and nn.LSTM."),
+        "policy.": (
+            "Hand the distribution of actions over before optimizer.step().",
+            "exporter.observe(policy=torch.distributions.Categorical(logits=logits))",
+        ),
+        "flow.": ("It is read once the path of the weights is long enough for a window.", _WATCH),
+        "origin.": ("It is read only in a step in which NaN or Inf appeared; its absence is good news.", _WATCH),
         "runtime.": ("It is read in every step.", _WATCH),
         "runtime.cuda_": ("It is read where the model's parameters are on a CUDA device.", 'model.to("cuda")'),
         CUSTOM_PREFIX: (

@@ -217,7 +217,7 @@ def test_axis_smoothing_log_and_metrics_of_the_lines_live_in_the_address(address
     card.locator("[data-part=log]").click()
     page.get_by_label("Next step").focus()
     page.get_by_label("Previous step").click()
-    assert stored(page, "smooth") == "0.6"
+    assert (stored(page, "step"), stored(page, "smooth")) == ("7", "0.6")
     assert (stored(page, "axis"), json.loads(stored(page, "log"))) == ("relative", {"loss": True})
     again, _ = open_panel(address, link_of(page))
     expect(again.locator("[data-part=axis]")).to_have_value("relative")

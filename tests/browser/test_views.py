@@ -76,7 +76,7 @@ def test_the_health_table_says_which_layer_is_sick(address, open_panel):
     frame.get_by_label("Filter layers").fill("h.10.")
     expect(table.locator("tbody th")).to_have_text(["transformer.h.10.attn", "transformer.h.10.mlp"])
     frame.get_by_label("Filter layers").fill("")
-    frame.locator("[data-part=rows]").select_option("module")
+    frame.locator("[data-part=rows]").select_option("module/activation")
     expect(first.locator("th")).to_have_text("transformer.h.3.mlp.act")
     first.click()
     expect(frame.locator("[data-part=metric]")).to_have_value("activation.dead_share")

@@ -113,7 +113,7 @@ def test_the_catalogue_is_served_whole():
     assert all(item["formula"] and item["unit"] and item["source"] for item in metrics)
     assert all(item["how"].endswith(".") and item["code"] for item in metrics)
     named = {word for item in metrics for word in re.findall(r'intervals={"(\w+)"', item["code"])}
-    assert {"activations", "ranks"} <= named <= set(INTERVALS)
+    assert {"activations", "ranks", "attention"} <= named <= set(INTERVALS)
 
 
 def test_a_metric_of_an_unknown_family_is_explained_by_its_sites():

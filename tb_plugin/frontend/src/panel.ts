@@ -3,7 +3,7 @@ import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fet
 import { el } from "./dom";
 import { hostHash, isVisible, saveState } from "./host";
 import { difference } from "./model/difference";
-import { rowMetric, wantedMetrics } from "./model/health";
+import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import type { Series } from "./model/series";
 import { parseHash, type Mode, type Reducer } from "./model/url";
@@ -103,6 +103,7 @@ export class Panel {
   /** Which map is shown: its sites are known. */
   #mapped = "";
   #histograms: readonly Listed[] = [];
+  #issues: readonly Issue[] = [];
   #tableShows = "";
   readonly #timers: Record<Timer, number> = { resize: 0, table: 0, save: 0, zoom: 0 };
 
@@ -210,7 +211,7 @@ export class Panel {
     this.#header.showMeta(meta, this.#phase);
     this.#verdict.show(issues, meta.last);
     this.#strip.show(issues, meta.first ?? 0, meta.last ?? 0);
-    this.#table.showMeta(meta, issues);
+    this.#issues = issues;
     this.#offer();
     this.#histograms = histograms;
     await this.#loadCharts(job, fresh ? issues : []);
@@ -226,6 +227,7 @@ export class Panel {
     const [every, chosen] = [offerMetrics(this.#held, this.#catalog, () => true), this.#spec(this.#metric)];
     this.#map.offer(every, this.#metric, chosen?.sites ?? 0);
     this.#second.offer([], "", chosen?.sites ?? 0);
+    this.#table.showMeta(this.#run, this.#held, this.#issues);
     this.#curves.offer(this.#held, this.#catalog);
   }
 
@@ -295,18 +297,19 @@ export class Panel {
 
   /** The table follows the step a moment later, so that a slider can be dragged; `anew` loads the trends as well. */
   async #loadTable(job: number, anew: boolean): Promise<void> {
-    const metric = rowMetric(this.#table.kind, this.#held);
-    const shows = [this.#run, this.#version, this.#currentStep, metric, this.#phase].join("\n");
-    if (metric === undefined || (shows === this.#tableShows && !anew)) return;
-    const query = { run: this.#run, metric, phase: this.#phase, columns: TREND_COLUMNS, reduce: "extreme", range: this.#range };
+    const [group, run] = [this.#table.group, this.#run];
+    const metric = group?.metrics[0];
+    const shows = [run, this.#version, this.#currentStep, group?.key, this.#phase].join("\n");
+    if (this.#meta === null || group === null || metric === undefined || (shows === this.#tableShows && !anew)) return;
+    const query = { run, metric: metric.name, phase: this.#phase, columns: TREND_COLUMNS, reduce: "extreme", range: this.#range };
     const [moment, trend] = await Promise.all([
-      fetchMoment(this.#run, this.#currentStep, wantedMetrics(this.#table.kind, this.#held), this.#phase),
+      fetchMoment(run, this.#currentStep, wantedMetrics(group, this.#held), this.#phase),
       anew ? fetchSeries(query) : null,
     ]);
     if (job !== this.#job) return;
     this.#tableShows = shows;
-    if (trend !== null) this.#table.showTrend(trend, this.#spec(metric)?.scale === "log");
-    this.#table.show(metric, moment);
+    if (trend !== null) this.#table.showTrend(trend, metric.scale === "log");
+    this.#table.show(group, moment);
   }
 
   async #loadLine(card: LineCard, job: number): Promise<void> {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { arrange, columnsOf, momentFrom, rowKinds, rowMetric, rowsOf, sparkline, wantedMetrics, type Moment } from "../src/model/health";
+import { arrange, columnsOf, groupsOf, momentFrom, rowsOf, sparkline, wantedMetrics, type Group, type Moment } from "../src/model/health";
 import type { Issue } from "../src/model/verdict";
 import type { Series } from "../src/model/series";
 import type { RunMetric } from "../src/api";
@@ -20,8 +20,9 @@ const MOMENT: Moment = {
 };
 const metric = (name: string, kind: string, marks: readonly number[] = []): RunMetric => ({ name, kind, marks, title: name, unit: "1" }) as unknown as RunMetric;
 const HELD = [metric("block.gain", "block"), metric("block.gradient_norm", "block"), metric("activation.dead_share", "module"), metric("parameter.update_ratio", "parameter")];
-const COLUMNS = columnsOf("block", HELD);
-const ROWS = rowsOf("block.gain", MOMENT, [ISSUE], COLUMNS);
+const [BLOCKS] = groupsOf(HELD) as [Group];
+const COLUMNS = columnsOf(BLOCKS, HELD);
+const ROWS = rowsOf(BLOCKS, MOMENT, [ISSUE], COLUMNS);
 
 test("a row shows what was written, missing apart from zero and from NaN", () => {
   assert.deepEqual(ROWS.map(({ cells }) => cells.gain?.value), [1, NaN, undefined]);
@@ -41,7 +42,7 @@ test("h.1 does not contain h.10", () => {
 
 test("the verdict is that of the step shown, and of the layers inside", () => {
   assert.deepEqual(ROWS.map(({ issue }) => issue?.issue_type), [undefined, "DEAD", undefined]);
-  assert.equal(rowsOf("block.gain", { ...MOMENT, step: 4 }, [ISSUE], COLUMNS)[1]?.issue, null);
+  assert.equal(rowsOf(BLOCKS, { ...MOMENT, step: 4 }, [ISSUE], COLUMNS)[1]?.issue, null);
 });
 
 test("rows sort by any column; what is missing comes last either way", () => {
@@ -58,15 +59,27 @@ test("the filter looks at names and verdicts", () => {
 });
 
 test("only metrics that the run holds are asked for", () => {
-  assert.deepEqual(wantedMetrics("block", [metric("block.gain", "block"), metric("loss", "run")]), ["block.gain"]);
+  const held = [metric("block.gain", "block"), metric("loss", "run")];
+  assert.deepEqual(wantedMetrics(groupsOf(held)[0] as Group, held), ["block.gain"]);
 });
 
-test("a kind of layers that nobody foresaw has rows and columns of its own, thresholds first", () => {
-  const held = [...HELD, metric("new.a", "head"), metric("new.b", "head", [0.5]), metric("loss", "run")];
-  assert.deepEqual(rowKinds(held), ["block", "parameter", "module", "head"]);
-  assert.equal(rowMetric("head", held), "new.a");
-  assert.deepEqual(columnsOf("head", held).map(({ key }) => key), ["new.b", "new.a"]);
-  assert.deepEqual(columnsOf("block", held).map(({ key }) => key), ["gradient", "gain", "update", "dead"]);
+test("layers that nobody foresaw have rows and columns of their own, thresholds first", () => {
+  const held = [...HELD, metric("new.a", "head"), metric("new.b", "head", [0.5]), metric("loss", "run"), metric("new.c", "module")];
+  const groups = groupsOf(held);
+  assert.deepEqual(groups.map(({ key }) => key), ["block", "parameter", "module/activation", "module/new", "head/new"]);
+  assert.deepEqual(groups.map(({ label }) => label).slice(-2), ["Modules: new", "Attention heads: new"]);
+  const [last, before] = [groups.at(-1) as Group, groups.at(-2) as Group];
+  assert.deepEqual(columnsOf(last, held).map(({ key }) => key), ["new.b", "new.a"]);
+  assert.deepEqual(columnsOf(before, held).map(({ key }) => key), ["gradient", "gain", "update", "dead", "new.c"]);
+  assert.deepEqual(columnsOf(BLOCKS, held).map(({ key }) => key), ["gradient", "gain", "update", "dead"]);
+});
+
+test("a group shows every site that one of its metrics was read at", () => {
+  const held = [metric("new.a", "head"), metric("new.b", "head")];
+  const read = (sites: readonly string[]): Moment["metrics"][string] => ({ step: 1, sites, values: sites.map(() => 1) });
+  const moment: Moment = { step: 1, metrics: { "new.a": read(["x"]), "new.b": read(["x", "y"]) } };
+  const group = groupsOf(held)[0] as Group;
+  assert.deepEqual(rowsOf(group, moment, [], columnsOf(group, held)).map(({ site }) => site), ["x", "y"]);
 });
 
 test("a trend leaves gaps where there is no number, and is flat for a constant", () => {

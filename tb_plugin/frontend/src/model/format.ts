@@ -91,7 +91,7 @@ export function kindText(kind: string): string {
     run: "Whole model",
     block: "Blocks",
     parameter: "Parameters",
-    module: "Activations",
+    module: "Modules",
     head: "Attention heads",
     node: "Nodes",
   };

@@ -1,6 +1,7 @@
 // Which: one row per layer with what was written about it at one step.
 import type { RunMetric } from "../api";
 import { MISSING_BITS, type SiteKind } from "../schema";
+import { kindText } from "./format";
 import { cellKind, columnAt, type Series } from "./series";
 import { holdsAt } from "./strip";
 import type { Issue } from "./verdict";
@@ -41,28 +42,47 @@ const COMMON: readonly Column[] = [
 /** Kinds of layers that the common columns speak of; any other kind shows what was read of it. */
 const COMMON_KINDS: readonly SiteKind[] = ["block", "parameter", "module"];
 
-/** The metric whose sites are the rows and whose course is the trend, where a kind has several. */
-const LEADING: readonly string[] = ["block.gradient_norm", "block.gain", "parameter.gradient_norm", "parameter.update_ratio", "activation.dead_share"];
+/** The metric whose course is the trend, where a group has several. */
+const LEADING: readonly string[] = ["block.gradient_norm", "block.gain", "parameter.gradient_norm", "parameter.update_ratio"];
 
-const MOST_COLUMNS = 7;
+const MOST_COLUMNS = 8;
 
-/** Kinds of layers that a run holds, blocks first. */
-export function rowKinds(available: readonly RunMetric[]): readonly SiteKind[] {
-  const order = (kind: SiteKind): number => (COMMON_KINDS.includes(kind) ? COMMON_KINDS.indexOf(kind) : COMMON_KINDS.length);
-  const kinds = [...new Set(available.map(({ kind }) => kind))].filter((kind) => kind !== "run");
-  return kinds.sort((a, b) => order(a) - order(b));
+/** Rows that are shown together: all blocks, all parameters, or the modules that one instrument reads. */
+export interface Group {
+  readonly key: string;
+  readonly label: string;
+  readonly kind: SiteKind;
+  /** What was read of just these, the leading metric first, then those with a threshold. */
+  readonly metrics: readonly RunMetric[];
+}
+
+/** The groups of rows that a run holds, blocks first. */
+export function groupsOf(available: readonly RunMetric[]): readonly Group[] {
+  const order = ({ kind }: RunMetric): number => (COMMON_KINDS.includes(kind) ? COMMON_KINDS.indexOf(kind) : COMMON_KINDS.length);
+  const rank = ({ name, marks }: RunMetric): number => (LEADING.includes(name) ? LEADING.indexOf(name) : LEADING.length + (marks.length > 0 ? 0 : 1));
+  const groups = new Map<string, RunMetric[]>();
+  for (const metric of [...available].sort((a, b) => order(a) - order(b))) {
+    if (metric.kind === "run") continue;
+    const own = metric.kind === "block" || metric.kind === "parameter" ? "" : `/${metric.name.split(".", 1).join()}`;
+    const key = `${metric.kind}${own}`;
+    groups.set(key, [...(groups.get(key) ?? []), metric]);
+  }
+  return [...groups].map(([key, metrics]) => {
+    const [kind = "", family] = key.split("/");
+    return { key, kind: kind as SiteKind, label: family === undefined ? kindText(kind) : `${kindText(kind)}: ${family}`, metrics: metrics.sort((a, b) => rank(a) - rank(b)) };
+  });
 }
 
 /**
- * The columns for rows of a kind: the common ones of which the run holds something, then what else was read of this
- * kind, that with a threshold first.
+ * The columns of a group: the common ones of which the run holds something, then what else was read of just these; of
+ * blocks and parameters, which have many metrics, only what has a threshold.
  */
-export function columnsOf(kind: string, available: readonly RunMetric[]): readonly Column[] {
+export function columnsOf(group: Group, available: readonly RunMetric[]): readonly Column[] {
   const held = new Set(available.map(({ name }) => name));
-  const common = COMMON_KINDS.some((name) => name === kind) ? COMMON.filter(({ metrics }) => metrics.some((name) => held.has(name))) : [];
+  const common = COMMON_KINDS.includes(group.kind) ? COMMON.filter(({ metrics }) => metrics.some((name) => held.has(name))) : [];
   const taken = new Set(common.flatMap(({ metrics }) => metrics));
-  const own = available.filter((metric) => metric.kind === kind && !taken.has(metric.name) && (metric.marks.length > 0 || common.length === 0));
-  own.sort((a, b) => Math.min(1, b.marks.length) - Math.min(1, a.marks.length));
+  const few = group.key === "block" || group.key === "parameter";
+  const own = group.metrics.filter(({ name, marks }) => !taken.has(name) && (!few || marks.length > 0));
   return [...common, ...own.map(({ name, title, unit }) => ({ key: name, title, share: unit === "share", metrics: [name] }))].slice(0, MOST_COLUMNS);
 }
 
@@ -84,16 +104,10 @@ export interface Row {
 /** "site", "verdict", or the key of a column. */
 export type SortKey = string;
 
-/** The metric whose sites are the rows of a kind, undefined when the run holds none. */
-export function rowMetric(kind: string, available: readonly RunMetric[]): string | undefined {
-  const names = available.filter((metric) => metric.kind === kind).map(({ name }) => name);
-  return LEADING.find((name) => names.includes(name)) ?? names[0];
-}
-
 /** The metrics to ask for at a step, those of the columns and of the rows. */
-export function wantedMetrics(kind: string, available: readonly RunMetric[]): readonly string[] {
+export function wantedMetrics(group: Group, available: readonly RunMetric[]): readonly string[] {
   const names = new Set(available.map(({ name }) => name));
-  const wanted = [rowMetric(kind, available) ?? "", ...columnsOf(kind, available).flatMap(({ metrics }) => metrics)];
+  const wanted = [group.metrics[0]?.name ?? "", ...columnsOf(group, available).flatMap(({ metrics }) => metrics)];
   return [...new Set(wanted)].filter((name) => names.has(name));
 }
 
@@ -101,11 +115,12 @@ export function toNumber(written: Written): number {
   return typeof written === "number" ? written : Number(written ?? NaN);
 }
 
-/** One row per site of a metric, in depth order. */
-export function rowsOf(metric: string, moment: Moment, issues: readonly Issue[], columns: readonly Column[]): readonly Row[] {
+/** One row per site of a group's metrics, in depth order of the first that knows it. */
+export function rowsOf(group: Group, moment: Moment, issues: readonly Issue[], columns: readonly Column[]): readonly Row[] {
   const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
-  return (moment.metrics[metric]?.sites ?? []).map((site, depth) => ({
+  const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
+  return [...sites].map((site, depth) => ({
     site,
     depth,
     issue: holding.find((issue) => issue.layers.some((layer) => layer === site || layer.startsWith(`${site}.`))) ?? null,

@@ -1,9 +1,9 @@
 // Which: the health table. Every number in it is one that was written.
-import type { RunMeta, RunMetric } from "../api";
+import type { RunMetric } from "../api";
 import { el, keepChildren, setOptions, setText, svg } from "../dom";
 import { csv, fileName } from "../model/export";
-import { arrange, columnsOf, rowKinds, rowsOf, sparkline, type Cell, type Column, type Moment, type Row, type SortKey } from "../model/health";
-import { formatNumber, formatStep, kindText, shorten, siteText } from "../model/format";
+import { arrange, columnsOf, groupsOf, rowsOf, sparkline, type Cell, type Column, type Group, type Moment, type Row, type SortKey } from "../model/health";
+import { formatNumber, formatStep, shorten, siteText } from "../model/format";
 import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
 import { pinColour } from "../style";
@@ -43,9 +43,9 @@ export class HealthTable {
   #rows: readonly Row[] = [];
   #sort: SortKey = "verdict";
   #falling = true;
-  #metric = "";
   #run = "";
   #metrics: readonly RunMetric[] = [];
+  #groups: readonly Group[] = [];
   #columns: readonly Column[] = [];
 
   constructor(private readonly events: TableEvents) {
@@ -54,24 +54,24 @@ export class HealthTable {
     this.#filter.addEventListener("input", () => this.#draw());
   }
 
-  get kind(): string {
-    return this.#kinds.value;
+  /** The rows chosen, null when the run holds nothing of any layer. */
+  get group(): Group | null {
+    return this.#groups.find(({ key }) => key === this.#kinds.value) ?? null;
   }
 
-  showMeta(meta: RunMeta, issues: readonly Issue[]): void {
-    [this.#issues, this.#run, this.#metrics] = [issues, meta.run, meta.metrics];
-    const kinds = rowKinds(meta.metrics);
-    const chosen = kinds.find((kind) => kind === this.kind) ?? kinds[0];
-    setOptions(this.#kinds, kinds.map((kind) => ({ value: kind, label: kindText(kind) })), chosen ?? "");
+  showMeta(run: string, held: readonly RunMetric[], issues: readonly Issue[]): void {
+    [this.#issues, this.#run, this.#metrics, this.#groups] = [issues, run, held, groupsOf(held)];
+    const chosen = this.group ?? this.#groups[0];
+    setOptions(this.#kinds, this.#groups.map(({ key, label }) => ({ value: key, label })), chosen?.key ?? "");
     this.root.hidden = chosen === undefined;
-    const most = Math.max(0, ...meta.metrics.filter(({ kind }) => kind === chosen).map(({ sites }) => sites));
+    const most = Math.max(0, ...(chosen?.metrics ?? []).map(({ sites }) => sites));
     this.#scroll.style.minHeight = `${Math.min(TALLEST, HEAD + most * LINE)}px`;
   }
 
-  show(metric: string, moment: Moment): void {
-    [this.#metric, this.#moment] = [metric, moment];
-    this.#columns = columnsOf(this.kind, this.#metrics);
-    this.#rows = rowsOf(metric, moment, this.#issues, this.#columns);
+  show(group: Group, moment: Moment): void {
+    this.#moment = moment;
+    this.#columns = columnsOf(group, this.#metrics);
+    this.#rows = rowsOf(group, moment, this.#issues, this.#columns);
     this.#draw();
   }
 
@@ -137,8 +137,14 @@ export class HealthTable {
   #line(site: string): HTMLTableRowElement {
     const name = el("button", { class: "mono", title: siteText(site), text: shorten(siteText(site), LONGEST), attrs: { type: "button", "data-site": site } });
     const line = el("tr", {}, el("th", { attrs: { scope: "row" } }, name));
-    line.addEventListener("click", () => this.events.pin(site, this.#metric));
+    line.addEventListener("click", () => this.events.pin(site, this.#metricOf(site)));
     return line;
+  }
+
+  /** The metric that shows a row on the map. */
+  #metricOf(site: string): string {
+    const known = (this.group?.metrics ?? []).map(({ name }) => name);
+    return known.find((name) => this.#moment?.metrics[name]?.sites.includes(site)) ?? known[0] ?? "";
   }
 
   #fill(line: HTMLTableRowElement, row: Row): void {
