@@ -17,7 +17,8 @@ class Rotation(Rule):
 
     Winding alone is no fault: momentum and noise wind too, and so does the way into many minima. But in the field of
     one loss a path that comes back has gone uphill as much as downhill, so its work is not negative; and a spiral that
-    closes in arrives. What is left is a game whose players chase each other, or batches in a cyclic order.
+    closes in arrives. What is left is a game whose players chase each other, or batches in a cyclic order. A spiral
+    that leaves threefold within half a window winds about no point of it and is not seen; its loss is.
 
     Source: Balduzzi et al. 2018, arXiv:1802.05642; Mescheder et al. 2018, arXiv:1801.04406.
 
