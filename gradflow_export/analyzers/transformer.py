@@ -201,12 +201,12 @@ def _statistics(recording: Recording, weights: Mapping[str, Weights]) -> Attenti
         layers[name] = LayerAttention(
             _mean(heads), tuple(heads), sparsity[name], diversity.get(name), logits.get(name), sinks.get(name)
         )
-    residuals, entered = _last_residuals(recording)
+    residuals, entered = _last(recording, "block.rank_residual"), _last(recording, "block.input_residual")
     return AttentionStats(
         _mean(list(entropies.values())),
         _mean(list(sparsity.values())),
         _mean(list(diversity.values())),
-        _risk(list(residuals.values()), entered),
+        _risk(list(entered.values()), list(residuals.values())),
         _mean(list(nats.values())),
         MappingProxyType(residuals),
         MappingProxyType(layers),
@@ -214,14 +214,15 @@ def _statistics(recording: Recording, weights: Mapping[str, Weights]) -> Attenti
     )
 
 
-def _risk(residuals: Sequence[float], entered: float | None) -> str | None:
-    """Grade what still tells tokens apart after the last block against what entered (Dong et al. 2021)."""
-    if not residuals:
+def _risk(entered: Sequence[float], left: Sequence[float]) -> str | None:
+    """Grade what tells tokens apart before and after the last block against what entered (Dong et al. 2021)."""
+    if not entered or not left:
         return None
-    before, last = residuals[0] if entered is None else entered, residuals[-1]
-    if last < 0.05 and last < before / 5:
+    # A module without a skip connection of its own may have one around it: what enters the last block tells.
+    last = max(entered[-1], left[-1]) if len(left) > 1 else left[-1]
+    if last < 0.05 and last < entered[0] / 5:
         return "HIGH"
-    return "MEDIUM" if last < 0.2 and last < before else "LOW"
+    return "MEDIUM" if last < 0.2 and last < entered[0] else "LOW"
 
 
 def _readings(recording: Recording, metric: str) -> list[Reading]:
@@ -246,13 +247,11 @@ def _greatest(recording: Recording, metric: str) -> dict[str, float | None]:
     return greatest
 
 
-def _last_residuals(recording: Recording) -> tuple[dict[str, float], float | None]:
-    for record in reversed(recording.records):
-        reading = record.get("block.rank_residual")
-        if reading is not None:
-            known = {site: value for site, value in reading.as_dict().items() if value is not None}
-            return known, record.value("attention.input_residual")
-    return {}, None
+def _last(recording: Recording, metric: str) -> dict[str, float]:
+    """Return the newest finite values of a metric by site."""
+    for reading in reversed(_readings(recording, metric)):
+        return {site: value for site, value in reading.as_dict().items() if value is not None and math.isfinite(value)}
+    return {}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

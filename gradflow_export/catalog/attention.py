@@ -36,8 +36,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("block.rank_residual", "what tells tokens apart", "1", "block",
           "mean over sequences of ||X - 1 mean(X)^T||_F / ||X||_F at the output of a block with attention",
           "Dong et al. 2021, arXiv:2103.03404", "1H sampled", low=0.0, high=1.0, scale="log", marks=(0.05,)),
-        s("attention.input_residual", "what tells tokens apart, before attention", "1", "run",
-          "the same at the input of the first block with attention", "Dong et al. 2021, arXiv:2103.03404",
-          "1H sampled", low=0.0, high=1.0, scale="log"),
+        s("block.input_residual", "what tells tokens apart, before the block", "1", "block",
+          "the same at the input of the block", "Dong et al. 2021, arXiv:2103.03404", "1H sampled", low=0.0, high=1.0,
+          scale="log"),
     )
     # fmt: on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -202,9 +203,10 @@ class HeadRedundancy(Rule):
 class RankCollapse(Rule):
     """Find a stack of attention after which all tokens of a sequence are the same.
 
-    Judged by the residual ``||X - 1 mean(X)^T|| / ||X||`` at the output of the last block of each stack, against the
-    residual of what enters. Pure attention halves and squares it from layer to layer; skip connections and MLPs keep it
-    up. Sparse attention is not a cause, but a cure (Wu et al. 2024, arXiv:2405.18781).
+    Judged by the residual ``||X - 1 mean(X)^T|| / ||X||`` of what enters and what leaves the last block of each stack,
+    against what entered the first. Both count, because a module without a skip connection of its own may have one
+    around it. Pure attention halves and squares the residual from layer to layer; skip connections and MLPs keep it up.
+    Sparse attention is not a cause, but a cure (Wu et al. 2024, arXiv:2405.18781).
 
     Source: Dong, Cordonnier and Loukas 2021, arXiv:2103.03404.
 
@@ -228,19 +230,15 @@ class RankCollapse(Rule):
         if reading is None or solved(history) or converged(record, history):
             return ()
         found = []
-        entered = record.value("attention.input_residual")
-        for sites, residuals in _stacks(reading):
-            before = entered if entered is not None and np.isfinite(entered) else float(residuals[0])
-            entered = None
-            limit = min(self.residual, self.share * before)
-            if not float(residuals[-1]) < limit:
+        for sites, before, after in _stacks(reading, record.get("block.input_residual")):
+            limit = min(self.residual, self.share * float(before[0]))
+            if not (limit > 0 and float(before[-1]) < limit and float(after[-1]) < limit):
                 continue
             if _learned(history, "block.rank_residual", [sites[-1]], self.healthy, least=self.residual):
                 continue
-            # Where it went for good: the block after the last one that still kept tokens apart.
-            kept = np.flatnonzero(residuals >= limit)
-            start = int(kept[-1]) + 1 if kept.size else 0
-            found.append(self._finding(sites[start:], float(residuals[-1]), before, limit))
+            # The last block that was given tokens that differ.
+            start = int(np.flatnonzero(before >= limit)[-1])
+            found.append(self._finding(sites[start:], float(after[-1]), float(before[0]), limit))
         return tuple(found)
 
     def _finding(self, layers: tuple[str, ...], value: float, before: float, limit: float) -> Finding:
@@ -255,14 +253,18 @@ class RankCollapse(Rule):
         return Finding(IssueType.RANK_COLLAPSE, Severity.HIGH, layers, value, limit, message, advice, cause=layers[-1])
 
 
-def _stacks(reading: Reading) -> Iterator[tuple[tuple[str, ...], Floats]]:
-    """Yield each list of blocks with its finite residuals, in order: encoder and decoder are judged apart."""
-    stacks: dict[str, list[int]] = {}
-    for index, site in enumerate(reading.sites):
-        if reading.present[index] and np.isfinite(reading.values[index]):
-            stacks.setdefault(site.rpartition(".")[0], []).append(index)
-    for indices in stacks.values():
-        yield tuple(reading.sites[index] for index in indices), reading.values[indices].astype(np.float64)
+def _stacks(outputs: Reading, inputs: Reading | None) -> Iterator[tuple[tuple[str, ...], Floats, Floats]]:
+    """Yield each list of two or more blocks with its finite residuals, before and after: a decoder is judged apart."""
+    entered = {} if inputs is None else inputs.as_dict()
+    stacks: dict[str, list[tuple[str, float, float]]] = {}
+    for site, left in outputs.as_dict().items():
+        came = entered.get(site)
+        if left is not None and came is not None and math.isfinite(left) and math.isfinite(came):
+            stacks.setdefault(site.rpartition(".")[0], []).append((site, came, left))
+    for blocks in stacks.values():
+        if len(blocks) > 1:
+            sites, before, after = zip(*blocks, strict=True)
+            yield tuple(sites), np.array(before, dtype=np.float64), np.array(after, dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

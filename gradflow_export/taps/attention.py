@@ -52,7 +52,7 @@ _OF_SEVERAL: tuple[tuple[str, Callable[[Rows], Tensor]], ...] = (
     ("attention.divergence", head_divergence),
 )
 _HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads")
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
 _PARTS = (nn.Softmax, nn.Dropout)
 
 
@@ -123,11 +123,11 @@ class AttentionTap:
         self._unseen, self._called = 0, False
         self._heads: dict[int, int] = {}
         self._sites: dict[int, str] = {}
-        self._owners: dict[int, str] = {}
+        self._blocks: dict[int, str] = {}
         self._entropies: dict[int, Tensor] = {}
         self._values: dict[str, dict[int, Tensor]] = {}
         self._residuals: dict[int, Tensor] = {}
-        self._input: tuple[int, Tensor] | None = None
+        self._inputs: dict[int, Tensor] = {}
 
     @property
     def modules(self) -> int:
@@ -138,7 +138,7 @@ class AttentionTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         names = ("attention.entropy", *(name for name, _ in (*_OF_ANY, *_OF_SEVERAL)))
-        return tuple(spec(name) for name in (*names, "block.rank_residual", "attention.input_residual"))
+        return tuple(spec(name) for name in (*names, "block.rank_residual", "block.input_residual"))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts every function back."""
@@ -246,30 +246,30 @@ class AttentionTap:
             self._values.setdefault(name, {})[place] = measure(rows)
         if self._keep_weights:
             self.weights[call.known.site] = rows.weights[0]
-        owner = _owner(self._calls.stack, call)
-        owner.holds_attention = True
-        if self._input is None or owner.known.place < self._input[0]:
-            before = _tokens(owner.given, owner.known)
-            if before is not None:
-                self._input = (owner.known.place, rank_residual(before))
+        block = _block(self._calls.stack)
+        if block is not None:
+            block.holds_attention = True
+            self._tell_apart(self._inputs, block.known, block.given)
+
+    def _tell_apart(self, residuals: dict[int, Tensor], known: _Known, value: Any) -> None:
+        """Take how much tells the tokens of a block's input or output apart, once in a step."""
+        tokens = _tokens(value, known)
+        if tokens is not None and known.place not in residuals:
+            residuals[known.place], self._blocks[known.place] = rank_residual(tokens), known.site
 
     def _left(self, call: _Call, output: Any) -> None:
         """Take what a block with attention gives out."""
-        tokens = _tokens(output, call.known)
-        if tokens is not None and call.known.place not in self._residuals:
-            with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
-                self._residuals[call.known.place] = rank_residual(tokens)
-            self._owners[call.known.place] = call.known.site
+        with torch.no_grad():
+            self._tell_apart(self._residuals, call.known, output)
 
     def drain(self) -> Drained:
         """Give out what was read since the last call, and forget it."""
         if self._called:
             self._unseen = self._unseen + 1 if not self._sites else 0
         out: Drained = [*self._of_heads(), *self._of_modules()]
-        if self._residuals:
-            out.append(_pending("block.rank_residual", self._owners, self._residuals))
-        if self._input is not None:
-            out.append(Pending("attention.input_residual", ("",), self._input[1].reshape(1)))
+        for metric, residuals in (("block.rank_residual", self._residuals), ("block.input_residual", self._inputs)):
+            if residuals:
+                out.append(_pending(metric, self._blocks, residuals))
         self.forget()
         return out
 
@@ -293,7 +293,7 @@ class AttentionTap:
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
         self._entropies, self._values, self._residuals, self.weights = {}, {}, {}, {}
-        self._input, self._called = None, False
+        self._inputs, self._called = {}, False
 
 
 def _pending(metric: str, sites: dict[int, str], values: dict[int, Tensor]) -> Pending:
@@ -332,18 +332,22 @@ def _describe(model: nn.Module) -> Iterator[tuple[int, _Known]]:
                 site_name(name) or type(module).__name__,
                 place,
                 next((count for count in heads if isinstance(count, int) and count > 0), None),
-                bool(name) and isinstance(parent, _CONTAINERS),
+                bool(name) and _is_stack(parent, module),
                 name in tokens_first,
                 isinstance(module, _PARTS),
             ),
         )
 
 
-def _owner(stack: list[_Call], reader: _Call) -> _Call:
-    """Return the block whose attention this is: the innermost member of a list, else the module around it."""
-    upwards = stack[: stack.index(reader) + 1][::-1]
-    around = upwards[1] if len(upwards) > 2 else upwards[0]
-    return next((call for call in upwards if call.known.member), around)
+def _is_stack(parent: nn.Module | None, module: nn.Module) -> bool:
+    """Whether a module is one of several alike, one after the other, or the only one of its list."""
+    members = list(parent.children()) if isinstance(parent, _CONTAINERS) else []
+    return len(members) == 1 or sum(type(member) is type(module) for member in members) > 1
+
+
+def _block(stack: list[_Call]) -> _Call | None:
+    """Return the block whose attention was called: the innermost member of a list of like modules."""
+    return next((call for call in reversed(stack) if call.known.member), None)
 
 
 def _tokens(value: Any, known: _Known) -> Tensor | None:

@@ -184,6 +184,7 @@ def healthy(steps):
                 reading("attention.sink", lambda: 0.3),
                 reading("attention.max_logit", lambda: 4.0),
                 reading("block.rank_residual", lambda: 0.7),
+                reading("block.input_residual", lambda: 0.7),
             ),
         )
 

@@ -135,7 +135,7 @@ def test_attention_is_seen_however_it_is_computed_and_training_is_the_same(way, 
     assert found == pytest.approx(entropy.tolist(), rel=1e-5)
     assert record.get("attention.diversity").sites == ("blocks.0.attention", "blocks.1.attention")
     assert record.get("block.rank_residual").sites == ("blocks.0", "blocks.1")
-    assert record.value("attention.input_residual") == pytest.approx(
+    assert record.value("block.input_residual", "blocks.0") == pytest.approx(
         float(((x - x.mean(1, keepdim=True)).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)).mean()), rel=1e-5
     )
 
@@ -194,7 +194,7 @@ def test_encoder_layers_are_read_along_the_tokens(batch_first, watching, recorde
     assert record.get("attention.sink").sites == tuple(f"{site}.self_attn" for site in sites)
     assert record.get("block.rank_residual").sites == sites
     # Equal tokens go in, so that along the tokens nothing tells them apart.
-    assert record.value("attention.input_residual") == pytest.approx(0.0, abs=1e-6)
+    assert record.value("block.input_residual", sites[0]) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("recompute", ["reentrant", "plain"])

@@ -91,21 +91,24 @@ def test_redundancy_needs_heads_alike_from_the_start_or_without_learning():
 
 
 def test_rank_collapse_names_the_block_from_which_it_never_recovers():
-    """The first block after the last healthy one is named, each stack is judged apart, and the input counts."""
+    """The last block that was given differing tokens is named, each stack apart; a skip around attention saves it."""
     sites = ("enc.0", "enc.1", "enc.2", "dec.0", "dec.1")
 
-    def readings(values, entered=0.9):
+    def readings(before, after):
         return lambda _: (
-            Reading.of("block.rank_residual", sites, values),
-            Reading.run("attention.input_residual", entered),
+            Reading.of("block.input_residual", sites, before),
+            Reading.of("block.rank_residual", sites, after),
         )
 
-    (issue,) = judged(RankCollapse(), readings((0.5, 1e-3, 1e-5, 0.6, 0.5)))
+    (issue,) = judged(RankCollapse(), readings((0.9, 0.5, 1e-3, 0.7, 0.6), (0.5, 1e-3, 1e-5, 0.6, 0.5)))
     assert issue.layers == ("enc.1", "enc.2")
-    (other,) = judged(RankCollapse(), readings((0.5, 0.4, 0.3, 0.6, 1e-4)))
-    assert other.layers == ("dec.1",)
-    assert judged(RankCollapse(), readings((0.5, 1e-3, 0.4, 0.6, 0.5))) == ()
-    assert judged(RankCollapse(), readings((0.02, 0.02, 0.02, 0.6, 0.5), entered=0.03)) == ()
+    (other,) = judged(RankCollapse(), readings((0.9, 0.5, 0.4, 0.6, 1e-3), (0.5, 0.4, 0.3, 1e-3, 1e-4)))
+    assert other.layers == ("dec.0", "dec.1")
+    around = readings((0.9, 0.8, 0.8, 0.7, 0.7), (1e-3, 1e-3, 1e-3, 1e-3, 1e-3))
+    assert judged(RankCollapse(), around) == ()
+    alike_before = readings((0.03, 0.02, 0.02, 0.7, 0.7), (0.02, 0.02, 0.02, 0.6, 0.5))
+    assert judged(RankCollapse(), alike_before) == ()
+    assert judged(RankCollapse(), readings((None,) * 5, (1e-3,) * 5)) == ()
 
 
 @pytest.mark.parametrize(
