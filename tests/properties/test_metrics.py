@@ -12,7 +12,7 @@ from gradflow_export.assemble import histogram_of, root_of_squares
 from gradflow_export.metrics.direction import cosine
 from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
-from gradflow_export.metrics.logits import logit_statistics, target_statistics
+from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics, target_statistics
 from gradflow_export.metrics.norms import l2_norms, norm
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.metrics.samples import even_sample, rows_of
@@ -243,13 +243,15 @@ def test_confidence_does_not_change_when_logits_are_shifted(rows, shift):
     targets = torch.arange(len(rows)) % len(rows[0])
     moved = logit_statistics(logits + shift)
     plain = logit_statistics(logits)
-    assert moved[3:].tolist() == pytest.approx(plain[3:].tolist(), abs=1e-9)
-    assert moved[:3].tolist() == pytest.approx((plain[:3] + shift).tolist(), abs=1e-9)
+    moves = [name in {"logits.max", "logits.min", "logits.mean", "logits.log_z"} for name in LOGIT_METRICS]
+    assert moved.tolist() == pytest.approx(
+        (plain + shift * torch.tensor(moves, dtype=torch.float64)).tolist(), abs=1e-9
+    )
     assert target_statistics(logits + shift, targets)[[0, 2]].tolist() == pytest.approx(
         target_statistics(logits, targets)[[0, 2]].tolist(), abs=1e-9
     )
-    assert 0 <= plain[5] <= 1 + 1e-9
-    assert -1e-9 <= plain[6] <= 1 + 1e-9
+    assert 0 <= plain[LOGIT_METRICS.index("confidence.max")] <= 1 + 1e-9
+    assert -1e-9 <= plain[LOGIT_METRICS.index("confidence.entropy")] <= 1 + 1e-9
 
 
 @holds_for(ENTRIES, st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
