@@ -48,9 +48,9 @@ class Taps:
     loss: LossTap
     runtime: RuntimeTap
     origin: OriginTap
-    sampled: tuple[SampledTap, ...] = ()
     moments: MomentTap
     clipping: ClippingTap
+    sampled: tuple[SampledTap, ...] = ()
 
     def policy(self, policy: object) -> None:
         """Take the distribution of actions that the user hands over."""
@@ -97,6 +97,8 @@ class TrainingLoop:
         named: tuple[tuple[str, Tap], ...] = (
             ("gradients", taps.gradients),
             ("updates", taps.updates),
+            ("moments", taps.moments),
+            ("clipping", taps.clipping),
             ("loss", taps.loss),
             ("blocks", taps.blocks),
             ("origin", taps.origin),
@@ -104,19 +106,17 @@ class TrainingLoop:
         )
         self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
         self._read_gradients = part("gradients")(self._take_gradients)
-            ("moments", taps.moments),
-            ("clipping", taps.clipping),
+        self._compare = part("clipping")(taps.clipping.compare)
         self._find_origin = part("origin")(taps.origin.inspect)
         self._updates_before = part("updates")(self._take_weights)
+        self._read_moments = part("moments")(taps.moments.after)
         self._updates_after = part("updates")(self._take_updates)
         self._read_memory = part("memory")(self._take_memory)
         self._transfer = part("transfer")(self._pack)
 
     def attach(self) -> contextlib.ExitStack:
-        self._compare = part("clipping")(taps.clipping.compare)
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
         self.taps.blocks.store.on_backward = self.notice_lonely
-        self._read_moments = part("moments")(taps.moments.after)
         with contextlib.ExitStack() as stack:
             # First of all hooks, so that what other taps do after the step does not count as the step's time.
             stack.callback(register_optimizer_step_post_hook(self._stamp).remove)
@@ -158,6 +158,8 @@ class TrainingLoop:
                 self._read_gradients(step)
             if "updates" in self._due:
                 self._updates_after(step)
+            if "moments" in self._due:
+                self._read_moments(step)
         self._collect(_learning_rate(step.optimizer))
         if self._open is not None:
             self._open.scaled |= step.scaled
@@ -165,8 +167,6 @@ class TrainingLoop:
         if step.optimizer not in self._partners:
             self._partners.add(step.optimizer)
         elif all(optimizer in self._stepped for optimizer in self._partners):
-            if "moments" in self._due:
-                self._read_moments(step)
             self._finish()
 
     def skip(self, step: OptimizerStep) -> None:
@@ -224,6 +224,7 @@ class TrainingLoop:
         norms, self.taps.gradients.norms = self.taps.gradients.norms, None
         if norms is not None:
             self._find_origin(step, norms)
+            self._compare(step, norms)
 
     def _take_weights(self, step: OptimizerStep) -> None:
         self.taps.updates.before(step)
@@ -231,7 +232,6 @@ class TrainingLoop:
     def _take_updates(self, step: OptimizerStep) -> None:
         self.taps.updates.after(step)
 
-            self._compare(step, norms)
     def _take_memory(self, scalars: dict[str, float]) -> None:
         scalars.update(self.taps.runtime.read())
 
@@ -295,6 +295,7 @@ class TrainingLoop:
             self._asked_at = step
         self._due = frozenset() if self.paused else self.schedule.due(step, asked=asked)
         self.taps.loss.want_logits = "logits" in self._due
+        self.taps.clipping.armed = "clipping" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due
         self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
         for tap in self.taps.sampled:
@@ -302,7 +303,6 @@ class TrainingLoop:
 
 
 def _drain(tap: Tap, into: Drained) -> None:
-        self.taps.clipping.armed = "clipping" in self._due
     into.extend(tap.drain())
 
 

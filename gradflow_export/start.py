@@ -84,18 +84,18 @@ def make_loop(
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     discrete = DiscreteTap(model, pairs=pairs, only=only, guard=part("discrete"))
+    clipping = ClippingTap(reference, guard=part("clipping"))
     taps = Taps(
         BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
-    clipping = ClippingTap(reference, guard=part("clipping"))
         GradientTap(),
         UpdateTap(reference),
         LossTap(criterion, model=reference, on_backward=clipping.begin, guard=part("loss")),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
-        (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),
-    )
         MomentTap(),
         clipping,
+        (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),
+    )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
