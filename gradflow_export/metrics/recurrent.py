@@ -21,7 +21,7 @@ GATES: Mapping[str, int] = MappingProxyType({"RNN_TANH": 1, "RNN_RELU": 1, "GRU"
 DECAYED = 0.1
 """A gradient has been forgotten when this share of it is left."""
 
-SPECTRA = 8
+SPECTRA = 5
 """States at which the Jacobian's spectrum is taken, for a small layer."""
 _SPECTRUM_WORK = 8 * 64**3
 RANK_DIMENSION = 512

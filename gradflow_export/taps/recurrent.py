@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -152,8 +153,8 @@ class RecurrentTap:
                     return
                 taken = self._taken[index] = layers
             room = known.steps - taken.steps
-            layout, values, length = call.within(room)
-            taken.uncopied += length - len(layout.sizes)
+            layout, values = call.within(room)
+            taken.uncopied += call.length - len(layout.sizes)
             if not layout.sizes:
                 return
             taken.steps += len(layout.sizes)
@@ -182,24 +183,26 @@ class _Read:
     """One call's tensors, nothing copied yet.
 
     Attributes:
-        steps: The input at each step. Shape of each: ``[sequences still going, features]``.
+        inputs: One tensor ``[steps, sequences, features]``, or of a packed batch one ``[still going, features]`` per
+            step.
+        sizes: Sequences that are still going at each step.
+        features: Width of the input.
         length: Steps of the longest sequence.
         states: States before the call. Shape of each: ``[layers * directions, sequences, width]``.
     """
 
-    steps: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    features: int
     length: int
     states: tuple[Tensor, ...]
 
-    def within(self, room: int) -> tuple[CallLayout, list[Tensor], int]:
-        """Return the layout of at most ``room`` steps, their tensors, and the steps there are."""
-        steps = self.steps[: max(room, 0)]
-        layout = CallLayout(
-            tuple(step.shape[0] for step in steps),
-            steps[0].shape[1] if steps else 0,
-            tuple(tuple(state.shape) for state in self.states),
-        )
-        return layout, [*steps, *self.states], self.length
+    def within(self, room: int) -> tuple[CallLayout, list[Tensor]]:
+        """Return the layout of at most ``room`` steps, and their tensors."""
+        room = max(room, 0)
+        inputs = [self.inputs[0][:room]] if self.inputs[0].dim() == 3 else list(self.inputs[:room])
+        layout = CallLayout(self.sizes[:room], self.features, tuple(tuple(state.shape) for state in self.states))
+        return layout, [*inputs, *self.states]
 
 
 def _read_call(known: _Known, inputs: Any, state: Any) -> _Read | None:
@@ -210,11 +213,11 @@ def _read_call(known: _Known, inputs: Any, state: Any) -> _Read | None:
     if isinstance(inputs, PackedSequence):
         if inputs.sorted_indices is not None:
             states = tuple(each.index_select(1, inputs.sorted_indices[: known.sequences]) for each in states)
-        steps, start = [], 0
-        for size in map(int, inputs.batch_sizes[: known.steps]):
-            steps.append(inputs.data[start : start + min(size, known.sequences)])
-            start += size
-        length = len(inputs.batch_sizes)
+        sizes = tuple(map(int, inputs.batch_sizes[: known.steps]))
+        starts = (0, *accumulate(sizes))
+        sizes = tuple(min(size, known.sequences) for size in sizes)
+        given = tuple(inputs.data[start : start + size] for start, size in zip(starts, sizes, strict=False))
+        features, length = inputs.data.shape[-1], len(inputs.batch_sizes)
     else:
         if not isinstance(inputs, Tensor):
             return None
@@ -227,11 +230,12 @@ def _read_call(known: _Known, inputs: Any, state: Any) -> _Read | None:
         if known.cell:
             inputs = inputs.unsqueeze(0)
             states = tuple(each.unsqueeze(0) for each in states)
-        length = inputs.shape[0]
-        steps = list(inputs[: known.steps, : known.sequences].unbind())
-    if not steps or steps[0].numel() == 0:
+        given = (inputs[: known.steps, : known.sequences],)
+        sizes = (given[0].shape[1],) * given[0].shape[0]
+        features, length = inputs.shape[-1], inputs.shape[0]
+    if not sizes or sizes[0] == 0:
         return None
-    return _Read(tuple(steps), length, tuple(each[:, : known.sequences] for each in states))
+    return _Read(given, sizes, features, length, tuple(each[:, : known.sequences] for each in states))
 
 
 def _weights(known: _Known, module: nn.Module) -> _Taken | None:
