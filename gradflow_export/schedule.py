@@ -98,7 +98,8 @@ class Schedule:
             return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS))
         if name in {"statistics", "histograms"}:
             return step in RARE_STEPS or step % interval == 0 or (asked and name == "statistics")
-        settling = step <= SETTLING_STEPS and step % min(SETTLING_INTERVAL, interval) == 0
+        # What the discrete instrument tells changes slowly, and it takes longer than the others.
+        settling = name != "discrete" and step <= SETTLING_STEPS and step % min(SETTLING_INTERVAL, interval) == 0
         return asked or step <= DENSE_STEPS or settling or step % interval == 0
 
 

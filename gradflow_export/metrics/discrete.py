@@ -32,23 +32,33 @@ def update_scores(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Tenso
     Source: rounding of updates as in Zamirai et al. 2020, arXiv:2010.06192; quantisation noise as in Bennett 1948.
     """
     sums = torch.stack([_sums(d, e) for d, e in zip(actual, expected, strict=True)], dim=1)
-    entries, intended, lost, changed, d_square, e_square, product, error = sums
+    intended, changed, both, d_square, e_square, product, error = sums
+    entries = torch.tensor([float(max(e.numel(), 1)) for e in expected], dtype=sums.dtype, device=sums.device)
     error = torch.where(e_square > 0, error, torch.full_like(error, torch.nan))
     cosine = product / (d_square.sqrt() * e_square.sqrt())
     ratio = (d_square / e_square).sqrt()
     # A lost update has no direction, yet its score is known: nothing of it arrived.
     score = torch.where(d_square == 0, ratio, cosine.clamp(0, 1) * torch.minimum(ratio, 1 / ratio))
     return torch.stack(
-        [lost / intended, intended / entries, changed / entries, error / e_square, cosine.clamp(-1, 1), score]
+        [
+            (intended - both) / intended,
+            intended / entries,
+            changed / entries,
+            error / e_square,
+            cosine.clamp(-1, 1),
+            score,
+        ]
     )
 
 
 def _sums(actual: Tensor, expected: Tensor) -> Tensor:
     d, e = actual.reshape(-1), expected.reshape(-1)
     meant, moved = e != 0, d != 0
-    counts = [torch.tensor(max(d.numel(), 1), device=d.device), meant.sum(), (meant & ~moved).sum(), moved.sum()]
-    products = [torch.dot(d, d), torch.dot(e, e), torch.dot(d, e), torch.dot(d - e, d - e)]
-    return torch.stack([*(count.to(d.dtype) for count in counts), *products])
+    counts = torch.stack([torch.count_nonzero(flags) for flags in (meant, moved, meant & moved)])
+    off = d - e
+    return torch.cat(
+        [counts.to(d.dtype), torch.stack([torch.dot(a, b) for a, b in ((d, d), (e, e), (d, e), (off, off))])]
+    )
 
 
 def signal_to_noise(error: float) -> float:

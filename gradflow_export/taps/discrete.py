@@ -27,6 +27,9 @@ from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps
 ENTRIES = 2**19
 """Entries looked at in one step, shared out evenly among the parameters; whole rows of each."""
 
+AT_ONCE = 100
+"""Parameters scored in one step, so that its cost is bounded; the others have their turn at the next ones."""
+
 CORRELATED_NODES = 4096
 _SCORE_METRICS = tuple(f"parameter.{name if name.endswith('share') else f'update_{name}'}" for name in SCORES)
 _NODE_METRICS = (
@@ -93,6 +96,10 @@ class DiscreteTap:
         self._counts = tuple(float(named[n].shape[0]) if named[n].dim() else 1.0 for n in self._node_sites)
         self._wanted = {n for n, p in named.items() if self._all_rows or is_coarse(p)}
         self._wanted |= {*self._node_sites, *magnitudes}
+        # Nodes belong together, and rows were asked for: only parameters that are scored alone can wait.
+        alone = not self._all_rows and not self._node_sites
+        self._turns = max(-(-len(self._wanted) // AT_ONCE), 1) if alone else 1
+        self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._share = max(entries // max(len(self._wanted), 1), 1)
         reference = weakref.ref(model)
         self._steps = OptimizerSteps(reference, self._before, self._after, only, skipped=self._skip, guard=guard)
@@ -102,8 +109,8 @@ class DiscreteTap:
 
     @property
     def modules(self) -> int:
-        """How many parameters are looked at; 0 when none is coarse or complex and nothing was asked for."""
-        return len(self._wanted)
+        """How many parameters are looked at in one step; 0 when none is coarse or complex, nor asked for."""
+        return -(-len(self._wanted) // self._turns)
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -152,8 +159,11 @@ class DiscreteTap:
         self._open.pop(step.optimizer, None)
 
     def _look(self, step: OptimizerStep, optimizer: Optimizer) -> Iterator[_Entry]:
-        owned = step.owned
+        owned, turn = step.owned, self._turn.get(optimizer, 0)
+        self._turn[optimizer] = turn + 1
         for parameter, place, number in zip(owned.parameters, owned.where, owned.groups, strict=True):
+            if (place + turn) % self._turns:
+                continue
             if owned.sites[place] not in self._wanted or parameter.layout is not torch.strided or not parameter.numel():
                 continue
             gradient = None if step.closure else _dense(parameter.grad)

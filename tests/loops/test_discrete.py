@@ -193,3 +193,19 @@ def test_loss_components_are_means_over_micro_batches_and_shares_of_their_sizes(
     records = observed(3)
     assert records[1].get("loss.component").as_dict() == {"a": 2.0, "b": -2.0}
     assert records[2].get("loss.component_share").as_dict() == pytest.approx({"a": 0.4, "b": 0.6})
+
+
+def test_many_parameters_take_turns(monkeypatch):
+    """With more than fit into one step each is read again after as many steps as there are turns."""
+    monkeypatch.setattr("gradflow_export.taps.discrete.AT_ONCE", 2)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)).bfloat16()
+    optimizer = SGD(model.parameters())
+    memory = MemoryWriter()
+    with Exporter(model, backends=[memory], strict=True).watch():
+        for _ in range(4):
+            plain_loop(model, optimizer, torch.randn(4, 6).bfloat16())
+    read = [{s for s, v in r.get(LOST).as_dict().items() if v is not None} for r in memory.records]
+    assert [len(sites) for sites in read] == [2, 2, 2, 2]
+    assert read[0] | read[1] == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert (read[2], read[3]) == (read[0], read[1])
+    assert all(record.value("update.lost_share") is not None for record in memory.records)
