@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, GradientGainMonitor, Issue, IssueType, Severity, read_run
+from gradflow_export import Exporter, GradientFlowAnalyzer, GradientGainMonitor, Issue, IssueType, Severity, read_run
 
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,6 +38,12 @@ with GradientGainMonitor(model, norm_type="l2", strict_single_backward=True, eps
     mean: float = monitor.summary_stats()["mean_gain"]
     described: str = monitor.report()
     monitor.reset()
+
+analyzer = GradientFlowAnalyzer(model, enable_jacobian=True, enable_vector_analysis=True, vanishing_threshold=1e-6)
+listed: list[Issue] = analyzer.analyze(lambda: torch.zeros(2, 4), lambda out: out.sum(), steps=5, optimizer=optimizer)
+listed = analyzer.analyze(lambda: (torch.zeros(2, 4),), lambda out: (out.sum(), -out.sum()), players=["0", model[2]])
+analyzer.print_summary(listed)
+curl: float | None = None if analyzer.vector is None else analyzer.vector.curl
 
 run = read_run("runs/a")
 last: float | None = run.records[-1].value("loss")
