@@ -106,7 +106,7 @@ def test_every_layer_and_direction_gets_the_inputs_it_had(kind):
     """With two layers and both directions, each layer's radius is that of autograd at the states PyTorch went through."""
     torch.manual_seed(3)
     module = KINDS[kind](num_layers=2, bidirectional=True).double()
-    x = torch.randn(7, 1, 3, dtype=torch.float64)
+    x = torch.randn(5, 1, 3, dtype=torch.float64)  # so few states are all sampled
     found = captured(module, lambda: module(x))
     name = type(module).__name__
     assert {site for _, site in found} == {f"{name}.l{layer}{d}" for layer in (0, 1) for d in ("", "_reverse")}
@@ -123,8 +123,7 @@ def test_every_layer_and_direction_gets_the_inputs_it_had(kind):
                 radii.append(float(torch.linalg.eigvals(true_jacobian(single, now, z)).abs().max()))
                 z = flat(single(now[None], state_of(single, z))[1]).detach()
             measured = found[("recurrent.spectral_radius", f"{name}.{suffix[1:]}")]
-            assert min(radii) - 1e-9 <= measured <= max(radii) + 1e-9
-            assert measured == pytest.approx(np.median(radii), rel=0.2)
+            assert measured == pytest.approx(np.median(radii), rel=1e-9)
             out = single(turned)[0]
             outputs.append(out.flip(0) if suffix.endswith("reverse") else out)
         inputs = torch.cat(outputs, dim=2).detach()
