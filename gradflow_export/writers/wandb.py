@@ -162,8 +162,8 @@ class WandbWriter:
                 if not rows.hooked:
                     rows.finish()
         own, self._own = self._own, None
-        if own is not None and rows is not None:
-            rows.try_to("the end of the run", own.finish)
+        if own is not None and rows is not None and not wandb_runs.finish(own, rows.try_to):
+            rows.ended = True
 
     def _attach(self) -> RideRows | None:
         """Find the active run; a new one gets the run's description and what waited for it."""

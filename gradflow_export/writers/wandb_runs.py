@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import inspect
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gradflow_export.errors import ArgumentError, MissingPackageError, nearest
@@ -71,6 +73,31 @@ def start(module: Any, init: Mapping[str, Any]) -> Any:
             reason[:200],
         )
         return module.init(**{**arguments, "mode": "offline"})
+
+
+def finish(run: Any, try_to: Callable[[str, Callable[[], Any]], object]) -> bool:
+    """Finish a run that :func:`start` began; W&B keeps to ``finish_timeout`` unless an alert waits for the server.
+
+    Args:
+        run: The run.
+        try_to: Calls what it is given and never raises.
+
+    Returns:
+        Whether it ended within its limit and a second.
+    """
+    limit = float(getattr(run.settings, "finish_timeout", 0) or 0)
+    ending = threading.Thread(target=try_to, args=("the end of the run", run.finish), daemon=True)
+    ending.start()
+    ending.join(limit + 1 if limit else None)
+    if ending.is_alive():
+        folder = Path(run.dir).parent
+        _log.warning(
+            "gradflow: W&B did not end the run within %.0f s and is left to it; should the process end first, "
+            "`wandb sync --include-online %s` sends what is on disk",
+            limit + 1,
+            folder,
+        )
+    return not ending.is_alive()
 
 
 def _with_limits(module: Any, settings: Any) -> Any:
