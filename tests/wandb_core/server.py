@@ -108,7 +108,9 @@ class LoopbackServer:
         self.stop()
 
     def stop(self):
-        """Go away: connections are refused from now on, and those that are open end."""
+        """Go away: connections are refused from now on, and those that are open end; calling it again does nothing."""
+        if self.stopped.is_set():
+            return
         self.stopped.set()
         self.http.shutdown()
         self.http.server_close()
@@ -131,6 +133,7 @@ class LoopbackServer:
             with self.lock:
                 self.refused += 1
             self.stopped.wait()
+            raise ConnectionAbortedError
         with self.lock:
             if self.down:
                 self.refused += 1

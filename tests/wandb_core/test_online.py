@@ -63,33 +63,45 @@ def test_a_resumed_run_goes_on(server, begin, make):
     assert ours(server, run.id) == [(step, 0.5) for step in range(1, 21)]
 
 
-def test_an_outage_loses_nothing(server, begin, make):
-    """While the server answers 503 everything waits, and then arrives once and in order."""
-    run, writer = begin(settings=server.settings()), make.writer()
+SOON = {
+    f"x_{part}_retry_wait_{bound}_seconds": 1
+    for part in ("graphql", "file_stream", "file_transfer")
+    for bound in ("min", "max")
+}
+
+
+def test_ten_seconds_of_503_lose_nothing(server, begin, make):
+    """While the server answers 503 everything waits, and then arrives once and in order, alerts too."""
+    run, writer = begin(settings={**server.settings(), **SOON}), make.writer()
     server.down = 503
+    over = time.monotonic() + 10.0
     for step in range(1, 101):
-        issues = (make.issue(layer=f"layer{step}", step=step),) if step in (20, 60) else ()
+        issues = (make.issue(layer=f"layer{step}", step=step),) if step % 20 == 0 else ()
         writer.write(make.record(step, Reading.run("loss", 0.5), issues=issues))
         run.log({"mine": step})
-    while not server.refused:
-        time.sleep(0.05)
+        time.sleep(max(0.0, over - time.monotonic()) / (101 - step))
+    refused, alerts = server.refused, len(server.alerts)
     server.down = None
     writer.close()
     run.finish()
+    assert refused >= 5
+    assert alerts == 0
     assert [row["mine"] for row in server.history(run.id) if "mine" in row] == list(range(1, 101))
     assert ours(server, run.id) == [(step, 0.5) for step in range(1, 101)]
-    assert [alert["title"][-7:] for alert in server.alerts] == ["layer20", "layer60"]
+    assert [alert["title"][-5:] for alert in server.alerts] == ["yer20", "yer40", "yer60", "yer80", "er100"]
 
 
-def test_a_server_that_is_gone_does_not_keep_the_end_waiting(beside_server, begin, make, read, place):
-    """A run of our own ends within its limit, and all of it is on disk for ``wandb sync``."""
-    with beside_server.LoopbackServer() as server:
-        writer = make.writer(project="test", settings=server.settings())
-        run = wandb.run
-        writer.write(make.record(1))
+@pytest.mark.parametrize("how", ["gone", "hanging"])
+def test_a_server_in_trouble_does_not_keep_the_end_waiting(server, make, read, how):
+    """A run of our own is closed within 10 s, and all of it is on disk for ``wandb sync``."""
+    writer = make.writer(project="test", settings={**server.settings(), "finish_timeout": 2.0})
+    run = wandb.run
+    writer.write(make.record(1))
+    server.hanging = True
+    if how == "gone":
+        server.stop()
     for step in range(2, 51):
-        issues = (make.issue(),) if step == 20 else ()
-        writer.write(make.record(step, issues=issues))
+        writer.write(make.record(step))
         run.log({"mine": step})
     closing = threading.Thread(target=writer.close)
     closing.start()
