@@ -104,8 +104,8 @@ export class LineCard {
   get course(): Course | null {
     const mean = this.#content?.series.blocks.get("mean");
     if (this.#content === null || mean === undefined || this.#content.series.columns < 2) return null;
-    const known = mean.values.filter(Number.isFinite);
-    return { title: this.#content.spec.title, from: known[0] ?? NaN, to: mean.values[this.#content.series.columns - 1] ?? NaN };
+    const arrived = [...mean.values].filter((_, column) => cellKind(mean.bits[column] ?? 0) !== "missing");
+    return { title: this.#content.spec.title, from: arrived.find(Number.isFinite) ?? NaN, to: arrived.at(-1) ?? NaN };
   }
 
   get columns(): number {

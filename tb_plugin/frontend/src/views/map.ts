@@ -38,7 +38,7 @@ export interface MapContent {
 }
 
 const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL, LETTER] = [187, 408, 17, 14, 6.6];
-const [NAME_LETTERS, SWATCHES, AXIS] = [26, 50, 46];
+const [NAME_LETTERS, SWATCHES, AXIS, EDGE] = [26, 50, 46, 10];
 const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom, 0 shows all steps.";
 
 function heightOf(sites: number): number {
@@ -356,7 +356,11 @@ function placeTicks(axis: HTMLElement, ticks: readonly { readonly x: number; rea
   const box = axis.children[0];
   if (box === undefined) return;
   const make = ({ text }: { readonly text: string }): HTMLElement => el("span", { text });
-  keepChildren(box, ticks, ({ text }) => text, make, (label, { x }) => (label.style.left = `${x}px`));
+  keepChildren(box, ticks, ({ text }) => text, make, (label, { x }) => {
+    label.style.left = `${x}px`;
+    // What stands at the left edge must not run into the axis beside it.
+    label.style.transform = x < EDGE ? "none" : "";
+  });
 }
 
 function steps(series: Series, column: number): string {

@@ -56,8 +56,9 @@ export class StripView {
   }
 
   showStep(step: number): void {
+    // Of several issues at one step the chosen one stays chosen, until somebody goes elsewhere.
+    if (this.#step !== step && this.#chosen?.step !== step) this.#chosen = null;
     this.#step = step;
-    if (this.#chosen !== null && this.#chosen.step !== step) this.#chosen = null;
     const at = this.#share(step + 0.5);
     this.#cursor.hidden = at < 0 || at > 1;
     this.#cursor.style.left = `${at * 100}%`;

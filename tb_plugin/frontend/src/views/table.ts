@@ -70,8 +70,10 @@ export class HealthTable {
 
   show(group: Group, moment: Moment): void {
     this.#moment = moment;
-    this.#columns = columnsOf(group, this.#metrics);
-    this.#rows = rowsOf(group, moment, this.#issues, this.#columns);
+    const columns = columnsOf(group, this.#metrics);
+    this.#rows = rowsOf(group, moment, this.#issues, columns);
+    // A question that no row answers is not asked.
+    this.#columns = columns.filter(({ key }) => this.#rows.some(({ cells }) => cells[key] !== null));
     this.#draw();
   }
 
