@@ -16,7 +16,7 @@ from gradflow_export.rules.profiles import THRESHOLDS
 from gradflow_export.schedule import Schedule
 
 SECTION = "diagnostics"
-_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite"})
+_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget"})
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Settings:
         alerts_enabled: False judges nothing.
         rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
             where it costs no waiting for a device.
+        budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -39,6 +40,7 @@ class Settings:
     enabled: bool = True
     alerts_enabled: bool = True
     rerun_nonfinite: bool | None = None
+    budget: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON-ready values, for the run's description."""
@@ -48,6 +50,7 @@ class Settings:
             "intervals": dict(self.schedule.intervals),
             "thresholds": dict(self.thresholds),
             "alerts_enabled": self.alerts_enabled,
+            "budget": self.budget,
         }
 
 
@@ -58,7 +61,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
-            ``rerun_nonfinite`` and the names in ``rules.profiles.THRESHOLDS``; ``None`` means not given.
+            ``rerun_nonfinite``, ``budget`` and the names in ``rules.profiles.THRESHOLDS``; ``None`` means not given.
 
     Raises:
         ArgumentError: A key is unknown (the message names the nearest) or a value cannot be used.
@@ -86,7 +89,18 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         enabled=values.get("enabled", True),
         alerts_enabled=values.get("alerts_enabled", True),
         rerun_nonfinite=values.get("rerun_nonfinite"),
+        budget=_check_budget(values.get("budget")),
     )
+
+
+def _check_budget(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(f"budget must be a share of the step, got {value!r}; for example budget=0.01.")
+    if not 0 < value <= 1:
+        raise ArgumentError(f"budget must be a share above 0 and at most 1, got {value!r}; 0.01 allows one per cent.")
+    return float(value)
 
 
 def _flatten(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class Exporter(Reports):
     Args:
         model: What is trained; ``DataParallel``, ``DistributedDataParallel`` and compiled wrappers are looked through.
         backends: Names (``"tensorboard"``, ``"wandb"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
+        wandb: Have ``"wandb"`` start a run of its own with these arguments of ``wandb.init``, offline where there is no
+            login or server: ``{"project": "mine"}``; those of ``WandbWriter`` too. Left out, the active run is used.
         logdir: Directory for files; by default ``runs/<time>_<model class>``.
         every: Steps between two records.
         profile: ``"robust"`` (scale-free rules) or ``"seed"`` (the fixed thresholds of the seed documents).
@@ -63,10 +65,12 @@ class Exporter(Reports):
             ``diagnostics``. Keyword arguments win.
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
-        start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         rerun_nonfinite: Whether a step whose gradients are NaN or Inf has its forward passes repeated before the
             optimizer uses them, which tells the layer where it began: True, False, or by default on the CPU only,
             because on other devices looking makes the training thread wait for the device at every step.
+        budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
+            stretched until it is kept. What is read at every step is never given up.
+        start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -81,6 +85,7 @@ class Exporter(Reports):
         model: nn.Module,
         *,
         backends: str | Writer | Sequence[str | Writer] = ("tensorboard",),
+        wandb: Mapping[str, Any] | None = None,
         logdir: str | os.PathLike[str] | None = None,
         every: int | None = None,
         profile: str | None = None,
@@ -88,8 +93,9 @@ class Exporter(Reports):
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
-        start_step: int = 0,
         rerun_nonfinite: bool | None = None,
+        budget: float | None = None,
+        start_step: int = 0,
         strict: bool = False,
         **thresholds: float,
     ) -> None:
@@ -97,7 +103,8 @@ class Exporter(Reports):
         check_start(start_step)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
-            "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite, **thresholds,
+            "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
+            "budget": budget, **thresholds,
         }  # fmt: skip
         self.settings = make_settings(config, given)
         inner = unwrap(model)
@@ -113,7 +120,7 @@ class Exporter(Reports):
         self._runtime = RuntimeTap()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info, judge = describe(inner, self.settings), make_judge(self.settings, strict=strict)
-        writers = make_writers(backends, self.logdir) if self.settings.enabled and info.rank == 0 else []
+        writers = make_writers(backends, self.logdir, wandb) if self.settings.enabled and info.rank == 0 else []
         device, on_issue = self._runtime.read_device, self._on_issue
         self._worker = Worker(info, judge, writers, device=device, on_issue=on_issue, strict=strict)
 

@@ -6,16 +6,15 @@ import contextlib
 import logging
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, Tap
@@ -85,9 +84,7 @@ class TrainingLoop:
         self._due: frozenset[str] = frozenset()
         self._recorded = True
         self._collected = 0.0
-        self._ended: float | None = None
-        self._spent_before = 0.0
-        self._times: deque[float] = deque(maxlen=32)
+        self.clock = StepClock()
         self._told = False
         self._unseen = 0
         self._backward_ended: float | None = None
@@ -198,7 +195,7 @@ class TrainingLoop:
     def notice_lonely(self) -> None:
         """Say once that backward passes come and no optimizer steps."""
         passes = self.taps.blocks.store.backward_passes
-        if not self._told and self._ended is None and self._open is None and passes >= LONELY_BACKWARD_PASSES:
+        if not self._told and self.clock.last is None and self._open is None and passes >= LONELY_BACKWARD_PASSES:
             self._told = True
             _log.warning(
                 "gradflow: %d backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call "
@@ -265,26 +262,21 @@ class TrainingLoop:
 
     def _finish(self) -> None:
         """Hand over the open bundle and plan the next step."""
-        bundle, now, spent = self._open, self._collected, self._guard.spent
+        bundle = self._open
         self._open = None
         self._stepped.clear()
         self.steps += 1
+        times = self.clock.lap(self._collected, self._guard.spent)
         if bundle is not None and self._recorded:
             self._notice_unseen()
-            scalars = dict(bundle.scalars)
-            if self._ended is not None:
-                elapsed = now - self._ended
-                self._times.append(elapsed)
-                scalars["runtime.step_time"] = elapsed
-                scalars["runtime.throughput"] = 1.0 / max(median(self._times), 1e-9)
-                scalars["overhead"] = min((spent - self._spent_before) / max(elapsed, 1e-9), 1.0)
+            scalars = {**bundle.scalars, **times}
             if self._stepped_for > 0:
                 scalars["runtime.optimizer_time"] = self._stepped_for
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
             self._hand_over(bundle)
-        self._ended, self._spent_before, self._stepped_for = now, spent, 0.0
+        self._stepped_for = 0.0
         self._plan()
 
     def _plan(self) -> None:
@@ -293,7 +285,7 @@ class TrainingLoop:
         asked, self._asked = self._asked, False
         if asked:
             self._asked_at = step
-        self._due = frozenset() if self.paused else self.schedule.due(step, asked=asked)
+        self._due = frozenset() if self.paused else self.schedule.due(step, asked=asked, stretch=self.clock.stretch)
         self.taps.loss.want_logits = "logits" in self._due
         self.taps.clipping.armed = "clipping" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due

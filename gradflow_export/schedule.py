@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,10 +20,10 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "recurrent": 100,
         "statistics": 100,
         "discrete": 100,
-        "ranks": 500,
-        "histograms": 500,
         "moments": 100,
         "clipping": 50,
+        "ranks": 500,
+        "histograms": 500,
     }
 )
 """Steps between two readings once training has settled, by instrument.
@@ -80,26 +81,31 @@ class Schedule:
         """Return whether this step makes a record at all."""
         return step == 1 or step % self.every == 0
 
-    def due(self, step: int, *, asked: bool = False) -> frozenset[str]:
+    def due(self, step: int, *, asked: bool = False, stretch: float = 1.0) -> frozenset[str]:
         """Return the instruments to read at a step.
 
         Args:
             step: Counted from 1.
             asked: Whether a rule wants to see everything now, whatever the interval.
+            stretch: By what factor intervals are longer than they are set, to stay within a budget.
         """
         if not self.recorded(step):
             return frozenset()
-        return frozenset(name for name in self.intervals if self._is_due(name, step, asked=asked))
+        return frozenset(name for name in self.intervals if self._is_due(name, step, asked, stretch))
 
-    def _is_due(self, name: str, step: int, *, asked: bool) -> bool:
-        interval = self.intervals[name]
+    def _is_due(self, name: str, step: int, asked: bool, stretch: float) -> bool:
+        interval = math.ceil(self.intervals[name] * stretch)
         if name == "ranks":
             # Four steps in a row: their samples are pooled.
             return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS))
         if name in {"statistics", "histograms"}:
             return step in RARE_STEPS or step % interval == 0 or (asked and name == "statistics")
         # What the discrete instrument tells changes slowly, and it takes longer than the others.
-        settling = name != "discrete" and step <= SETTLING_STEPS and step % min(SETTLING_INTERVAL, interval) == 0
+        settling = (
+            name != "discrete"
+            and step <= SETTLING_STEPS
+            and step % min(math.ceil(SETTLING_INTERVAL * stretch), interval) == 0
+        )
         return asked or step <= DENSE_STEPS or settling or step % interval == 0
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.clock import StepClock
 from gradflow_export.config import Settings
 from gradflow_export.guard import Guard
 from gradflow_export.loop import Taps, TrainingLoop
@@ -101,6 +102,7 @@ def make_loop(
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
     sites.update((tap.instrument, tap.modules) for tap in taps.sampled)
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
+    loop.clock = StepClock(settings.budget)
     loop.optimizers = OptimizerSteps(
         reference, loop.before, loop.after, only, skipped=loop.skip, guard=part("the optimizer step")
     )

@@ -44,6 +44,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "torch.amp.GradScaler", "c", low=0.0),
         s("runtime.dropped", "steps dropped because the queue was full", "count", "run", "running total", "definition",
           "c", low=0.0),
+        s("schedule.stretch", "factor on the intervals", "1", "run",
+          "by what the intervals of instruments are longer than set, to stay within the budget", "definition", "c",
+          low=1.0, scale="log"),
         s("overhead", "own share of the step", "share", "run", "time inside our hooks / step time", "definition", "c",
           low=0.0, high=1.0, headline=True),
     )

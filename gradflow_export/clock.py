@@ -1,0 +1,68 @@
+"""How long steps take, what share of them is the exporter's own, and how far intervals must stretch for a budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+WINDOW = 32
+"""Steps between two decisions, and steps whose median gives the throughput."""
+
+MOST = 64.0
+
+
+class StepClock:
+    """Times steps; with a budget, decides by what factor the intervals of instruments are stretched.
+
+    What is read at every step (norms, loss, NaN, time) is never given up: where that alone costs more than the budget,
+    the factor grows to ``MOST`` and stays.
+
+    Args:
+        budget: Greatest share of the training thread's time that the exporter may take, ``None`` for no limit.
+    """
+
+    def __init__(self, budget: float | None = None) -> None:
+        self.budget = budget
+        self.stretch = 1.0
+        self.last: float | None = None
+        self._spent_before = 0.0
+        self._times: deque[float] = deque(maxlen=WINDOW)
+        self._elapsed = self._spent = 0.0
+        self._steps = 0
+
+    def lap(self, now: float, spent: float) -> dict[str, float]:
+        """End a step.
+
+        Args:
+            now: Time at its end, in seconds.
+            spent: Seconds spent inside the exporter since it began.
+
+        Returns:
+            Step time, throughput and share of this step, and the factor where there is a budget; without the times at
+            the first step, which has no beginning.
+        """
+        out: dict[str, float] = {} if self.budget is None else {"schedule.stretch": self.stretch}
+        if self.last is not None:
+            elapsed, own = now - self.last, spent - self._spent_before
+            self._times.append(elapsed)
+            out["runtime.step_time"] = elapsed
+            out["runtime.throughput"] = 1.0 / max(median(self._times), 1e-9)
+            out["overhead"] = min(own / max(elapsed, 1e-9), 1.0)
+            self._judge(elapsed, own)
+        self.last, self._spent_before = now, spent
+        return out
+
+    def _judge(self, elapsed: float, own: float) -> None:
+        """Stretch when a window of steps cost more than the budget; relax slowly when it cost less than half."""
+        if self.budget is None:
+            return
+        self._elapsed, self._spent, self._steps = self._elapsed + elapsed, self._spent + own, self._steps + 1
+        if self._steps < WINDOW:
+            return
+        excess = self._spent / max(self._elapsed, 1e-9) / self.budget
+        if excess > 1:
+            self.stretch = min(self.stretch * min(max(excess, 1.25), 4.0), MOST)
+        elif excess < 0.5:
+            self.stretch = max(self.stretch / 1.25, 1.0)
+        self._elapsed = self._spent = 0.0
+        self._steps = 0
