@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export import writers
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.writers import make_writer
 from gradflow_export.writers.base import Writer
@@ -48,8 +50,32 @@ def check_watch(criterion: object, optimizer: object) -> None:
             )
 
 
-def make_writers(backends: str | Writer | Sequence[str | Writer], logdir: Path) -> list[Writer]:
-    """Return a writer for each backend; a single name or writer counts as a list of one."""
+def make_writers(
+    backends: str | Writer | Sequence[str | Writer], logdir: Path, wandb: Mapping[str, Any] | None = None
+) -> list[Writer]:
+    """Return a writer for each backend; a single name or writer counts as a list of one.
+
+    Args:
+        backends: Names or writers.
+        logdir: Directory for the writers that write files.
+        wandb: Arguments for the writer named ``"wandb"``.
+
+    Raises:
+        ArgumentError: ``wandb`` is given and ``"wandb"`` is not among the names, or an argument in it is unknown.
+        ArgumentTypeError: ``wandb`` is not a dictionary.
+    """
     if isinstance(backends, str) or not isinstance(backends, (list, tuple)):
         backends = (backends,)  # type: ignore[assignment]
-    return [make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
+    if wandb is None:
+        return [make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
+    if not isinstance(wandb, Mapping):
+        raise ArgumentTypeError(
+            f"wandb must be a dictionary of arguments of wandb.init, got {type(wandb).__name__}; pass "
+            "wandb={'project': 'name'}."
+        )
+    if "wandb" not in backends:  # type: ignore[operator]
+        raise ArgumentError(
+            "wandb={...} expects the name 'wandb' among backends, got none; pass backends=['tensorboard', 'wandb']."
+        )
+    own = writers.WandbWriter(**wandb)
+    return [own if backend == "wandb" else make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import wandb
 from torch import nn
 
 from gradflow_export import Exporter
-from gradflow_export.errors import ArgumentError, MissingPackageError
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, MissingPackageError
 from gradflow_export.store import read_run
 from gradflow_export.writers import WandbWriter, wandb_runs
 
@@ -121,6 +121,37 @@ def test_options_are_checked_when_constructed():
         WandbWriter(rows="mine")
     with pytest.raises(ArgumentError, match="max_waiting"):
         WandbWriter(max_waiting=1)
+
+
+def test_a_run_is_started_only_when_asked(place, read, ours):
+    """The keyword ``wandb`` starts a run with a limit on its end, and ``close`` finishes it."""
+    assert wandb.run is None
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"project": "mine", "rows": "own"}
+    with Exporter(model, backends=["tensorboard", "wandb"], logdir=place / "asked", wandb=options).watch():
+        run = wandb.run
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    assert wandb.run is None
+    assert (run.project, run.settings.finish_timeout) == ("mine", wandb_runs.FINISH_SECONDS)
+    assert [row["step"] for row in ours(read(run)) if "alerts" in row] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("backends", "options", "words"),
+    [
+        (["wandb"], {"projet": "x"}, "did you mean 'project'"),
+        (["tensorboard"], {"project": "x"}, "expects the name 'wandb' among backends"),
+        (["wandb"], "mine", "must be a dictionary"),
+    ],
+)
+def test_the_keyword_is_checked_when_constructed(tmp_path, backends, options, words):
+    """What cannot be used is answered before training begins, with what to do."""
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
+        Exporter(nn.Linear(2, 2), backends=backends, logdir=tmp_path, wandb=options)
 
 
 def test_limits_of_our_own_runs_leave_the_users_wishes(place):
