@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.signals import converged, middle
 
 Floats = npt.NDArray[np.float64]
@@ -179,7 +179,7 @@ class ExcessExploration(Rule):
             findings.append(self._finding(where, float(recent[-1]), self.std, message, since))
         uniform = record.value("policy.entropy")
         if uniform is not None and choice.count and choice.values[-1] > self.entropy:
-            since = _since(choice.steps, choice.values > self.entropy)
+            since = _since(choice, self.entropy)
             if record.step - since >= self.steps:
                 message = f"the choice of actions has been uniform (entropy {number(uniform)}) since step {since}."
                 where = _heads(record, "policy.entropy", high=self.entropy)
@@ -205,7 +205,13 @@ def _heads(record: StepRecord, metric: str, low: float = -math.inf, high: float 
     return tuple(site for site, value in values.items() if value is not None and not low <= value <= high) or ("",)
 
 
-def _since(steps: npt.NDArray[np.int64], held: npt.NDArray[np.bool_]) -> int:
-    """Return the step since which a condition has held; it holds at the last step."""
-    broken = np.flatnonzero(~held)
-    return int(steps[0] if broken.size == 0 else steps[broken[-1] + 1])
+def _since(series: RunSeries, bound: float) -> int:
+    """Return the step since which a series, whose last value lies above a bound, has stayed above it."""
+    broken = np.flatnonzero(series.values <= bound)
+    if broken.size:
+        return int(series.steps[broken[-1] + 1])
+    steps, values = series.whole()  # the window may be too short to tell
+    below = np.flatnonzero(values <= bound)
+    return int(
+        series.steps[0] if below.size and below[-1] + 1 == len(steps) else steps[below[-1] + 1 if below.size else 0]
+    )
