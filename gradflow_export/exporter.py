@@ -65,10 +65,12 @@ class Exporter(Reports):
             ``diagnostics``. Keyword arguments win.
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
-        start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         rerun_nonfinite: Whether a step whose gradients are NaN or Inf has its forward passes repeated before the
             optimizer uses them, which tells the layer where it began: True, False, or by default on the CPU only,
             because on other devices looking makes the training thread wait for the device at every step.
+        budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
+            stretched until it is kept. What is read at every step is never given up.
+        start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -91,8 +93,9 @@ class Exporter(Reports):
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
-        start_step: int = 0,
         rerun_nonfinite: bool | None = None,
+        budget: float | None = None,
+        start_step: int = 0,
         strict: bool = False,
         **thresholds: float,
     ) -> None:
@@ -100,7 +103,8 @@ class Exporter(Reports):
         check_start(start_step)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
-            "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite, **thresholds,
+            "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
+            "budget": budget, **thresholds,
         }  # fmt: skip
         self.settings = make_settings(config, given)
         inner = unwrap(model)
