@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.attention import FixedDiversity, FixedEntropy
 from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.profiles import PROFILES, THRESHOLDS, profile
 
-ALL = tuple({type(rule): rule for name in PROFILES for rule in profile(name)}.values())
+ASKED_FOR = (FixedEntropy(), FixedDiversity())
+ALL = (*{type(rule): rule for name in PROFILES for rule in profile(name)}.values(), *ASKED_FOR)
 PARAMETERS = tuple(f"blocks.{i // 2}.{'weight' if i % 2 == 0 else 'bias'}" for i in range(12))
 BLOCKS = tuple(f"blocks.{i}" for i in range(6))
 SPECIAL = (None, 0.0, math.nan, math.inf, -math.inf, 1e-38, 1e38, -1.0, 1.0)

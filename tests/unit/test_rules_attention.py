@@ -13,6 +13,7 @@ from gradflow_export.rules.attention import (
     RankCollapse,
     layer_of,
 )
+from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
 
 HEADS = ("a.attn.head0", "a.attn.head1", "b.attn.head0", "b.attn.head1")
@@ -125,3 +126,12 @@ def test_fixed_thresholds_are_literal(rule, metric, sites, just, below):
     (issue,) = judged(rule, lambda _: (Reading.of(metric, sites, below),))
     assert issue.threshold == rule.threshold
     assert issue.layer == (layer_of(sites[0]) or sites[0])
+
+
+def test_the_history_keeps_the_first_value_of_each_site():
+    """However long the run, what was seen first at a site is known, also of sites that came later or as missing."""
+    history = History({"attention.diversity"})
+    for step in range(1, 100):
+        values = [0.5 + step, None if step < 40 else 7.0] + ([3.0 * step] if step > 60 else [])
+        history.add(StepRecord(step, 0.0, (Reading.of("attention.diversity", ("a", "b", "c")[: len(values)], values),)))
+    assert history.at_sites("attention.diversity").first.tolist() == [1.5, 7.0, 183.0]
