@@ -149,8 +149,8 @@ class Analyzer:
             ArgumentTypeError: An argument has the wrong type.
         """
         _check(input_fn, loss_fn, steps)
-        optimizers = as_optimizers(optimizer)
         inner = unwrap(self.model)
+        optimizers = as_optimizers(optimizer, inner)
         objective = Objective(
             self.model,
             input_fn,

@@ -139,12 +139,14 @@ def named_players(model: nn.Module, players: Sequence[Player]) -> list[list[Tens
     return out
 
 
-def as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+def as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None, model: nn.Module) -> list[Optimizer]:
     """Return a list of the optimizers.
 
     Raises:
         ArgumentTypeError: Something in it is none.
+        ArgumentError: One owns no parameter of the model.
     """
+    own = {id(parameter) for parameter in model.parameters()}
     listed: list[Any] = (
         [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     )
@@ -152,6 +154,11 @@ def as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Opt
         if not isinstance(item, Optimizer):
             raise ArgumentTypeError(
                 f"optimizer must be a torch.optim.Optimizer, a list of them or None, got {type(item).__name__}."
+            )
+        if not any(id(p) in own for group in item.param_groups for p in group["params"]):
+            raise ArgumentError(
+                f"optimizer {type(item).__name__} owns no parameter of the model; make it from model.parameters() of "
+                "the model that is analysed, or leave it out."
             )
     return listed
 

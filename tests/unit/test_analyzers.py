@@ -394,6 +394,7 @@ def test_what_cannot_be_differentiated_twice_is_a_note():
         ({"loss_fn": lambda output: float(output.detach().sum())}, ArgumentTypeError, "scalar tensor"),
         ({"loss_fn": lambda output: (output.sum(), output.sum())}, ArgumentError, "players"),
         ({"optimizer": "sgd"}, ArgumentTypeError, "optimizer must be"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, ArgumentError, "owns no parameter"),
         ({"players": ["0", "one"]}, ArgumentError, "one"),
         ({"players": [3]}, ArgumentTypeError, "players"),
         ({"players": ["0", "0"], "loss_fn": lambda output: (output.sum(), output.sum())}, ArgumentError, "one player"),
@@ -412,3 +413,21 @@ def test_a_bad_model_or_threshold_is_refused_at_once():
         GradientFlowAnalyzer("model")
     with pytest.raises(ArgumentError, match="vanishing_threshold"):
         GradientFlowAnalyzer(network(), vanishing_threshold=-1.0)
+
+
+def test_recurrent_layers_and_circular_flow_are_printed_on_request(capsys):
+    """Both flags add a section; what could not be measured says why."""
+    model = nn.LSTM(16, 8)
+    analyzer = GradientFlowAnalyzer(model, enable_rnn_analyzer=True, enable_circular_flow_analyser=True)
+    analyzer.print_summary(
+        analyzer.analyze(lambda: torch.randn(12, 4, 16), lambda output: output[0].square().mean(), 3)
+    )
+    text = capsys.readouterr().out
+    assert "spectral_radius" in text
+    assert "pass optimizer=" in text
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    analyzer.analyze(lambda: torch.randn(12, 4, 16), lambda output: output[0].square().mean(), 3, optimizer)
+    assert "at least 24 passes" in analyzer.circular.lines()[0]
+    plain = GradientFlowAnalyzer(network(), enable_rnn_analyzer=True)
+    plain.print_summary(plain.analyze(*task(), steps=1))
+    assert "none were seen" in capsys.readouterr().out
