@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 
-.PHONY: help demo test lint types format frontend schema clean
+.PHONY: help demo screenshots test lint types format frontend schema clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      train healthy and sick models on real data, report on each, say how to open TensorBoard"
+	@echo "make screenshots  take the pictures of docs/images anew, over the demo's runs (needs Chromium)"
 	@echo "make test      run the tests"
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
@@ -31,6 +32,10 @@ $(VENV)/.stamp-%: pyproject.toml constraints.txt gradflow_export/native/statisti
 
 demo: $(VENV)/.stamp-demo
 	$(BIN)/gradflow demo --logdir runs/demo --tour
+
+screenshots: export OMP_NUM_THREADS ?= 1
+screenshots: $(VENV)/.stamp-test
+	$(BIN)/python benchmarks/screenshots.py
 
 # Small models wait for each other's threads where other work shares the cores.
 test: export OMP_NUM_THREADS ?= 1

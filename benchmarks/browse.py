@@ -33,6 +33,7 @@ sys.exit(main.run_main())
 # Runs in every frame before anything else: notes each repaint of a map and each layout shift, and reports violations.
 _PROBE = """
 (() => {
+  performance.setResourceTimingBufferSize(100000);
   const now = () => performance.timeOrigin + performance.now();
   const probe = window.gradflowProbe = { paints: [], shifts: [], lags: [], now };
   document.addEventListener('securitypolicyviolation', (e) => console.error('CSP ' + e.violatedDirective));
@@ -152,6 +153,18 @@ def panel_of(page: Page) -> Frame:
         raise RuntimeError("expected the GradFlow tab to hold a frame, found none; open the address with #gradflow")
     frame.wait_for_selector("body[data-ready='1']")
     return frame
+
+
+def rest(where: Page | Frame) -> None:
+    """Wait until nothing was fetched for a while; the polls of a live page come seconds apart."""
+    where.evaluate("""async () => {
+      const fetched = () => performance.getEntriesByType('resource').length;
+      for (let quiet = 0, before = -1, left = 300; quiet < 6 && left > 0; left -= 1) {
+        quiet = fetched() === before ? quiet + 1 : 0;
+        before = fetched();
+        await new Promise((go) => setTimeout(go, 100));
+      }
+    }""")
 
 
 def heap(page: Page) -> tuple[float, int]:

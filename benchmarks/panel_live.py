@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from browse import heap, page_of, panel_of, tensorboard
+from browse import heap, page_of, panel_of, rest, tensorboard
 from panel_logs import LiveRun
 from playwright.sync_api import Browser
 
@@ -50,7 +50,7 @@ def measure_live(browser: Browser, scratch: Path, minutes: float) -> list[tuple[
         ):
             page.goto(f"{address}/#gradflow")
             frame = panel_of(page)
-            page.wait_for_load_state("networkidle")
+            rest(frame)
             frame.evaluate(_WATCH)
             frame.evaluate("window.gradflowProbe.shifts.length = 0")
             samples = []

@@ -19,7 +19,7 @@ from playwright.sync_api import Page
 from gradflow_export.cli import main as gradflow
 
 sys.path.insert(0, str(Path(__file__).parent))
-from browse import chromium, get, page_of, panel_of, tensorboard, wait_for
+from browse import chromium, get, page_of, panel_of, rest, tensorboard, wait_for
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SCENES = {
@@ -27,7 +27,7 @@ SCENES = {
     "sick": {"run": "mlp-vanishing"},
     "compare": {"run": "post-ln", "other": "pre-ln"},
 }
-SIZES = {1280: 960, 1920: 1080}
+SIZES = {1280: 1100, 1920: 1320}
 THEMES = ("light", "dark")
 LARGEST = 300_000
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _runs(address: str) -> bytes:
-    return get(f"{address}/data/plugin/gradflow/runs")
+    return bytes(get(f"{address}/data/plugin/gradflow/runs"))
 
 
 def _photograph(page: Page, address: str, state: dict[str, str], path: Path) -> None:
@@ -65,7 +65,7 @@ def _photograph(page: Page, address: str, state: dict[str, str], path: Path) -> 
     frame.wait_for_function("window.gradflowProbe.paints.length > 0")
     for theme in THEMES:
         page.evaluate("(dark) => document.body.classList.toggle('dark-mode', dark)", theme == "dark")
-        page.wait_for_load_state("networkidle")
+        rest(frame)
         page.wait_for_timeout(700)
         picture = path.with_name(f"{path.name}-{theme}.png")
         picture.write_bytes(page.screenshot())

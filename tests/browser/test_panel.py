@@ -1,11 +1,6 @@
 """The panel as a person sees it: real TensorBoard, real browser, its real content-security policy."""
 
-import os
-from pathlib import Path
-
 from playwright.sync_api import expect
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 def texts(frame, part):
@@ -227,8 +222,8 @@ def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, tensorboard, op
         page.close()
 
 
-def test_the_panel_can_be_photographed(address, open_panel):
-    """The pictures of the documentation are renewed when GRADFLOW_SCREENSHOTS=1; the page is painted whole either way."""
+def test_the_page_is_painted_whole_in_both_themes(address, open_panel):
+    """A picture of maps, lines and table is no blank page."""
     page, frame = open_panel(address, "&p.gradflow.run=sick", height=1790, host=True)
     frame.locator("[data-part=open] .issue").first.click()
     expect(frame.locator("[data-part=step]")).to_have_text("1\u202f320")
@@ -239,7 +234,4 @@ def test_the_panel_can_be_photographed(address, open_panel):
         page.evaluate("dark => document.body.classList.toggle('dark-mode', dark)", theme == "dark")
         expect(frame.locator("html")).to_have_class("dark" if theme == "dark" else "")
         page.wait_for_load_state("networkidle")
-        picture = page.screenshot()
-        assert len(picture) > 40_000
-        if os.environ.get("GRADFLOW_SCREENSHOTS") == "1":
-            (IMAGES / f"panel-{theme}.png").write_bytes(picture)
+        assert len(page.screenshot()) > 40_000
