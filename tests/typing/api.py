@@ -5,7 +5,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, GradientFlowAnalyzer, GradientGainMonitor, Issue, IssueType, Severity, read_run
+from gradflow_export import (
+    BackwardPassDiagnostics,
+    DiscreteUpdateAnalyzer,
+    Exporter,
+    GradientFlowAnalyzer,
+    GradientGainMonitor,
+    Issue,
+    IssueType,
+    Severity,
+    TrainContext,
+    create_modular_train_context,
+    read_run,
+)
 
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -44,6 +56,15 @@ listed: list[Issue] = analyzer.analyze(lambda: torch.zeros(2, 4), lambda out: ou
 listed = analyzer.analyze(lambda: (torch.zeros(2, 4),), lambda out: (out.sum(), -out.sum()), players=["0", model[2]])
 analyzer.print_summary(listed)
 curl: float | None = None if analyzer.vector is None else analyzer.vector.curl
+
+with BackwardPassDiagnostics(model, criterion, pairs=[("0.weight", "2.weight")], buffer=10) as diagnostics:
+    diagnostics.register_analyzer("mine", print)
+    told: dict[str, object] = diagnostics.get_diagnostic_summary()
+    diagnostics.save_diagnostic_data("diagnostics.json")
+watched = Exporter(model, backends=()).watch(pairs="rows")
+context: TrainContext = create_modular_train_context("config.yaml", model=model, dataset=[], optimizer=optimizer)
+trained: tuple[float, float] = context.train_single_sample(0)
+scores: dict[str, float] = DiscreteUpdateAnalyzer().analyze(torch.zeros(2), torch.ones(2), torch.ones(2), step=0.5)
 
 run = read_run("runs/a")
 last: float | None = run.records[-1].value("loss")
