@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 STEPS = 50
 
@@ -48,6 +49,22 @@ class Recurrent(nn.Module):
         return self.head(self.gate(self.core(x.reshape(-1, 3, 4))[0][:, -1]))
 
 
+class Cells(nn.Module):
+    """A loop over a cell, whose states feed a packed layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.core, self.head = nn.LSTMCell(4, 8), nn.GRU(8, 8, bidirectional=True), nn.Linear(16, 3)
+
+    def forward(self, x):
+        state, states = None, []
+        for now in x.reshape(-1, 3, 4).unbind(1):
+            state = self.cell(now, state)
+            states.append(state[0])
+        packed = pack_padded_sequence(torch.stack(states), [3, 2, 1, 3] * 4, enforce_sorted=False)
+        return self.head(pad_packed_sequence(self.core(packed)[0])[0][0])
+
+
 class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -66,6 +83,7 @@ MODELS = {
     "rnn": lambda: Recurrent(nn.RNN),
     "lstm": lambda: Recurrent(nn.LSTM),
     "gru": lambda: Recurrent(nn.GRU),
+    "cells": Cells,
     "transformer": Transformer,
 }
 
