@@ -196,7 +196,19 @@ class HeadRedundancy(Rule):
             "weights, not one head's copied to all), check that the tensor is split into heads along the right "
             "dimension, or use fewer heads there."
         )
-        return (Finding(IssueType.HEAD_REDUNDANCY, Severity.MEDIUM, layers, first, self.diversity, message, advice),)
+        # Tokens that are all the same are attended to in the same way by every head.
+        return (
+            Finding(
+                IssueType.HEAD_REDUNDANCY,
+                Severity.MEDIUM,
+                layers,
+                first,
+                self.diversity,
+                message,
+                advice,
+                follows_from=(IssueType.RANK_COLLAPSE,),
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
