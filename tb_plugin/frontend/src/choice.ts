@@ -1,0 +1,106 @@
+// What is chosen, and what follows from it and from what is known of the runs; knows no view and no server.
+import type { CatalogEntry, RunMeta, RunMetric, RunSummary } from "./api";
+import { firstMetric } from "./model/offer";
+import type { Mode, Reducer, UrlState } from "./model/url";
+import type { Issue } from "./model/verdict";
+import type { Range } from "./model/zoom";
+
+export class Choice {
+  run = "";
+  /** The run compared with, empty for none. */
+  other = "";
+  mode: Mode = "beside";
+  metric = "";
+  /** Whether somebody asked for the metric, by a choice or a link. */
+  asked = true;
+  reduce: Reducer = "extreme";
+  /** Empty for training. */
+  phase = "";
+  /** The steps in view, null for all. */
+  range: Range | null = null;
+  /** null follows the last step. */
+  step: number | null = null;
+  pins: readonly string[] = [];
+  runs: readonly RunSummary[] = [];
+  meta: RunMeta | null = null;
+  catalog: readonly CatalogEntry[] = [];
+
+  constructor(private readonly mostPins: number) {}
+
+  restore(wanted: UrlState): void {
+    [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
+    [this.other, this.mode, this.range] = [wanted.other ?? "", wanted.mode ?? "beside", wanted.zoom ?? null];
+    [this.reduce, this.phase] = [wanted.reduce ?? "extreme", wanted.phase ?? ""];
+  }
+
+  /** What belongs into the address. */
+  get state(): UrlState {
+    const { run, metric, other, mode, pins, reduce, phase, range, step } = this;
+    return { run, metric, other, mode, pins, reduce, phase, ...(range === null ? {} : { zoom: range }), ...(step === null ? {} : { step }) };
+  }
+
+  /** Another run, seen as a whole. */
+  openRun(run: string): void {
+    [this.run, this.range, this.step, this.pins, this.phase] = [run, null, null, [], ""];
+    if (this.other === run) this.other = "";
+    [this.meta, this.asked] = [null, false];
+  }
+
+  pinIssue(issue: Issue, most: number): void {
+    const concerned = issue.layers.slice(0, most);
+    this.pins = [...new Set([...concerned, ...this.pins])].filter((pin) => pin !== "").slice(0, this.mostPins);
+    this.step = issue.step;
+    if (this.range !== null && (issue.step < this.range[0] || issue.step > this.range[1])) this.range = null;
+  }
+
+  togglePin(site: string): void {
+    this.pins = this.pins.includes(site) ? this.pins.filter((pin) => pin !== site) : [...this.pins, site].slice(-this.mostPins);
+  }
+
+  zoom(range: Range | null): void {
+    this.range = range === null || range[1] - range[0] < 2 ? null : [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])];
+  }
+
+  setPhase(word: string): void {
+    this.phase = word === this.meta?.phases[0] ? "" : word;
+    if (this.spec(this.metric) === undefined) this.metric = firstMetric(this.held, this.metric);
+  }
+
+  /** What the run holds in the chosen phase. */
+  get held(): readonly RunMetric[] {
+    return (this.meta?.metrics ?? []).filter((metric) => this.inPhase(metric));
+  }
+
+  inPhase({ phases }: RunMetric): boolean {
+    return this.phase === "" || phases.includes(this.phase);
+  }
+
+  spec(metric: string): RunMetric | undefined {
+    return this.held.find(({ name }) => name === metric);
+  }
+
+  catalogued(metric: string): CatalogEntry | undefined {
+    return this.catalog.find(({ name }) => name === metric);
+  }
+
+  otherRun(run: string): RunSummary | undefined {
+    return this.other === run ? undefined : this.runs.find((item) => item.run === this.other);
+  }
+
+  /** All steps there are, the end of the last one included. */
+  get whole(): Range {
+    const shown = [this.meta, this.otherRun(this.run)];
+    const first = Math.min(...shown.map((run) => run?.first ?? Infinity));
+    const last = Math.max(...shown.map((run) => run?.last ?? 0)) + 1;
+    return Number.isFinite(first) ? [first, Math.max(last, first + 1)] : [0, 1];
+  }
+
+  /** The steps on every axis. */
+  get extent(): Range {
+    return this.range ?? this.whole;
+  }
+
+  get currentStep(): number {
+    return this.step ?? this.meta?.last ?? 0;
+  }
+}
