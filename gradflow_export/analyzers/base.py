@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +46,8 @@ Blocks = Iterable[str | nn.Module]
 
 _ABOUT_UPDATES = ("parameter.update_norm", "parameter.update_ratio", "update.total_norm", "update.ratio")
 _ABOUT_THE_PROCESS = "runtime."
+_DENSE: Mapping[str, int] = MappingProxyType({**dict.fromkeys(INTERVALS, 1), "histograms": 10**9})
+"""Everything in every pass, but histograms, which no rule reads."""
 
 
 @dataclass
@@ -128,7 +131,7 @@ class Analyzer:
         self.enable_jacobian, self.enable_vector_analysis = enable_jacobian, enable_vector_analysis
         self.blocks = None if blocks is None else tuple(blocks)
         given = {name: value for name, value in (thresholds or {}).items() if value is not None}
-        self.settings: Settings = make_settings(None, {"intervals": dict.fromkeys(INTERVALS, 1), **given})
+        self.settings: Settings = make_settings(None, {"intervals": _DENSE, **given})
         profile(self.settings.profile, self.settings.thresholds)  # so that a bad threshold is told of now
         self.recording: Recording | None = None
         self.vector: VectorFlow | None = None
