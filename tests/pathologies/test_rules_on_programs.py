@@ -103,9 +103,10 @@ def test_forgotten_parameters_stagnate_with_the_reason():
 
 
 def test_nan_in_one_batch_is_one_issue():
-    """A NaN batch at the ninth step is one critical issue that names the first block and that step."""
+    """A NaN batch at the ninth step is one critical issue that names the input and that step, and no layer."""
     found = issues(Chain(3), spoil=(8, float("nan")))
-    assert [(i.issue_type, i.layer, i.step) for i in found] == [(IssueType.NUMERICAL, "blocks.0", 9)]
+    assert [(i.issue_type, i.layers, i.step) for i in found] == [(IssueType.NUMERICAL, ("",), 9)]
+    assert found[0].cause == "the input of the model, micro-batch 1, step 9, rank 0"
 
 
 @pytest.mark.parametrize(
