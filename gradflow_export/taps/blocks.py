@@ -79,12 +79,14 @@ class GradientStore:
         self.backward_passes = 0
         self.on_backward: Callable[[], None] = _nothing
         self._counted: int | None = None
+        self._fresh = True
         self._generation = 0
         self._norms: dict[int, Tensor] = {}
         self._take = guard(self._arrived)
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
+        self._fresh |= index == self._counted
         hook = unserializable_hook(partial(self._take, index, self._generation))  # type: ignore[no-untyped-call]
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -103,7 +105,8 @@ class GradientStore:
 
     def _arrived(self, index: int, generation: int, gradient: Tensor) -> None:
         self._counted = index if self._counted is None else self._counted
-        if index == self._counted:
+        if index == self._counted and self._fresh:
+            self._fresh = False  # a block called many times in one forward pass is counted once
             self.backward_passes += 1
             self.on_backward()
         if generation != self._generation:

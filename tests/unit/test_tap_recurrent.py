@@ -162,3 +162,29 @@ def test_a_watched_run_holds_the_metrics_of_each_layer():
         reading = record.get("recurrent.decay")
         assert reading.sites == ("LSTM.l0", "LSTM.l0_reverse", "LSTM.l1", "LSTM.l1_reverse")
         assert all(0.1 < value < 1.2 for value in reading.as_dict().values())
+
+
+def test_a_cell_called_many_times_is_one_backward_pass(caplog):
+    """Thirty calls in one forward pass are no thirty backward passes without an optimizer step."""
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRUCell(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            state, out = None, []
+            for now in x:
+                state = self.cell(now, state)
+                out.append(self.head(state))
+            return torch.stack(out)
+
+    model = Loop()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Exporter(model, backends=[MemoryWriter()], strict=True) as exporter:
+        exporter.watch()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(30, 2, 3)).square().mean().backward()
+            optimizer.step()
+    assert [record.getMessage() for record in caplog.records if "backward passes" in record.getMessage()] == []
