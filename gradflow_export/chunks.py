@@ -23,7 +23,8 @@ In float32 tensors three NaNs are told apart by their bits: ``MISSING`` (the sit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,27 +118,39 @@ def pack_info(info: RunInfo) -> Blob:
 
 
 class Packer:
-    """Packs consecutive records of one session into blobs; remembers which site tables were written."""
+    """Packs consecutive records of one session into blobs; remembers which site tables were written.
+
+    A record is packed as it comes: what waits for the end of its chunk is bytes and strings, which Python's garbage
+    collector does not look at. Records kept by the hundred would bring its full collections forward.
+    """
 
     def __init__(self, session: str) -> None:
         self._prefix = f"{PLUGIN_NAME}/{session}"
         self._site_ids: dict[tuple[str, ...], int] = {}
         self._chunk = 0
+        self._waiting = _Waiting()
 
-    def pack(self, records: Sequence[StepRecord]) -> list[Blob]:
-        """Return the blobs of one chunk.
+    @property
+    def rows(self) -> int:
+        """Number of records that wait for :meth:`take`."""
+        return len(self._waiting.steps)
 
-        Args:
-            records: Consecutive records of one phase and rank, in order; not empty.
+    def add(self, record: StepRecord) -> None:
+        """Take in one record, of the same phase and rank as those that wait."""
+        self._waiting.add(record)
+
+    def take(self) -> list[Blob]:
+        """Return what waits as one chunk; at least one record must.
 
         Returns:
             New site tables first, then clocks, then values.
         """
-        head, clocks = f"{self._chunk}-", _Clocks(self._prefix, self._chunk, records)
+        waiting, self._waiting = self._waiting, _Waiting()
+        head, clocks, first, last = f"{self._chunk}-", _Clocks(self._prefix, self._chunk, waiting), *waiting.ends
         tables: list[Blob] = []
         values: list[Blob] = []
-        clocks.tag_for(range(len(records)))
-        for part, (name, sites, rows, stored) in enumerate(_columns(records)):
+        clocks.tag_for(range(len(waiting.steps)))
+        for part, (name, sites, rows, stored) in enumerate(waiting.columns()):
             table = self._table(sites, tables)
             content = {
                 "v": FORMAT,
@@ -146,16 +159,14 @@ class Packer:
                 "sites": table,
                 "clock": clocks.tag_for(rows),
                 "rows": len(rows),
-                "first": records[rows[0]].step,
-                "last": records[rows[-1]].step,
+                "first": waiting.steps[rows[0]],
+                "last": waiting.steps[rows[-1]],
             }
-            values.append(Blob(f"{self._prefix}/{name}/{head}{part}", stored, content, records[-1].step))
-        issues = [[record.step, issue_to_json(issue)] for record in records for issue in record.issues]
-        histograms = [[record.step, histogram_to_json(h)] for record in records for h in record.histograms]
-        for kind, items in (("issues", issues), ("histograms", histograms)):
+            values.append(Blob(f"{self._prefix}/{name}/{head}{part}", stored, content, last))
+        for kind, items in (("issues", waiting.issues), ("histograms", waiting.histograms)):
             if items:
-                content = {"v": FORMAT, "kind": kind, "first": records[0].step, "last": records[-1].step}
-                values.append(Blob(f"{self._prefix}/{kind}/{head}0", json.dumps(items), content, records[-1].step))
+                content = {"v": FORMAT, "kind": kind, "first": first, "last": last}
+                values.append(Blob(f"{self._prefix}/{kind}/{head}0", f"[{', '.join(items)}]", content, last))
         self._chunk += 1
         return tables + clocks.blobs + values
 
@@ -166,11 +177,73 @@ class Packer:
         return self._site_ids[sites]
 
 
+class _Column:
+    """The stored values of one metric, row after row, and the numbers of those rows."""
+
+    def __init__(self) -> None:
+        self.rows = array("q")
+        self.stored = bytearray()
+
+    def add(self, row: int, reading: Reading) -> None:
+        self.rows.append(row)
+        self.stored += mask_values(reading.values, reading.present).tobytes()
+
+    def values(self, sites: int) -> npt.NDArray[np.float32]:
+        return np.frombuffer(self.stored, dtype=np.float32).reshape(len(self.rows), sites)
+
+
+class _Waiting:
+    """The records of a chunk that is not full yet."""
+
+    def __init__(self) -> None:
+        self.steps, self.wall = array("q"), array("d")
+        self.phase, self.rank = "", 0
+        self.issues: list[str] = []
+        self.histograms: list[str] = []
+        self._run: dict[str, _Column] = {}
+        self._wide: dict[tuple[str, tuple[str, ...]], _Column] = {}
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last step."""
+        return self.steps[0], self.steps[-1]
+
+    def add(self, record: StepRecord) -> None:
+        row = len(self.steps)
+        if not row:
+            self.phase, self.rank = record.phase, record.rank
+        self.steps.append(record.step)
+        self.wall.append(record.wall_time)
+        for reading in record.readings:
+            if reading.sites == (RUN_SITE,):
+                column = self._run.get(reading.metric) or self._run.setdefault(reading.metric, _Column())
+            else:
+                key = reading.metric, reading.sites
+                column = self._wide.get(key) or self._wide.setdefault(key, _Column())
+            column.add(row, reading)
+        self.issues += (json.dumps([record.step, issue_to_json(issue)]) for issue in record.issues)
+        self.histograms += (json.dumps([record.step, histogram_to_json(h)]) for h in record.histograms)
+
+    def columns(self) -> Iterable[tuple[str, tuple[str, ...], tuple[int, ...], npt.NDArray[np.float32]]]:
+        """Yield (name, sites, rows, stored values): first the table of run-level metrics, then each per-site metric."""
+        if self._run:
+            names = tuple(sorted(self._run))
+            stored = np.zeros((len(self.steps), len(names)), dtype=np.float32)
+            stored.view(np.uint32)[:] = ABSENT_BITS
+            for index, name in enumerate(names):
+                column = self._run[name]
+                stored[column.rows, index] = column.values(1)[:, 0]
+            yield "run", names, tuple(range(len(self.steps))), stored
+        for (metric, sites), column in self._wide.items():
+            yield metric, sites, tuple(column.rows), column.values(len(sites))
+
+
 class _Clocks:
     """The step and wall-time tensors of one chunk, one pair for each set of rows that some metric was read at."""
 
-    def __init__(self, prefix: str, chunk: int, records: Sequence[StepRecord]) -> None:
-        self._prefix, self._chunk, self._records = prefix, chunk, records
+    def __init__(self, prefix: str, chunk: int, waiting: _Waiting) -> None:
+        self._prefix, self._chunk, self._waiting = prefix, chunk, waiting
+        self._steps, self._wall = np.array(waiting.steps, dtype=np.int64), np.array(waiting.wall, dtype=np.float64)
         self._tags: dict[tuple[int, ...], str] = {}
         self.blobs: list[Blob] = []
 
@@ -178,49 +251,21 @@ class _Clocks:
         key = tuple(rows)
         if key not in self._tags:
             suffix = f"{self._chunk}-{len(self._tags)}"
-            chosen = [self._records[row] for row in key]
+            chosen = np.array(key, dtype=np.intp)
+            first, last = (self._waiting.steps[row] for row in (key[0], key[-1]))
             content = {
                 "v": FORMAT,
                 "kind": "clock",
                 "rows": len(key),
-                "first": chosen[0].step,
-                "last": chosen[-1].step,
-                "phase": chosen[0].phase,
-                "rank": chosen[0].rank,
+                "first": first,
+                "last": last,
+                "phase": self._waiting.phase,
+                "rank": self._waiting.rank,
             }
-            step = chosen[-1].step
-            steps = np.array([record.step for record in chosen], dtype=np.int64)
-            wall = np.array([record.wall_time for record in chosen], dtype=np.float64)
             self._tags[key] = f"steps/{suffix}"
-            self.blobs.append(Blob(f"{self._prefix}/steps/{suffix}", steps, content, step))
-            self.blobs.append(Blob(f"{self._prefix}/wall/{suffix}", wall, content, step))
+            self.blobs.append(Blob(f"{self._prefix}/steps/{suffix}", self._steps[chosen], content, last))
+            self.blobs.append(Blob(f"{self._prefix}/wall/{suffix}", self._wall[chosen], content, last))
         return self._tags[key]
-
-
-def _columns(
-    records: Sequence[StepRecord],
-) -> Iterable[tuple[str, tuple[str, ...], tuple[int, ...], npt.NDArray[np.float32]]]:
-    """Yield (name, sites, rows, stored values): first the table of run-level metrics, then each per-site metric."""
-    run: dict[str, dict[int, float]] = {}
-    wide: dict[tuple[str, tuple[str, ...]], list[tuple[int, Reading]]] = {}
-    for row, record in enumerate(records):
-        for reading in record.readings:
-            if reading.sites == (RUN_SITE,):
-                bits = mask_values(reading.values, reading.present)[0]
-                run.setdefault(reading.metric, {})[row] = bits
-            else:
-                wide.setdefault((reading.metric, reading.sites), []).append((row, reading))
-    if run:
-        names = tuple(sorted(run))
-        stored = np.zeros((len(records), len(names)), dtype=np.float32)
-        stored.view(np.uint32)[:] = ABSENT_BITS
-        for column, name in enumerate(names):
-            for row, value in run[name].items():
-                stored[row, column] = value
-        yield "run", names, tuple(range(len(records))), stored
-    for (metric, sites), pairs in wide.items():
-        masked = np.stack([mask_values(reading.values, reading.present) for _, reading in pairs])
-        yield metric, sites, tuple(row for row, _ in pairs), masked
 
 
 @dataclass

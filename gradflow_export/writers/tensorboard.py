@@ -24,9 +24,9 @@ _SHORTEST, _LONGEST, _SHARE = 2.0, 60.0, 1 / 20
 class TensorBoardWriter:
     """Writes one event file per session, and keeps it open.
 
-    Records are buffered and written as chunks, whose form :mod:`gradflow_export.chunks` describes: when ``rows`` of
-    them wait, when the flush interval is over, at once when a record carries an issue (at most every 2 s), when the
-    phase changes, and on ``flush`` and ``close``. After ``kill -9`` the loss is at most the flush interval.
+    Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.chunks` describes: when
+    ``rows`` of them wait, when the flush interval is over, at once when a record carries an issue (at most every 2 s),
+    when the phase changes, and on ``flush`` and ``close``. After ``kill -9`` the loss is at most the flush interval.
 
     The file is our own: TensorBoard's ``EventFileWriter`` and torch's ``SummaryWriter`` are neither used nor patched,
     so tools that hook into them, such as wandb's ``sync_tensorboard``, see nothing of it.
@@ -61,8 +61,8 @@ class TensorBoardWriter:
         self._directory = prepare_directory(logdir, "TensorBoardWriter")
         self._fixed, self._rows, self._clock = flush_seconds, rows, clock
         self._stock = StockPages()
-        self._records: list[StepRecord] = []
-        self._frames: list[bytes] = []
+        self._kind, self._last = ("", 0), 0.0
+        self._frames = bytearray()
         self._urgent, self._alarmed = False, -math.inf
         self._opened = self._flushed = self._clock()
         self._packer: Packer | None = None
@@ -98,15 +98,16 @@ class TensorBoardWriter:
             OSError: The disk is full or gone. Chunks written before stay readable, and the writer is closed for good.
             StorageError: No run was opened.
         """
-        if self._file is None:
+        if self._file is None or self._packer is None:
             raise StorageError("TensorBoardWriter expects open(run) before write(record); call open first.")
         if self._file.closed:
             return
-        last = self._records[-1] if self._records else record
-        if (last.phase, last.rank) != (record.phase, record.rank):
+        if (record.phase, record.rank) != self._kind:
             self.flush()
-        self._records.append(record)
-        self._frames += map(frame, self._stock.events(record))
+            self._kind = record.phase, record.rank
+        self._packer.add(record)
+        self._last = record.wall_time
+        self._frames += b"".join(map(frame, self._stock.events(record)))
         self._urgent = self._urgent or bool(record.issues)
         if self._due():
             self.flush()
@@ -117,14 +118,13 @@ class TensorBoardWriter:
         Raises:
             OSError: As for ``write``.
         """
-        if self._file is None or self._packer is None or self._file.closed or not self._records:
+        if self._file is None or self._packer is None or self._file.closed or not self._packer.rows:
             return
-        records, self._records = self._records, []
-        frames, self._frames = self._frames, []
+        frames, self._frames = self._frames, bytearray()
         self._urgent, self._flushed = False, self._clock()
-        frames += (frame(blob_event(blob, records[-1].wall_time)) for blob in self._packer.pack(records))
+        frames += b"".join(frame(blob_event(blob, self._last)) for blob in self._packer.take())
         # One write for the whole chunk: a reader sees all of it or a truncated tail, and a full disk loses it whole.
-        self._file.append(b"".join(frames))
+        self._file.append(bytes(frames))
 
     def close(self) -> None:
         """Write what is buffered and close the file.
@@ -139,7 +139,7 @@ class TensorBoardWriter:
                 self._file.close()
 
     def _due(self) -> bool:
-        if len(self._records) >= self._rows:
+        if self._packer is not None and self._packer.rows >= self._rows:
             return True
         now = self._clock()
         if self._urgent and now - self._alarmed >= _SHORTEST:
