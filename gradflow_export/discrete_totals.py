@@ -29,9 +29,12 @@ def discrete_totals(columns: Mapping[str, Column]) -> Iterator[Reading]:
     """
     numel, intended = columns.get("parameter.numel"), columns.get("parameter.intended_share")
     lost, score = columns.get("parameter.lost_share"), columns.get("parameter.update_effectiveness")
-    if numel is not None and intended is not None and lost is not None and score is not None:
-        yield from _weighted("update.lost_share", lost, intended.values * numel.values)
-        yield from _weighted("update.effectiveness", score, numel.values)
+    master = columns.get("parameter.master")
+    if numel is not None and intended is not None and lost is not None and score is not None and master is not None:
+        # What rounding takes from a copy of float32 weights is not lost, only late.
+        entries = np.where(master.values > 0, 0.0, numel.values)
+        yield from _weighted("update.lost_share", lost, intended.values * entries)
+        yield from _weighted("update.effectiveness", score, entries)
     count = columns.get("node.count")
     if count is not None:
         for name in ("phase", "magnitude"):

@@ -20,7 +20,7 @@ from gradflow_export.metrics.samples import row_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
-from gradflow_export.taps.expected import Meant, meant_update
+from gradflow_export.taps.expected import Meant, master_of, meant_update
 from gradflow_export.taps.nodes import ROWS, Moved, Nodes, Pairs, check_pairs, joined, nodes_of
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps
 
@@ -53,6 +53,7 @@ class _Entry:
     before: Tensor
     gradient: Tensor | None
     meant: Meant | None
+    has_master: bool
 
 
 class DiscreteTap:
@@ -115,7 +116,10 @@ class DiscreteTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return tuple(spec(name) for name in (*_SCORE_METRICS, "parameter.numel", *_NODE_METRICS, *_CORRELATIONS))
+        return tuple(
+            spec(name)
+            for name in (*_SCORE_METRICS, "parameter.numel", "parameter.master", *_NODE_METRICS, *_CORRELATIONS)
+        )
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to listen to optimizer steps, ahead of whoever drains this tap after them."""
@@ -175,7 +179,8 @@ class DiscreteTap:
             scored = self._all_rows or is_coarse(parameter)
             group = optimizer.param_groups[number]
             meant = meant_update(optimizer, parameter, group, self._take_real) if scored else None
-            yield _Entry(int(place), parameter, self._take(parameter), used, meant)
+            kept = master_of(optimizer, parameter) is not None
+            yield _Entry(int(place), parameter, self._take(parameter), used, meant, kept)
 
     def _after(self, step: OptimizerStep) -> None:
         entries = self._open.pop(step.optimizer, None)
@@ -208,6 +213,8 @@ class DiscreteTap:
             self._out.append(Pending(metric, sites, values, where, nan_is_missing=True))
         sizes = torch.tensor([float(entry.parameter.numel()) for entry, _ in scored], dtype=torch.float64)
         self._out.append(Pending("parameter.numel", sites, sizes, where))
+        masters = torch.tensor([float(entry.has_master) for entry, _ in scored], dtype=torch.float64)
+        self._out.append(Pending("parameter.master", sites, masters, where))
 
     def _give_nodes(self, moved: dict[str, Moved]) -> None:
         nodes: dict[int, Nodes] = {}

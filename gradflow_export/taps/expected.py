@@ -40,8 +40,7 @@ def meant_update(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, An
     Returns:
         A function for after the step, ``None`` when the optimizer's rule is not known.
     """
-    state = optimizer.state.get(parameter, {})
-    master = next((state[name] for name in MASTERS if _is_like(state.get(name), parameter)), None)
+    state, master = optimizer.state.get(parameter, {}), master_of(optimizer, parameter)
     if master is not None:
         before = take(master)
         return lambda _gradient: take(master) - before
@@ -56,6 +55,12 @@ def meant_update(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, An
         return lambda gradient: _shadow_step(name, weight, gradient, kept, options)
     options.setdefault("decoupled_weight_decay", name == "AdamW")
     return lambda gradient: _CLOSED[name](weight, gradient, kept, options)
+
+
+def master_of(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
+    """Return the float32 weights an optimizer keeps of a parameter, in which no update is lost but only late."""
+    state = optimizer.state.get(parameter, {})
+    return next((state[name] for name in MASTERS if _is_like(state.get(name), parameter)), None)
 
 
 def _rule(optimizer: Optimizer) -> str:

@@ -63,9 +63,11 @@ class UpdateTap:
             self._describe(owned.sites)
             if not isinstance(step.optimizer, Optimizer):
                 return
-            rates = torch.stack([torch.as_tensor(g["lr"], dtype=torch.float64) for g in step.optimizer.param_groups])
+            # An optimizer of somebody's own may have no learning rate.
+            known = [g.get("lr", math.nan) for g in step.optimizer.param_groups]
+            rates = torch.stack([torch.as_tensor(rate, dtype=torch.float64) for rate in known])
             values = rates[torch.from_numpy(owned.groups).to(rates.device)]
-            self._out.append(Pending("parameter.learning_rate", owned.sites, values, owned.where))
+            self._out.append(Pending("parameter.learning_rate", owned.sites, values, owned.where, nan_is_missing=True))
 
     def drain(self) -> Drained:
         """Give out what was measured since the last call."""

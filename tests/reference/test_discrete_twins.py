@@ -388,7 +388,7 @@ def test_totals_are_weighted_by_what_they_stand_for():
             self.values, self.present = np.array(values, dtype=float), np.array(present)
 
     columns = {
-        "parameter.numel": Column([10, 30]), "parameter.intended_share": Column([1.0, 0.5]),
+        "parameter.numel": Column([10, 30]), "parameter.master": Column([0, 0]), "parameter.intended_share": Column([1.0, 0.5]),
         "parameter.lost_share": Column([1.0, 0.2]), "parameter.update_effectiveness": Column([0.0, 0.8]),
         "node.count": Column([1, 3]), "node.changed_share": Column([1.0, 2 / 3]),
         "node.phase_gradient": Column([4.0, 8.0]), "node.magnitude_gradient": Column([1.0, 0.0], (True, False)),
@@ -401,3 +401,24 @@ def test_totals_are_weighted_by_what_they_stand_for():
             "phase.change": 3.0, "magnitude.gradient": 1.0, "magnitude.change": 1.0, "update.changed_nodes": 3.0,
         }
     )  # fmt: skip
+
+
+def test_updates_of_master_weights_do_not_count_as_lost():
+    """A parameter that the optimizer keeps in float32 is left out of the totals."""
+
+    class Master(torch.optim.Optimizer):
+        """Takes small steps in float32, and rounds."""
+
+        def step(self, closure=None):
+            """Step."""
+            for p in self.param_groups[0]["params"]:
+                master = self.state[p].setdefault("master_param", p.detach().float().clone())
+                master -= 1e-7 * p.grad
+                p.data.copy_(master)
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4).bfloat16()
+    record = watched(model, Master(model.parameters(), {}), torch.randn(8, 6).bfloat16())
+    assert record.get("parameter.lost_share").as_dict() == {"weight": 1.0, "bias": 1.0}
+    assert record.get("parameter.master").as_dict() == {"weight": 1.0, "bias": 1.0}
+    assert record.value("update.lost_share") is None
