@@ -168,7 +168,8 @@ def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
     sizes, greatest = columns.get("block.output_rms"), columns.get("block.output_max")
     if sizes is not None and greatest is not None:
         usable = greatest.present & (sizes.values > 0)
-        peaks = np.divide(greatest.values, sizes.values, out=np.zeros_like(sizes.values), where=usable)
+        with np.errstate(invalid="ignore"):  # Inf / Inf
+            peaks = np.divide(greatest.values, sizes.values, out=np.zeros_like(sizes.values), where=usable)
         yield Reading("block.peak_ratio", sizes.sites, to_float32(peaks), usable)
     weights, updates = columns.get("parameter.weight_norm"), columns.get("parameter.update_norm")
     if weights is not None and updates is not None:

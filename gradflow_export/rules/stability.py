@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.signals import Floats, middle
 from gradflow_export.stats import theil_sen_bounds
 
@@ -142,7 +142,7 @@ class LossSpike(Rule):
 
     Attributes:
         deviations: Robust standard deviations above the median of the window.
-        factor: Factor above the greatest loss of the window.
+        factor: Factor above the greatest loss of the last ten; of all that are remembered, whatever they scatter by.
         relevant: Least share of the first loss.
         least: Fewest earlier losses.
         floor: Least robust deviation of the logarithm.
@@ -169,7 +169,7 @@ class LossSpike(Rule):
         if len(past) < self.least or not math.isfinite(now):
             return ()
         usual = middle(past)
-        limit = self._positive_limit(past, loss.first) if loss.low > 0 else self._signed_limit(past)
+        limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low > 0 else self._signed_limit(past)
         if not now > limit:
             return ()
         rate = history.run("learning_rate")
@@ -195,14 +195,21 @@ class LossSpike(Rule):
             ),
         )
 
-    def _positive_limit(self, past: Floats, first: float) -> float:
+    def _positive_limit(self, past: Floats, first: float, greatest: float) -> float:
         logs = np.log(past)
         centre = middle(logs)
         spread = max(1.4826 * middle(np.abs(logs - centre)), self.floor)
-        return max(math.exp(centre + self.deviations * spread), self.factor * float(past.max()), self.relevant * first)
+        # A loss that falls by orders of magnitude scatters widely in logarithms; far above all of its past it has leapt.
+        far = min(math.exp(min(centre + self.deviations * spread, 700.0)), self.factor * greatest)
+        return max(far, self.factor * float(past.max()), self.relevant * first)
 
     def _signed_limit(self, past: Floats) -> float:
         top, width = float(past.max()), float(past.max() - past.min())
         centre = middle(past)
         spread = max(1.4826 * middle(np.abs(past - centre)), self.floor * abs(centre))
         return top + max(self.deviations * spread, self.factor * width)
+
+
+def _greatest(loss: RunSeries) -> float:
+    past = loss.values[:-1]
+    return max(float(past[np.isfinite(past)].max(initial=0.0)), loss.first)

@@ -487,3 +487,10 @@ def test_verdicts_do_not_depend_on_the_order_of_parameters():
         judge = judged(Stagnation(), [updates(s, still, rates, grads) for s in range(1, 15)])
         outcomes.append({(i.issue_type, frozenset(i.layers), i.step) for i in judge.issues})
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_leap_far_above_the_start_is_a_spike_after_a_steep_fall():
+    """Losses that fell by orders of magnitude scatter widely in logarithms, and hide no leap far above all of them."""
+    fallen = [2.33, 1.9, 1.2, 0.9, 0.5, 0.2, 0.05, 0.3, 0.02, 0.09, 0.01, 0.2]
+    assert not spikes([*fallen, 2.0])
+    assert [issue.step for issue in spikes([*fallen, 7.08])] == [13]
