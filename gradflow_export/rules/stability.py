@@ -199,7 +199,7 @@ class LossSpike(Rule):
         logs = np.log(past)
         centre = middle(logs)
         spread = max(1.4826 * middle(np.abs(logs - centre)), self.floor)
-        # A loss that falls by orders of magnitude scatters widely in logarithms; far above all of its past it has leapt.
+        # A loss that falls by orders of magnitude scatters widely in logarithms; far above all its past it has leapt.
         far = min(math.exp(min(centre + self.deviations * spread, 700.0)), self.factor * greatest)
         return max(far, self.factor * float(past.max()), self.relevant * first)
 
