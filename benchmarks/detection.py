@@ -111,8 +111,7 @@ def run(program: Any, profile: str) -> list[tuple[str, str]]:
 
         def tap(phase: str, _program: Any) -> None:
             if phase == "backward" and program.policy is not None:
-                with torch.no_grad():
-                    exporter.observe(policy=program.policy(program.model))
+                exporter.observe(policy=program.policy(program.model))
 
         with observing_backward(exporter):
             for t in range(program.steps):
@@ -225,7 +224,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("gradflow_export").setLevel(logging.ERROR)
-    cases = [c for c in load(arguments.corpus).CASES if arguments.only in c.name or arguments.only == c.label]
+    cases = [c for c in load(arguments.corpus).CASES if arguments.only in c.name or arguments.only in c.label]
     replicates = range(arguments.first, arguments.first + arguments.replicates)
     runs = [(case, replicate) for case in cases for replicate in replicates]
     outcomes = [judge(*each, arguments.profile) for each in tqdm(runs, disable=arguments.json)]
