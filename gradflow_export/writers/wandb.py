@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import Issue, RunInfo, StepRecord, info_to_json
+from gradflow_export.records import RunInfo, StepRecord, info_to_json
 from gradflow_export.writers import wandb_runs
+from gradflow_export.writers.wandb_alerts import Alerts
 from gradflow_export.writers.wandb_gains import GainViews
 from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_module import Module
@@ -21,7 +21,6 @@ from gradflow_export.writers.wandb_rows import RideRows, RowQueue
 from gradflow_export.writers.wandb_tables import (
     HEALTH_COLUMNS,
     ISSUE_COLUMNS,
-    AlertBudget,
     HealthBook,
     IssueBook,
 )
@@ -92,9 +91,8 @@ class WandbWriter:
         self._init, self._own_rows, self._limit, self._prefix = init, rows == "own", max_waiting, prefix
         self._every = table_seconds
         self._tabled: float | None = None
-        self._budget = AlertBudget(alert_cooldown, most_alerts)
+        self._alerts = Alerts(self._wandb, alert_cooldown, most_alerts)
         self._health, self._issues, self._gains = HealthBook(), IssueBook(), GainViews(self._wandb.module)
-        self._alerts: deque[Issue] = deque(maxlen=max(most_alerts, 1))
         self._early, self._lane = RowQueue(max_waiting), Lane()
         self._lock = threading.RLock()
         self._info: RunInfo | None = None
@@ -129,8 +127,8 @@ class WandbWriter:
             self._gains.add(record)
             before = self._issues.found
             for issue in record.issues:
-                if self._issues.add(issue) and issue.open and self._budget.allows(issue, record.wall_time):
-                    self._alerts.append(issue)
+                if self._issues.add(issue) and issue.open:
+                    self._alerts.add(issue, record.wall_time)
             row = self._row(record)
             if self._tabled is None:
                 self._tabled = record.wall_time
@@ -188,7 +186,7 @@ class WandbWriter:
         rows = self._attach()
         if rows is not None:
             rows.put(self._keys(row, rows))
-            self._send_alerts(rows)
+            self._alerts.send(rows)
         elif self._rows is None:
             self._early.put(row)
         elif self._unsaid and not self._rows.refused:
@@ -229,19 +227,13 @@ class WandbWriter:
         if made:
             rows.add(self._keys(made, rows), step)
 
-    def _send_alerts(self, rows: RideRows) -> None:
-        while self._alerts:
-            issue = self._alerts.popleft()
-            rows.try_to("an alert", partial(self._wandb.alert, rows.run, issue, rows.prefix))
-            if not self._alerts and self._budget.spent and self._budget.sent:
-                _log.warning("gradflow: %d alerts were sent; no more in this run", self._budget.sent)
-
     def _conclude(self) -> None:
         """Add the last tables and the run's summary."""
         rows = self._attach()
         if rows is None or self._last is None:
             return
         self._send_tables(self._last)
+        self._alerts.finish(rows)
         still = self._issues.open
         verdict = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
         summary = {"verdict": verdict, "issues_found": self._issues.found, "last_step": self._last.step}

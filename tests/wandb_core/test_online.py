@@ -11,6 +11,7 @@ import pytest
 import wandb
 
 from gradflow_export.records import Reading
+from gradflow_export.writers import wandb_alerts
 
 
 @pytest.fixture
@@ -110,6 +111,53 @@ def test_a_server_in_trouble_does_not_keep_the_end_waiting(server, make, read, h
     assert wandb.run is None
     rows = [row for row in read(run).history if "gradflow/loss" in row]
     assert [row["gradflow/step"] for row in rows] == list(range(1, 51))
+
+
+@pytest.mark.parametrize("whose", ["ours", "the user's"])
+@pytest.mark.parametrize("how", ["gone", "hanging"])
+def test_an_alert_does_not_keep_the_end_waiting(server, begin, make, read, said, how, whose):
+    """While the server is away alerts are held back, so that a limit on the run's end holds; one line says so."""
+    settings = {**server.settings(), "finish_timeout": 1.0}
+    run = begin(settings=settings) if whose == "the user's" else None
+    writer = make.writer() if run else make.writer(project="test", settings=settings)
+    run = wandb.run
+    writer.write(make.record(1))
+    server.hanging = True
+    if how == "gone":
+        server.stop()
+    for step in range(2, 21):
+        writer.write(make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),) if step < 4 else ()))
+        run.log({"mine": step})
+    ending = threading.Thread(target=run.finish if whose == "the user's" else writer.close)
+    ending.start()
+    ending.join(10.0)
+    assert not ending.is_alive()
+    writer.close()
+    log = read(run)
+    assert [row["gradflow/step"] for row in log.history if "gradflow/loss" in row] == list(range(1, 21))
+    assert log.alerts == []
+    assert said("does not answer") == [
+        "gradflow: the W&B server does not answer; 2 alerts are not sent, the issues are in the table gradflow/issues"
+    ]
+
+
+def test_alerts_held_back_are_sent_when_the_server_is_back(server, begin, make, monkeypatch):
+    """Each once, in order, before the run ends."""
+    monkeypatch.setattr(wandb_alerts, "RETRY_SECONDS", 0.0)
+    run, writer = begin(settings={**server.settings(), **SOON, "finish_timeout": 20.0}), make.writer()
+    server.down = 503
+    for step in (1, 2):
+        writer.write(make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),)))
+        assert writer._alerts._lane.wait(10)
+        run.log({"mine": step})
+    held = len(server.alerts)
+    server.down = None
+    writer.write(make.record(3))
+    assert writer._alerts._lane.wait(10)
+    run.finish()
+    writer.close()
+    assert held == 0
+    assert [alert["title"][-6:] for alert in server.alerts] == ["layer1", "layer2"]
 
 
 def test_a_server_that_never_was_means_offline(beside_server, make, read, said):

@@ -1,0 +1,116 @@
+"""Alerts in a W&B run: each cause once in a while, and none that keeps the run's end waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from functools import partial
+from typing import Any, final
+
+from gradflow_export.records import Issue
+from gradflow_export.writers.wandb_lane import Lane
+from gradflow_export.writers.wandb_module import Module
+from gradflow_export.writers.wandb_rows import RideRows
+from gradflow_export.writers.wandb_tables import AlertBudget
+
+_log = logging.getLogger("gradflow_export")
+
+PROBE_SECONDS, RETRY_SECONDS = 2.0, 10.0
+_DOWN = 500
+
+
+@final
+class Alerts:
+    """Sends alerts to the run that is active.
+
+    wandb sends alerts one after the other before it ends a run, and ``finish_timeout`` does not hold while one waits
+    for the server. Where a run has that limit, an alert is therefore handed over only when the server answers; the
+    question is asked on a thread of its own. Where a run has none, its end waits for the server in any case.
+
+    Args:
+        module: wandb, or a module like it.
+        cooldown: As for :class:`AlertBudget`.
+        most: As for :class:`AlertBudget`.
+    """
+
+    def __init__(self, module: Module, cooldown: float, most: int) -> None:
+        self._module, self._budget = module, AlertBudget(cooldown, most)
+        self._waiting: deque[Issue] = deque(maxlen=max(most, 1))
+        self._lane, self._again = Lane(), 0.0
+
+    def add(self, issue: Issue, now: float) -> None:
+        """Have an issue told, unless it was told a moment ago; ``now`` is the records' clock."""
+        if self._budget.allows(issue, now):
+            self._waiting.append(issue)
+
+    def send(self, rows: RideRows) -> None:
+        """Send what waits, unless the server did not answer a moment ago."""
+        if self._waiting and not _limit_of(rows.run):
+            self._hand_over(rows)
+        elif self._waiting and time.monotonic() >= self._again:
+            self._lane.put(partial(self._try, rows))
+
+    def finish(self, rows: RideRows) -> None:
+        """Send what waits now or never."""
+        self._again = 0.0
+        self.send(rows)
+        self._lane.wait(PROBE_SECONDS + 1)
+        left = len(self._waiting)
+        if left and not rows.ended:
+            _log.warning(
+                "gradflow: the W&B server does not answer; %d alert%s not sent, the issues are in the table %s/issues",
+                left,
+                " is" if left == 1 else "s are",
+                rows.prefix,
+            )
+        self._waiting.clear()
+
+    def _try(self, rows: RideRows) -> None:
+        if answers(rows.run):
+            self._hand_over(rows)
+        else:
+            self._again = time.monotonic() + RETRY_SECONDS
+
+    def _hand_over(self, rows: RideRows) -> None:
+        with contextlib.suppress(IndexError):  # the run's end may have taken the last meanwhile
+            while True:
+                issue = self._waiting.popleft()
+                rows.try_to("an alert", partial(self._module.alert, rows.run, issue, rows.prefix))
+                if not self._waiting and self._budget.spent and self._budget.sent:
+                    _log.warning("gradflow: %d alerts were sent; no more in this run", self._budget.sent)
+
+
+def answers(run: Any) -> bool:
+    """Return whether a run's server answers at all; where that cannot be told, it is left to wandb.
+
+    Args:
+        run: A run.
+    """
+    settings = run.settings
+    proxies = {kind: getattr(settings, f"{kind}_proxy", None) for kind in ("http", "https")}
+    given = {kind: address for kind, address in proxies.items() if address}
+    ask = urllib.request.build_opener(*([urllib.request.ProxyHandler(given)] if given else []))
+    try:
+        with ask.open(f"{str(settings.base_url).rstrip('/')}/healthz", timeout=PROBE_SECONDS):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < _DOWN
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # wandb may know a certificate that Python does not
+    except (OSError, http.client.HTTPException):
+        return False
+    except Exception:
+        return True
+
+
+def _limit_of(run: Any) -> float:
+    """Return the seconds after which an online run's end is given up; 0 where it waits for ever, or for nothing."""
+    if getattr(run, "offline", True):
+        return 0.0
+    return float(getattr(getattr(run, "settings", None), "finish_timeout", 0) or 0)
