@@ -19,6 +19,9 @@ from gradflow_export.stats import theil_sen
 
 _STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
 
+WORST = 0.75
+"""Share of the whole change, in nats, from which a layer is named."""
+
 
 def grade(log_factor: float) -> Severity:
     """Return the severity of a gradient that changes by ``exp(log_factor)`` over the depth of the model."""
@@ -26,6 +29,16 @@ def grade(log_factor: float) -> Severity:
     if decades >= 6.0:
         return Severity.CRITICAL
     return Severity.HIGH if decades >= 4.0 else Severity.MEDIUM
+
+
+def _worst(links: Chain, whole: float, limit: float) -> tuple[str, ...]:
+    """Return where the gradient has changed beyond ``limit``, and by three quarters of all it changes by, in nats.
+
+    The rest of the chain is on the way there and shows it less; what is named is what the issue is about.
+    """
+    far = links.logs - links.logs[-1]
+    reached = far <= min(limit, WORST * whole) if whole < 0 else far >= max(limit, WORST * whole)
+    return tuple(site for site, here in zip(links.sites, reached, strict=True) if here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +87,7 @@ class Vanishing(Rule):
         flags = outlying(gains, math.log(20.0), 6.0)
         if flags.any() and not float(gains[~flags].sum()) < math.log(self.alone):
             return ()
-        starved = links.logs - links.logs[-1] < math.log(self.depth_gain)
-        layers = tuple(site for site, here in zip(links.sites, starved, strict=True) if here)
+        layers = _worst(links, depth, math.log(self.depth_gain))
         typical = math.exp(middle(gains))
         message = (
             f"the gradient at {layers[0]} is {number(math.exp(depth))} of the one at {links.sites[-1]}: "
@@ -154,8 +166,7 @@ class VanishingParameters(Rule):
         fall = float(links.logs[0] - links.logs[-1])
         if not fall < math.log(self.ratio):
             return None
-        starved = links.logs - links.logs[-1] < math.log(self.ratio)
-        layers = tuple(site for site, here in zip(links.sites, starved, strict=True) if here)
+        layers = _worst(links, fall, math.log(self.ratio))
         message = (
             f"the root mean square gradient of {links.sites[0]} is {number(math.exp(fall))} of that of "
             f"{links.sites[-1]}."
@@ -226,13 +237,12 @@ class ExplodingDepth(Rule):
         depth, typical = -links.rise, math.exp(middle(gains))
         growth = spreads.rise if spreads is not None else math.nan
         if depth > math.log(self.depth_gain):
-            large = links.logs - links.logs[-1] > math.log(self.depth_gain)
-            layers = tuple(site for site, here in zip(links.sites, large, strict=True) if here)
+            layers = _worst(links, depth, math.log(self.depth_gain))
             what = f"the gradient grows {number(math.exp(depth))}-fold from {links.sites[-1]} back to {layers[0]}"
             value, threshold = depth, self.depth_gain
             steepest = int(np.nanargmax(np.where(np.isfinite(links.log_gains), links.log_gains, np.nan)))
             if links.log_gains[steepest] > depth / 2:
-                return (self._single(links, steepest, layers, what, depth),)
+                return (self._single(links, steepest, what, depth),)
         elif growth > math.log(self.spread) and math.log(typical) > self.amplifying:
             layers, value, threshold = links.sites, growth, self.spread
             what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
@@ -252,13 +262,13 @@ class ExplodingDepth(Rule):
         )
         return (finding,)
 
-    def _single(self, links: Chain, steepest: int, layers: tuple[str, ...], what: str, depth: float) -> Finding:
+    def _single(self, links: Chain, steepest: int, what: str, depth: float) -> Finding:
         """Blame the one block that makes most of the growth."""
         block, factor = links.sites[steepest + 1], math.exp(min(float(links.log_gains[steepest]), 700.0))
         return Finding(
             IssueType.EXPLODING,
             grade(depth),
-            (block, *(layer for layer in layers if layer != block)),
+            (block,),
             factor,
             self.depth_gain,
             f"{what}, and {block} alone multiplies it by {number(factor)} (healthy: 0.5 to 2).",

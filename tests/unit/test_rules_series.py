@@ -194,10 +194,10 @@ def test_rank_of_a_solved_classifier_may_collapse():
 
 
 def test_one_amplifying_block_is_blamed_for_the_whole_growth():
-    """When a single block makes the growth, it comes first, with its own factor."""
+    """When a single block makes the growth, it alone is named, with its own factor."""
     norms = {f"blocks.{i}": 500.0 if i < 3 else 1.0 for i in range(6)}
     (issue,) = judged(ExplodingDepth(), repeat(3, block__gradient_norm=norms)).issues
-    assert issue.layers == ("blocks.3", "blocks.0", "blocks.1", "blocks.2")
+    assert issue.layers == ("blocks.3",)
     assert issue.value == pytest.approx(500.0)
     assert "blocks.3 alone" in issue.message
     assert "0.002" in issue.advice
@@ -494,3 +494,11 @@ def test_a_leap_far_above_the_start_is_a_spike_after_a_steep_fall():
     fallen = [2.33, 1.9, 1.2, 0.9, 0.5, 0.2, 0.05, 0.3, 0.02, 0.09, 0.01, 0.2]
     assert not spikes([*fallen, 2.0])
     assert [issue.step for issue in spikes([*fallen, 7.08])] == [13]
+
+
+@pytest.mark.parametrize(("gain", "rule"), [(0.25, Vanishing()), (4.0, ExplodingDepth())])
+def test_the_worst_quarter_of_an_even_chain_is_named(gain, rule):
+    """Of a gradient that changes by the same factor at every block, those blocks are named where most of it is done."""
+    norms = {f"blocks.{i}": gain ** (20 - i) for i in range(21)}
+    (issue,) = judged(rule, repeat(3, block__gradient_norm=norms)).issues
+    assert issue.layers == tuple(f"blocks.{i}" for i in range(6))
