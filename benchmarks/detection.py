@@ -2,7 +2,7 @@
 
 Run it on a corpus file::
 
-    python benchmarks/detection.py --corpus corpus.py --replicates 3
+    python benchmarks/detection.py --corpus benchmarks/heldout/programs.py --replicates 3
     python benchmarks/detection.py --corpus corpus.py --profile seed --json
 
 A corpus is a Python file with ``CASES``. A case has ``name``, ``label`` (an issue type, or ``HEALTHY``), ``where``
@@ -23,6 +23,7 @@ import gc
 import importlib.util
 import json
 import logging
+import math
 import sys
 import time
 from collections import Counter, defaultdict
@@ -150,6 +151,15 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927, JASA 22); (0, 1) of nothing."""
+    if not trials:
+        return 0.0, 1.0
+    share_, square = hits / trials, z * z / trials
+    half = z * math.sqrt(share_ * (1 - share_) / trials + square / (4 * trials))
+    return max((share_ + square / 2 - half) / (1 + square), 0.0), min((share_ + square / 2 + half) / (1 + square), 1.0)
+
+
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
     """Return all figures of a run, JSON-ready."""
     faults = [o for o in outcomes if o.label != HEALTHY]
@@ -173,6 +183,11 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "macro_recall": share(sum(row["recall"] for k, row in per_class.items() if k != HEALTHY), len(by_class)),
         "recall": share(sum(o.ok for o in faults), len(faults)),
         "healthy_false_alarm": share(alarms, len(healthy)),
+        "healthy_programs": len({o.name for o in healthy}),
+        "healthy_programs_alarmed": len({o.name for o in healthy if not o.ok}),
+        "faulty_programs": len({o.name for o in faults}),
+        "faulty_programs_always_found": len({o.name for o in faults} - {o.name for o in faults if not o.ok}),
+        "healthy_with_a_true_label": len({o.name for o in healthy if o.ok and o.found}),
         "wrong_extra": share(sum(bool(o.extra) for o in faults), len(faults)),
         "location_precision": share(sum(o.inside for o in faults), sum(o.named for o in faults)),
         "seconds": sum(o.seconds for o in outcomes),
@@ -181,10 +196,16 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
+def interval(what: str, hits: int, trials: int) -> str:
+    """Return a count with its share and interval."""
+    low, high = wilson(hits, trials)
+    return f"{what}: {hits} of {trials}, {share(hits, trials):.1%} (95 % interval {low:.1%} to {high:.1%})"
+
+
 def table(result: dict[str, Any], outcomes: list[Outcome]) -> str:
     """Return the figures as Markdown, and every program that went wrong."""
     lines = [
-        "| label | programs | found | recall | location precision | with wrong extra labels |",
+        "| label | runs | found | recall | location precision | with wrong extra labels |",
         "|---|---|---|---|---|---|",
     ]
     for label, row in result["per_class"].items():
@@ -196,9 +217,14 @@ def table(result: dict[str, Any], outcomes: list[Outcome]) -> str:
     healthy = result["per_class"][HEALTHY]
     lines += [
         "",
-        f"- macro recall {result['macro_recall']:.1%}, recall {result['recall']:.1%}",
-        f"- healthy programs with an alarm: {healthy['alarmed']} of {healthy['programs']}, "
-        + format(result["healthy_false_alarm"], ".1%"),
+        f"- macro recall {result['macro_recall']:.1%}, recall {result['recall']:.1%}; "
+        + interval("programs found in every run", result["faulty_programs_always_found"], result["faulty_programs"]),
+        "- " + interval("healthy runs with an alarm", healthy["alarmed"], healthy["programs"]),
+        "- "
+        + interval(
+            "healthy programs with an alarm in any run", result["healthy_programs_alarmed"], result["healthy_programs"]
+        )
+        + f"; with a label that is true of them, and nothing else: {result['healthy_with_a_true_label']}",
         f"- faults with wrong extra labels {result['wrong_extra']:.1%}",
         f"- location precision {result['location_precision']:.1%}",
         f"- {result['seconds']:.0f} s",

@@ -270,7 +270,7 @@ CASES = (
     fault("RECURRENT_SUPERCRITICAL", tanh_chaos, chaotic("rnn"), "rnn", WILD),
     fault("RECURRENT_SUPERCRITICAL", relu_cell_grows, chaotic("cell"), "cell", WILD),
     fault("VANISHING", vanish_stacked_gru, vanishing, " ".join(names("layers", 6)), "STAGNATION RECURRENT_SUBCRITICAL"),
-    fault("LOSS_SPIKE", spike_gru_target, spikes, "rnn read", "UNSTABLE EXPLODING RECURRENT_SUBCRITICAL"),
+    fault("LOSS_SPIKE", spike_gru_target, spikes, "", "UNSTABLE EXPLODING RECURRENT_SUBCRITICAL"),
     healthy(ok_orthogonal_rnn, learns(0.5, more=remembers("rnn"))),
     healthy(ok_open_lstm, learns(0.5, more=remembers("rnn"))),
     healthy(ok_short_memory, learns(0.3), "RECURRENT_SUBCRITICAL", "its radius is low, and the task asks for no more"),
