@@ -18,6 +18,18 @@ from gradflow_export.writers import WandbWriter
 INFO = RunInfo("1700000000123-0", 1700000000.123, "Net", 10, ("a", "b"), 0, 1, {"every": 1}, {"torch": "2"})
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Show the logging patterns of ``test_patterns.py`` as a table, whether it ran in this process or in another."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    lines = [line for report in reports for key, line in report.user_properties if key == "pattern"]
+    if lines:
+        terminalreporter.section("rows in W&B by way of logging")
+        terminalreporter.line(f"{'pattern':<28}{'logged':>6}{'kept':>6}{'here':>6}{'ours':>8}{'here':>6}")
+        terminalreporter.line("kept: by wandb without us; here: in the run's log beside the other's rows")
+        for line in lines:
+            terminalreporter.line(line)
+
+
 def beside(name):
     """Load a module that lies beside this one."""
     spec = importlib.util.spec_from_file_location(f"gradflow_wandb_{name}", Path(__file__).with_name(f"{name}.py"))
