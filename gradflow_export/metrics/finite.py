@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.local import local
+
 
 def looks_broken(values: Tensor) -> bool:
     """Return whether a tensor holds NaN or Inf and is no attention mask.
@@ -17,6 +19,7 @@ def looks_broken(values: Tensor) -> bool:
     Source:
         Definition.
     """
+    values = local(values)  # a collective that only some ranks come to would never end
     if not (values.is_floating_point() or values.is_complex()) or values.layout is not torch.strided:
         return False
     finite = torch.isfinite(values)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.onepass import native_statistics
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -31,8 +32,8 @@ def dense_entries(tensor: Tensor) -> Tensor:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Return the stored entries of a tensor: those of the touched rows of a sparse one. Shape: any."""
-    entries = tensor.detach()
+    """Return the stored entries of a tensor: the touched rows of a sparse, the shard of a spread one. Shape: any."""
+    entries = local(tensor).detach()
     if entries.layout is torch.strided:
         return entries
     return entries.coalesce().values() if entries.layout is torch.sparse_coo else entries.values()
@@ -47,7 +48,7 @@ def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     other devices the sum is taken in float64 instead, because looking at the result would wait for the device.
 
     Args:
-        tensors: Gradients or weights, not empty. Shape of each: any.
+        tensors: Gradients or weights, not empty; of a ``DTensor`` the shard in this process. Shape of each: any.
 
     Returns:
         ``(sum_i |x_i|^2)^(1/2)`` per tensor, float32 or float64. Shape: ``[len(tensors)]``.
@@ -55,10 +56,10 @@ def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     Unit: that of the entries.
     Source: definition; scaling as in LAPACK dnrm2 (Blue 1978, ACM TOMS 4).
     """
-    known = native_statistics(tensors)
+    entries = [local(tensor) for tensor in tensors]
+    known = native_statistics(entries)
     if known is not None:
         return torch.from_numpy(known[0])
-    entries = list(tensors)
     kinds = {(e.layout, e.dtype, e.device) for e in entries}
     if any((layout, dtype) not in _PLAIN for layout, dtype, _ in kinds):
         entries = [dense_entries(e) for e in entries]
@@ -156,7 +157,7 @@ def norm(tensor: Tensor, kind: str) -> Tensor:
 
     Unit: that of the entries.
     """
-    entries = tensor.detach()
+    entries = local(tensor).detach()
     if kind == "l2":
         return l2_norm(entries)
     magnitudes = stored(entries).abs().double()

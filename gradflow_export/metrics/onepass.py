@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export import native
+from gradflow_export.metrics.local import is_plain
 
 THREADED_ENTRIES = 2**20
 """Least number of entries for which starting further threads is worth it."""
@@ -32,8 +33,10 @@ def native_statistics(tensors: Sequence[Tensor]) -> npt.NDArray[np.float64] | No
     """
     if not native.available():
         return None
+    # A subclass, such as a DTensor, may look contiguous and hold its entries elsewhere.
     kinds = [
-        _KINDS.get(t.dtype, -1) if t.is_cpu and t.layout is torch.strided and t.is_contiguous() else -1 for t in tensors
+        _KINDS.get(t.dtype, -1) if is_plain(t) and t.is_cpu and t.layout is torch.strided and t.is_contiguous() else -1
+        for t in tensors
     ]
     if -1 in kinds:
         return None

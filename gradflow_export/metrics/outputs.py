@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import l2_norm, l2_norms
 
 SPREAD_ROWS, SPREAD_FEATURES = 32, 64
@@ -25,7 +26,8 @@ def output_rms(output: Tensor) -> Tensor:
     Returns:
         Shape: scalar. Unit: activation.
     """
-    return torch.div(l2_norm(output), math.sqrt(max(output.numel(), 1)))
+    held = local(output)
+    return torch.div(l2_norm(held), math.sqrt(max(held.numel(), 1)))
 
 
 def output_spreads(rows: Sequence[Tensor]) -> Tensor:

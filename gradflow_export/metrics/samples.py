@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.local import local
+
 
 def even_sample(tensor: Tensor, limit: int) -> Tensor:
     """Return at most ``limit`` evenly spaced entries.
@@ -16,7 +18,7 @@ def even_sample(tensor: Tensor, limit: int) -> Tensor:
     Returns:
         A view where the tensor is contiguous. Shape: ``[min(numel, limit)]`` at most.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = local(tensor).detach().reshape(-1)
     count = flat.numel()
     if count <= limit:
         return flat
@@ -36,7 +38,7 @@ def rows_of(output: Tensor, rows: int, features: int) -> Tensor:
     Returns:
         Evenly spaced rows and columns, float32 or float64. Shape: ``[<= rows, <= features]``.
     """
-    h = output.detach()
+    h = local(output).detach()
     h = torch.view_as_real(h).flatten(-2) if h.is_complex() else h
     if h.dim() <= 1:
         h = h.reshape(-1, 1) if h.dim() else h.reshape(1, 1)
@@ -61,6 +63,6 @@ def row_sample(tensor: Tensor, limit: int) -> Tensor:
     Returns:
         Shape: ``[rows, entries of a row]``.
     """
-    flat = tensor.detach()
+    flat = local(tensor).detach()
     flat = flat.reshape(flat.shape[0], -1) if flat.dim() else flat.reshape(1, 1)
     return flat[:: -(-flat.numel() // limit)]

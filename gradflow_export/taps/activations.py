@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
 from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
@@ -88,6 +89,7 @@ class ActivationTap:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
             return
         with torch.no_grad():
+            output = local(output)
             unit_dim = 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
             greatest = greatest_outputs(output, unit_dim)
             known = self._active.get(index)
@@ -100,7 +102,7 @@ class ActivationTap:
     def _saturable(self, index: int, kind: str, _module: nn.Module, output: Any) -> None:
         if isinstance(output, Tensor) and output.numel():
             with torch.no_grad():
-                self._saturated[index] = saturated_share(output, kind)
+                self._saturated[index] = saturated_share(local(output), kind)
 
     def drain(self) -> Drained:
         """Give out shares of the modules called since the last call; windows go on."""

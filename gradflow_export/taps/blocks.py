@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import dense_entries, linf, norm
 from gradflow_export.metrics.outputs import (
     RANK_FEATURES,
@@ -119,6 +121,9 @@ class GradientStore:
                 "passes, or construct with strict_single_backward=False to keep the last one."
             )
         now = norm(gradient, self.norm_type)
+        parts = shards(gradient)
+        if parts > 1:  # the norm of the whole, were every shard like this one; their root mean square is exact
+            now = now * math.sqrt(parts)
         if earlier is not None and self.repeat == "combine":
             # One of the two may be float64 because float32 could not hold it.
             now = torch.hypot(earlier.double(), now.double())

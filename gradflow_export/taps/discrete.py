@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.discrete import SCORES, update_scores
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.phase import correlations, quiet_share
 from gradflow_export.metrics.samples import row_sample
 from gradflow_export.records import RUN_SITE
@@ -168,7 +169,9 @@ class DiscreteTap:
         for parameter, place, number in zip(owned.parameters, owned.where, owned.groups, strict=True):
             if (place + turn) % self._turns:
                 continue
-            if owned.sites[place] not in self._wanted or parameter.layout is not torch.strided or not parameter.numel():
+            if owned.sites[place] not in self._wanted or parameter.layout is not torch.strided:
+                continue
+            if not local(parameter).numel():
                 continue
             gradient = None if step.closure else _dense(parameter.grad)
             if gradient is None and not step.closure:

@@ -15,6 +15,7 @@ from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.errors import nearest
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.logits import (
     LOGIT_METRICS,
     TARGET_METRICS,
@@ -101,7 +102,7 @@ class LossTap:
         if not isinstance(loss, Tensor):
             self._losses.append(torch.tensor(float(loss), dtype=torch.float64))
             return
-        self._losses.append(loss.detach().mean())
+        self._losses.append(local(loss).detach().mean())
         if loss.requires_grad and not torch.compiler.is_compiling():
             loss.register_hook(unserializable_hook(self._guard(self._backward)))  # type: ignore[no-untyped-call]
 
@@ -110,7 +111,8 @@ class LossTap:
         if not self.want_logits or not logits.is_floating_point() or logits.dim() < 1:
             return
         with torch.no_grad():
-            rows, numbers = as_samples(logits, targets, class_dim)
+            held = None if targets is None else local(targets)
+            rows, numbers = as_samples(local(logits), held, class_dim)
             if rows.numel() == 0 or rows.shape[1] < 2:
                 return
             self._statistics = [(LOGIT_METRICS, logit_statistics(rows))]
@@ -177,7 +179,7 @@ class LossTap:
     def _sent_back(self, gradient: Tensor) -> None:
         with torch.no_grad():
             earlier = [entry for entry in self._statistics if entry[0] != UPSTREAM_METRICS]
-            self._statistics = [*earlier, (UPSTREAM_METRICS, upstream_statistics(gradient))]
+            self._statistics = [*earlier, (UPSTREAM_METRICS, upstream_statistics(local(gradient)))]
 
     def _backward(self, _gradient: Tensor) -> None:
         self._passes.begin()

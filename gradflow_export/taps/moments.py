@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.moments import epsilon_share, second_moment_ratio
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.metrics.samples import even_sample
@@ -84,11 +85,12 @@ def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any],
     moment, gradient, steps = state.get("exp_avg_sq"), parameter.grad, state.get("step")
     if not isinstance(moment, Tensor) or gradient is None or steps is None or "betas" not in group:
         return None
-    if moment.layout is not torch.strided or gradient.layout is not torch.strided or moment.numel() == 0:
+    if moment.layout is not torch.strided or gradient.layout is not torch.strided or local(moment).numel() == 0:
         return None
     epsilon = float(group.get("eps", 1e-8))
     # 1 - beta^t, on the device where the optimizer counts its steps.
-    correction = 1 - float(group["betas"][1]) ** torch.as_tensor(steps, dtype=torch.float64)
+    count = torch.as_tensor(local(steps) if isinstance(steps, Tensor) else steps, dtype=torch.float64)
+    correction = 1 - float(group["betas"][1]) ** count
     second = even_sample(dense_entries(moment), ENTRIES).float() / correction.to(moment.device, torch.float32)
     used = even_sample(dense_entries(gradient), ENTRIES).float()
     if scale is not None:

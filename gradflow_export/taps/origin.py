@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.finite import looks_broken
@@ -187,12 +188,22 @@ def _repeat(model: nn.Module, call: _Call) -> tuple[str, list[str]] | None:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_state_kept(model, device))
         stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        stack.enter_context(_Alone())  # type: ignore[no-untyped-call]  # as above
         stack.callback(register_module_forward_pre_hook(follower.enter).remove)
         stack.callback(register_module_forward_hook(follower.leave).remove)
         torch.set_rng_state(call.random_state)
         with contextlib.suppress(Exception):
             model(*args, **kwargs)
     return follower.found
+
+
+class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its metaclass untyped
+    """Ends a repeated pass at its first collective: the other ranks may not repeat theirs, and it would never end."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in {"c10d", "_c10d_functional"}:
+            raise RuntimeError(f"{func} needs other ranks; the repeated forward pass ends here.")
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

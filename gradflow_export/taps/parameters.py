@@ -12,6 +12,7 @@ from torch import Tensor
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.direction import cosine_of, evenly_chosen, gradient_sample, products
 from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
@@ -51,7 +52,7 @@ class GradientTap:
         owned = step.owned
         self.norms = None
         gradients = [p.grad for p in owned.parameters]
-        arrived = [g for g in gradients if g is not None]
+        arrived = [local(g) for g in gradients if g is not None]
         if not arrived:
             return
         where = owned.where

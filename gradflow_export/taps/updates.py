@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending
@@ -53,8 +54,9 @@ class UpdateTap:
             # In half precision the difference itself would be rounded.
             wide = [v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for v in before]
             updates = [a.to(b) - b for a, b in zip(after, wide, strict=True)]
-            grown = [math.sqrt(p.numel() / max(b.numel(), 1)) for p, b in zip(owned.parameters, before, strict=True)]
-            complex_parts = [2.0 if p.is_complex() else 1.0 for p in owned.parameters]
+            held = [local(p) for p in owned.parameters]
+            grown = [math.sqrt(p.numel() / max(b.numel(), 1)) for p, b in zip(held, before, strict=True)]
+            complex_parts = [2.0 if p.is_complex() else 1.0 for p in held]
             scale = torch.tensor([g * math.sqrt(c) for g, c in zip(grown, complex_parts, strict=True)])
             weights, changes = l2_norms(wide), l2_norms(updates)
             scale = scale.to(weights)
@@ -86,7 +88,7 @@ class UpdateTap:
 
     def _views(self, step: OptimizerStep) -> list[Tensor]:
         parameters = step.owned.parameters
-        if sum(p.numel() for p in parameters) <= self._entries:
+        if sum(local(p).numel() for p in parameters) <= self._entries:
             return [dense_entries(p).reshape(-1) for p in parameters]
         share = max(self._entries // len(parameters), 1)
         return [even_sample(dense_entries(p), share) for p in parameters]

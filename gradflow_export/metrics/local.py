@@ -1,0 +1,44 @@
+"""What one process holds of a tensor that is spread over several."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is no subclass of ours or others, so that ``data_ptr`` is where its entries lie."""
+    return type(tensor) in _PLAIN
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that lies in this process, without a word to any other.
+
+    Args:
+        tensor: A ``DTensor``, of which the local shard is returned, or any other tensor, which is returned as it is.
+            Shape: any.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor
+    take = getattr(tensor, "to_local", None)
+    if take is None:
+        return tensor
+    with torch.no_grad():
+        held = take()
+        # What an asynchronous collective of the model itself will deliver: every rank has begun it already.
+        wait = getattr(held, "wait", None)
+        held = held if wait is None else wait()
+    return held if isinstance(held, Tensor) else tensor
+
+
+def shards(tensor: Tensor) -> int:
+    """Return into how many different parts a tensor is split, 1 for a plain or replicated one."""
+    placements = getattr(tensor, "placements", None)
+    if placements is None:
+        return 1
+    sizes = tuple(tensor.device_mesh.shape)  # type: ignore[attr-defined]  # only a DTensor has placements
+    return math.prod(size for size, placement in zip(sizes, placements, strict=True) if placement.is_shard())
