@@ -37,15 +37,18 @@ class Adapter(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router and experts, of which the best one answers, weighed by its probability."""
+    """A router and experts, of which the best one answers, weighed by its probability, or all."""
 
-    def __init__(self, d: int = 20, k: int = 6, n: int = 4, cast: bool = False) -> None:
+    def __init__(self, d: int = 20, k: int = 6, n: int = 4, cast: bool = False, soft: bool = False) -> None:
         super().__init__()
-        self.router, self.cast = nn.Linear(d, n), cast
+        self.router, self.cast, self.soft = nn.Linear(d, n), cast, soft
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(d, 24), nn.ReLU(), nn.Linear(24, k)) for _ in range(n))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Send each row to one expert."""
+        """Send each row to one expert, or to all."""
+        if self.soft:
+            shares = self.router(x).softmax(-1)
+            return sum(shares[:, i, None] * expert(x) for i, expert in enumerate(self.experts))
         weight, chosen = self.router(x).softmax(-1).max(-1)
         out = x.new_zeros(len(x), self.experts[0][2].out_features)
         for i, expert in enumerate(self.experts):
