@@ -210,7 +210,8 @@ def _gain_readings(blocks: _Column) -> Iterator[Reading]:
         logs = [g for g in logarithmic if g is not None and math.isfinite(g)]
         yield Reading.run("gain.min", min(finite))
         yield Reading.run("gain.max", max(finite))
-        yield Reading.run("gain.mean_log", math.fsum(logs) / len(logs))
+        if logs:  # beside an infinite norm a gain is 0, and its logarithm is not finite
+            yield Reading.run("gain.mean_log", math.fsum(logs) / len(logs))
 
 
 def _moment_readings(columns: Mapping[str, _Column]) -> Iterator[Reading]:

@@ -88,6 +88,13 @@ def test_gain_readings_equal_the_twin(norms, twin):
     assert readings["gain.slope"].values[0] == pytest.approx(twin.depth_slope(norms))
 
 
+def test_gains_beside_an_infinite_norm_have_no_mean():
+    """Where the gradient's norm has overflowed the gain is 0, and no record is lost for want of a logarithm."""
+    readings, _ = assemble(pending("block.gradient_norm", [3.0, math.inf], where=[0, 1]))
+    assert readings["block.gain"].as_dict() == {"b": 0.0, "c": None, "d": None}
+    assert "gain.mean_log" not in readings
+
+
 def test_gains_beside_a_missing_block_are_missing():
     """A block without a gradient has no gain on either side; the depth gain spans it."""
     readings, _ = assemble(pending("block.gradient_norm", [8.0, 4.0, 1.0], where=[0, 1, 3]))
