@@ -120,7 +120,11 @@ class Exporter(Reports):
         self._runtime = RuntimeTap()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info, judge = describe(inner, self.settings), make_judge(self.settings, strict=strict)
-        writers = make_writers(backends, self.logdir, wandb) if self.settings.enabled and info.rank == 0 else []
+        writers: list[Writer] = []
+        if self.settings.enabled and info.rank:
+            _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
+        elif self.settings.enabled:
+            writers = make_writers(backends, self.logdir, wandb)
         device, on_issue = self._runtime.read_device, self._on_issue
         self._worker = Worker(info, judge, writers, device=device, on_issue=on_issue, strict=strict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -27,7 +28,7 @@ from gradflow_export.writers.wandb_tables import (
 
 _log = logging.getLogger("gradflow_export")
 
-_QUIET_SECONDS, _SETTLE_SECONDS, _TABLE_SECONDS = 0.3, 5.0, 2.0
+_QUIET_SECONDS, _SETTLE_SECONDS, _LAST_SECONDS = 0.3, 5.0, 2.0
 
 
 @final
@@ -160,7 +161,7 @@ class WandbWriter:
                 if not rows.hooked:
                     rows.finish()
         own, self._own = self._own, None
-        if own is not None and rows is not None and not wandb_runs.finish(own, rows.try_to):
+        if own is not None and not wandb_runs.finish(own, rows.try_to if rows is not None else _try) and rows:
             rows.ended = True
 
     def _attach(self) -> RideRows | None:
@@ -232,14 +233,15 @@ class WandbWriter:
         rows = self._attach()
         if rows is None or self._last is None:
             return
+        deadline = time.monotonic() + _LAST_SECONDS
         self._send_tables(self._last)
-        self._alerts.finish(rows)
+        self._alerts.finish(rows, deadline)
         still = self._issues.open
         verdict = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
         summary = {"verdict": verdict, "issues_found": self._issues.found, "last_step": self._last.step}
         rows.try_to("the summary", partial(self._wandb.conclude, rows.run, self._keys(summary, rows)))
-        if not self._lane.wait(_TABLE_SECONDS):
-            _log.warning("gradflow: W&B did not take the last tables within %.0f s", _TABLE_SECONDS)
+        if not self._lane.wait(max(0.0, deadline - time.monotonic())):
+            _log.warning("gradflow: W&B did not take the last tables within %.0f s", _LAST_SECONDS)
 
     def _before_end(self) -> None:
         """The run ends before this writer does: wait, a moment, for records that are on their way."""
@@ -259,6 +261,11 @@ class WandbWriter:
             _log.warning("gradflow: no W&B run is active yet; %s", self._wandb.how_to_begin)
         else:
             _log.warning("gradflow: the W&B run has ended; later steps are not sent to it")
+
+
+def _try(_what: str, call: Callable[[], Any]) -> None:
+    with contextlib.suppress(Exception):
+        call()
 
 
 def _put_into(made: dict[str, Any], name: str, make: Callable[[], Any]) -> None:

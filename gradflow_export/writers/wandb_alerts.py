@@ -21,7 +21,7 @@ from gradflow_export.writers.wandb_tables import AlertBudget
 
 _log = logging.getLogger("gradflow_export")
 
-PROBE_SECONDS, RETRY_SECONDS = 2.0, 10.0
+PROBE_SECONDS, RETRY_SECONDS = 5.0, 10.0
 _DOWN = 500
 
 
@@ -56,11 +56,11 @@ class Alerts:
         elif self._waiting and time.monotonic() >= self._again:
             self._lane.put(partial(self._try, rows))
 
-    def finish(self, rows: RideRows) -> None:
-        """Send what waits now or never."""
+    def finish(self, rows: RideRows, deadline: float) -> None:
+        """Send what waits now or never; ``deadline`` is of the monotonic clock."""
         self._again = 0.0
         self.send(rows)
-        self._lane.wait(PROBE_SECONDS + 1)
+        self._lane.wait(max(0.0, deadline - time.monotonic()))
         left = len(self._waiting)
         if left and not rows.ended:
             _log.warning(
