@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ class _Call:
 
     arguments: Any
     autocast: tuple[str, bool, torch.dtype]
-    random_state: Tensor
+    random_state: Tensor | None
 
 
 class OriginTap:
@@ -46,9 +47,9 @@ class OriginTap:
 
     Until then it costs one hook on the model and one look at numbers that were read anyway. Where the gradients are
     not finite when the optimizer is about to use them, the weights are still as they were: the step's forward passes
-    are repeated without gradients, with the same random numbers and autocast, and buffers and generators are put back.
-    Python side effects of ``forward`` happen once more. When every output is finite, the NaN arose in the backward
-    pass, and the last parameter in order of registration that has it is nearest to where.
+    are repeated without gradients, with the same dropout on the CPU and the same autocast, and buffers and generators
+    are put back. Python side effects of ``forward`` happen once more. When every output is finite, the NaN arose in the
+    backward pass, and the last parameter in order of registration that has it is nearest to where.
 
     Args:
         model: Gives the model, or ``None`` when it is gone.
@@ -64,7 +65,7 @@ class OriginTap:
         self._calls: deque[_Call] = deque(maxlen=CALLS)
         self._held = 0
         self._left = RERUNS
-        self._broken = False
+        self._broken = self._random = False
         self._out: Drained = []
 
     @property
@@ -77,6 +78,7 @@ class OriginTap:
         stack, model = contextlib.ExitStack(), self._model()
         stack.callback(self.forget)
         if model is not None and self._rerun is not False:
+            self._random = any("dropout" in type(module).__name__.lower() for module in model.modules())
             hook = ModuleHook(self._guard(self._called))
             stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
         return stack
@@ -90,7 +92,8 @@ class OriginTap:
         """
         if self._rerun is False or (self._rerun is None and norms.device.type != "cpu"):
             return
-        was, self._broken = self._broken, not bool(torch.isfinite(norms).all())
+        # One sum instead of a look at each: it is finite unless one of them is not, or is beyond all that is healthy.
+        was, self._broken = self._broken, not math.isfinite(float(norms.sum()))
         if self._broken and not was and self._left and not step.scaled and not step.closure:
             self._left -= 1
             self._find(step, norms)
@@ -109,13 +112,18 @@ class OriginTap:
     def _called(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        leaves = pytree.tree_leaves((args, kwargs))
+        # At every step: the usual call, tensors by position, is spared the walk through nested arguments.
+        simple = not kwargs and all(isinstance(arg, Tensor) for arg in args)
+        leaves = args if simple else pytree.tree_leaves((args, kwargs))
         device = next((leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)), "cpu")
         if device != "cpu" and self._rerun is not True:
             return
         autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        held = pytree.tree_map_only(Tensor, self._hold, (args, kwargs))
-        self._calls.append(_Call(held, autocast, torch.get_rng_state()))
+        if simple:
+            held: Any = (tuple(map(self._hold, args)), {})
+        else:
+            held = pytree.tree_map_only(Tensor, self._hold, (args, kwargs))
+        self._calls.append(_Call(held, autocast, torch.get_rng_state() if self._random else None))
 
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
         """Keep a small input; remember a large one as long as somebody else keeps it."""
@@ -191,7 +199,8 @@ def _repeat(model: nn.Module, call: _Call) -> tuple[str, list[str]] | None:
         stack.enter_context(_Alone())  # type: ignore[no-untyped-call]  # as above
         stack.callback(register_module_forward_pre_hook(follower.enter).remove)
         stack.callback(register_module_forward_hook(follower.leave).remove)
-        torch.set_rng_state(call.random_state)
+        if call.random_state is not None:
+            torch.set_rng_state(call.random_state)
         with contextlib.suppress(Exception):
             model(*args, **kwargs)
     return follower.found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,8 @@ import torch
 from gradflow_export.catalog import MetricSpec, spec
 
 MEGABYTE = 2**20
+_STATM = Path("/proc/self/statm")
+_PAGE = mmap.PAGESIZE
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -20,6 +23,7 @@ class RuntimeTap:
         self._process = psutil.Process()
         self._limit = memory_limit() / MEGABYTE
         self._cuda_total: float | None = None
+        self._statm = _STATM.open("rb", buffering=0) if _STATM.is_file() else None
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -29,12 +33,22 @@ class RuntimeTap:
 
     def read(self) -> dict[str, float]:
         """Return the memory of the process, at the moment of asking: some microseconds, on the training thread."""
-        memory = self._process.memory_info()
+        rss, vms = self._memory()
         return {
-            "runtime.rss": memory.rss / MEGABYTE,
-            "runtime.vms": memory.vms / MEGABYTE,
+            "runtime.rss": rss / MEGABYTE,
+            "runtime.vms": vms / MEGABYTE,
             "runtime.memory_limit": self._limit,
         }
+
+    def _memory(self) -> tuple[int, int]:
+        """Return resident and virtual size in bytes."""
+        if self._statm is None:
+            memory = self._process.memory_info()
+            return memory.rss, memory.vms
+        # What psutil does, without opening and closing the file at every step.
+        self._statm.seek(0)
+        size, resident, *_ = self._statm.read().split()
+        return int(resident) * _PAGE, int(size) * _PAGE
 
     def read_device(self) -> dict[str, float]:
         """Return the memory of the current CUDA device, empty without one; asked for on the worker thread."""
