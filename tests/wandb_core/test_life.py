@@ -208,8 +208,8 @@ def test_a_run_that_refuses_everything_is_left_alone(begin, make, said, monkeypa
     assert len(said("nothing more is sent to this run")) == 1
 
 
-def test_the_users_synced_tensorboard_keys_keep_their_names(begin, make, read, ours, place):
-    """Beside ``sync_tensorboard=True`` nothing of ours is sent twice, and the user's keys stay."""
+def test_the_users_synced_tensorboard_values_arrive_once(begin, make, read, ours, place):
+    """Beside ``sync_tensorboard=True`` the user's values come once, under their names, and nothing of ours twice."""
     from torch.utils.tensorboard import SummaryWriter
 
     run = begin(sync_tensorboard=True)
@@ -220,17 +220,21 @@ def test_the_users_synced_tensorboard_keys_keep_their_names(begin, make, read, o
         record = make.record(step)
         board.write(record)
         writer.write(record)
-        theirs.add_scalar("loss", 1 / step, step)
+        theirs.add_scalar("train/loss", 2.0 * step, step)
+        theirs.add_scalar("lr", 0.5, step)
     theirs.close()
     board.close()
     writer.close()
     run.finish()
     wandb.tensorboard.unpatch()
     log = read(run)
+    synced = [row for row in log.history if "train/loss" in row or "lr" in row]
     keys = {key for row in log.history for key in row if not key.startswith(("_", "gradflow/"))}
+    got = [(row["global_step"], row.get("train/loss"), row.get("lr")) for row in synced]
+    assert got == [(step, 2.0 * step, 0.5) for step in range(1, 11)]
     assert steps(log, ours) == list(range(1, 11))
     assert not [key for key in {key for row in log.history for key in row} if "gradflow/gradflow" in key]
-    assert keys <= {"loss", "global_step"}
+    assert keys == {"train/loss", "lr", "global_step"}
 
 
 def test_nothing_was_recorded(begin, make, read, ours):
