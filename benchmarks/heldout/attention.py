@@ -330,7 +330,7 @@ CASES = (
     fault("RANK_COLLAPSE", rank_multi, tokens_alike, " ".join(names("blocks", 1, 6)), "VANISHING BOTTLENECK"),
     fault("RANK_COLLAPSE", rank_vit, tokens_alike, " ".join(names("blocks", 1, 6)), "VANISHING BOTTLENECK"),
     fault("VANISHING", vanish_post_norm_offsets, vanishing, " ".join(names("blocks", 6)), "RANK_COLLAPSE STAGNATION"),
-    fault("DEAD", dead_vit_mlp, dead(), "blocks.1"),
+    fault("DEAD", dead_vit_mlp, dead(), "blocks.1", "STAGNATION"),
     fault("NUMERICAL", nan_masked_row, numerical, "blocks.0"),
     fault("BOTTLENECK", bottleneck_pooled_tokens, narrow, "blocks.2 blocks.3", "RANK_COLLAPSE"),
     healthy(ok_encoder, learns(0.5)),

@@ -328,7 +328,7 @@ WILD = "NUMERICAL LOSS_SPIKE UNSTABLE STAGNATION DEAD"
 CASES = (
     fault("VANISHING", vanish_hourglass, vanishing, " ".join(names("layers", 8)), "STAGNATION"),
     fault("EXPLODING", explode_depthwise, exploding_chain, " ".join(names("layers", 1, 7)), WILD),
-    fault("DEAD", dead_batch_norm, dead(), "layers.2"),
+    fault("DEAD", dead_batch_norm, dead(), "layers.2", "STAGNATION"),
     fault("SATURATION", saturate_hardtanh, saturated(), "layers.0", "VANISHING UNSTABLE"),
     fault("SATURATION", saturate_vae_decoder, saturated(), "decoder", "UNSTABLE EXPLODING"),
     fault("NUMERICAL", inf_log_variance, numerical, "", "LOSS_SPIKE STAGNATION"),

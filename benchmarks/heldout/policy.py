@@ -337,7 +337,7 @@ CASES = (
     fault("POLICY_COLLAPSE", collapse_deviation, deviation(0.0, 0.03), "", "UNSTABLE"),
     fault("EXCESS_EXPLORATION", explore_bonus, uniform()),
     fault("EXCESS_EXPLORATION", explore_temperature, uniform(500.0)),
-    fault("EXCESS_EXPLORATION", explore_deviation, deviation(4.0, 30.0), "", "UNSTABLE"),
+    fault("EXCESS_EXPLORATION", explore_deviation, deviation(4.0, 30.0), "", "UNSTABLE STAGNATION"),
     fault("EXCESS_EXPLORATION", explore_growing_deviation, deviation(3.0, 30.0), "", "UNSTABLE"),
     fault("MEMORY_LEAK", leak_replay, leaks),
     healthy(ok_two_optimizers, improves()),
