@@ -374,6 +374,7 @@ def test_hostile_names_are_text_in_every_view(address, open_panel, logs):
     for button in page.locator("[data-part=names] button[aria-pressed=false]").all()[::-1]:
         button.click()
     expect(page.locator("[data-part=names] .pinned")).to_have_count(len(logs.HOSTILE))
+    expect(page.locator("[data-part=line-pins] .keys .mono")).to_have_count(len(logs.HOSTILE))
     shown = {
         "names": page.locator("[data-part=names] button").evaluate_all("list => list.map(e => e.title)"),
         "table": page.locator("[data-part=health] tbody button").evaluate_all("list => list.map(e => e.title)"),

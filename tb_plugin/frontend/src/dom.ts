@@ -65,6 +65,11 @@ export function keepChildren<T, N extends Element>(
   }
 }
 
+/** Works once the frame that is due is painted, so that what was just marked is seen first. */
+export function afterFrame(work: () => void): void {
+  requestAnimationFrame(() => window.setTimeout(work));
+}
+
 /** Sets a text only when it differs, so that what is selected or read aloud is not disturbed. */
 export function setText(node: Element, text: string): void {
   if (node.textContent !== text) node.textContent = text;
@@ -105,12 +110,14 @@ export function setOptions(select: HTMLSelectElement, options: readonly Option[]
 /** A canvas context at device resolution; what is drawn is measured in CSS pixels. */
 export function sharpContext(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  const [wide, deep] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
   const context = canvas.getContext("2d");
   if (context === null) throw new Error("this browser has no 2-D canvas");
-  context.scale(ratio, ratio);
+  // A canvas of another size is made anew, which takes longer than to wipe it.
+  if (canvas.width !== wide) canvas.width = wide;
+  if (canvas.height !== deep) canvas.height = deep;
+  canvas.style.cssText = `width:${width}px;height:${height}px`;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
   return context;
 }

@@ -1,5 +1,4 @@
 // The entry point that TensorBoard imports: builds the page once and hands over to the panel.
-import uplotStyle from "uplot/dist/uPlot.min.css";
 import { el } from "./dom";
 import { onReload, watchTheme } from "./host";
 import { offline } from "./offline";
@@ -9,7 +8,7 @@ import panelStyle from "./style.css";
 export function render(): void {
   if (offline() === null) document.title = "GradFlow";
   document.documentElement.classList.toggle("offline", offline() !== null);
-  document.head.append(el("style", { text: uplotStyle + panelStyle }));
+  document.head.append(el("style", { text: panelStyle }));
   const panel = new Panel();
   document.body.replaceChildren(panel.root);
   watchTheme((dark) => {

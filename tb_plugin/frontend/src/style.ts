@@ -1,6 +1,15 @@
 // What canvases and inline styles need to know of the look; style.css holds the rest.
+const known = new Map<string, string>();
+let theme = "";
+
+/** A colour of the theme. It is read once per theme: each reading makes the browser bring all styles up to date. */
 export function cssVariable(name: string): string {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const root = document.documentElement;
+  if (theme !== root.className) known.clear();
+  theme = root.className;
+  const value = known.get(name) ?? getComputedStyle(root).getPropertyValue(name).trim();
+  known.set(name, value);
+  return value;
 }
 
 /** Colours of pinned layers; Okabe and Ito's, safe for colour-blind eyes, minus black. */

@@ -48,6 +48,8 @@ const FAINT = "48";
 
 export class LineChart {
   readonly root = el("div", { class: "chart", attrs: { tabindex: "0", role: "application" } });
+  /** The chosen step; above the canvas, so that moving it draws nothing anew. */
+  readonly #cursor = el("div", { class: "vline" });
   #plot: uPlot | null = null;
   #data: LineData | null = null;
   #built = "";
@@ -104,6 +106,7 @@ export class LineChart {
     this.#built = form;
     this.root.replaceChildren(this.#plot.root);
     before?.destroy();
+    this.#plot.over.append(this.#cursor);
     this.#plot.over.addEventListener("dblclick", () => this.events.zoom(null));
     this.#plot.over.addEventListener("mouseleave", () => this.events.hover(null, 0, 0));
   }
@@ -111,7 +114,7 @@ export class LineChart {
   /** Shows the chosen step, wherever it lies on the axis. */
   showAt(x: number): void {
     this.#at = x;
-    this.#plot?.redraw(false, false);
+    if (this.#plot !== null) this.#placeCursor(this.#plot);
   }
 
   /** Shows what another view points at. */
@@ -150,7 +153,7 @@ export class LineChart {
       ],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
       hooks: {
-        draw: [(plot) => this.#drawMarks(plot)],
+        draw: [(plot) => this.#drawMarks(plot), (plot) => this.#placeCursor(plot)],
         setCursor: [(plot) => this.#hovered(plot)],
         setSelect: [(plot) => this.#selected(plot)],
       },
@@ -182,22 +185,23 @@ export class LineChart {
     ctx.clip();
     ctx.strokeStyle = cssVariable("--faint");
     ctx.setLineDash([4, 4]);
-    for (const mark of marks) this.#rule(ctx, bbox.left, plot.valToPos(mark, "y", true), bbox.width, 0);
-    ctx.setLineDash([]);
+    for (const mark of marks) {
+      const y = plot.valToPos(mark, "y", true);
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, y);
+      ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+    }
     ctx.fillStyle = cssVariable("--bad");
     for (const curve of curves) {
       for (const x of curve.broken) ctx.fillRect(plot.valToPos(x, "x", true) - 1, bbox.top + bbox.height - 7, 2, 7);
     }
-    ctx.strokeStyle = cssVariable("--cursor");
-    ctx.lineWidth = window.devicePixelRatio || 1;
-    if (Number.isFinite(this.#at)) this.#rule(ctx, plot.valToPos(this.#at, "x", true), bbox.top, 0, bbox.height);
     ctx.restore();
   }
 
-  #rule(ctx: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {
-    ctx.beginPath();
-    ctx.moveTo(x, y);
-    ctx.lineTo(x + width, y + height);
-    ctx.stroke();
+  #placeCursor(plot: uPlot): void {
+    const { min, max } = plot.scales["x"] ?? {};
+    this.#cursor.hidden = !(this.#at >= (min ?? NaN) && this.#at <= (max ?? NaN));
+    if (!this.#cursor.hidden) this.#cursor.style.left = `${plot.valToPos(this.#at, "x")}px`;
   }
 }

@@ -24,6 +24,7 @@ export class Profile {
 
   /** Where which value lies on the axis below; known after painting. */
   ticks: { x: number; text: string }[] = [];
+  #width = 0;
 
   constructor() {
     this.#line.hidden = true;
@@ -40,19 +41,27 @@ export class Profile {
     if (site !== null && site >= 0) this.#line.style.top = `${rowTop(site - 0.5, sites, height)}px`;
   }
 
+  /** Takes the room there is; apart from painting, because to measure makes the browser lay out the page. */
+  fit(): void {
+    this.#width = this.root.clientWidth;
+  }
+
   paint(series: Series, block: Block, column: number, scale: ColourScale, marks: readonly number[], height: number): void {
-    const width = this.root.clientWidth;
+    const width = this.#width;
     if (width === 0) return;
     const context = sharpContext(this.#canvas, width, height);
+    const [grid, faint, missing, dim, bad] = ["--grid", "--faint", "--missing", "--dim", "--bad"].map(cssVariable) as [string, string, string, string, string];
     const row = height / Math.max(1, series.sites.length);
     const plot = width - (row >= TEXT_FROM ? TEXT_WIDTH : 0);
     const origin = scale.diverging ? plot / 2 : 0;
     const thickness = Math.max(1, row > 4 ? row - 2 : row);
-    context.fillStyle = cssVariable("--grid");
+    context.fillStyle = grid;
     context.fillRect(0, 0, plot, height);
-    context.font = "11px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace";
-    context.textBaseline = "middle";
-    context.textAlign = "right";
+    if (row >= TEXT_FROM) {
+      context.font = "11px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace";
+      context.textBaseline = "middle";
+      context.textAlign = "right";
+    }
     for (let site = 0; column >= 0 && site < series.sites.length; site++) {
       const at = site * series.columns + column;
       const value = block.values[at] ?? NaN;
@@ -61,18 +70,18 @@ export class Profile {
       if (kind === "value") {
         const x = scale.position(value) * plot;
         const keeps = scale.diverging && Math.abs(x - origin) < plot * KEEPS;
-        context.fillStyle = keeps ? cssVariable("--faint") : css(barColour(scale, scale.position(value)));
+        context.fillStyle = keeps ? faint : css(barColour(scale, scale.position(value)));
         context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), thickness);
       } else {
-        context.fillStyle = kind === "missing" ? cssVariable("--missing") : "#0c0c0e";
+        context.fillStyle = kind === "missing" ? missing : "#0c0c0e";
         context.fillRect(0, top, plot, thickness);
       }
       if (row >= TEXT_FROM) {
-        context.fillStyle = cssVariable(kind === "value" ? "--dim" : "--bad");
+        context.fillStyle = kind === "value" ? dim : bad;
         context.fillText(kind === "missing" ? "missing" : formatNumber(value, 3), width - 2, top + thickness / 2 + 0.5);
       }
     }
-    context.fillStyle = cssVariable("--faint");
+    context.fillStyle = faint;
     this.ticks = [];
     for (const mark of scale.diverging ? [...marks, scale.log ? 1 : 0] : [scale.low, ...marks, scale.high]) {
       const x = scale.position(mark) * plot;

@@ -178,42 +178,33 @@ export function momentFrom(found: readonly Series[], step: number): Moment {
 }
 
 class Finder {
-  readonly #at: ReadonlyMap<string, number>;
-
-  constructor(readonly metric: string, private readonly found: MetricMoment) {
-    this.#at = new Map(found.sites.map((site, i) => [site, i]));
-  }
-
-  exact(site: string): Cell | null {
-    const at = this.#at.get(site);
-    const value = at === undefined ? null : (this.found.values[at] ?? null);
-    return value === null ? null : { value: toNumber(value), metric: this.metric, site, among: 1 };
-  }
-
+  readonly exact = new Map<string, Cell>();
   /** The greatest among the layers inside; NaN counts as greater than everything. */
-  within(site: string): Cell | null {
-    let best: Cell | null = null;
-    let among = 0;
-    this.found.sites.forEach((name, i) => {
-      const written = this.found.values[i] ?? null;
-      if (written === null || !name.startsWith(`${site}.`)) return;
-      among++;
+  readonly within = new Map<string, Cell>();
+
+  constructor(metric: string, { sites, values }: MetricMoment) {
+    sites.forEach((site, i) => {
+      const written = values[i] ?? null;
+      if (written === null) return;
       const value = toNumber(written);
-      if (best === null || Number.isNaN(value) || value > best.value) best = { value, metric: this.metric, site: name, among };
+      this.exact.set(site, { value, metric, site, among: 1 });
+      for (let dot = site.lastIndexOf("."); dot > 0; dot = site.lastIndexOf(".", dot - 1)) {
+        const outer = site.slice(0, dot);
+        const best = this.within.get(outer);
+        const greater = best === undefined || Number.isNaN(value) || value > best.value;
+        this.within.set(outer, { ...(greater ? { value, metric, site } : best), among: (best?.among ?? 0) + 1 });
+      }
     });
-    return best === null ? null : { ...(best as Cell), among };
   }
 }
 
 function cellOf(site: string, metrics: readonly string[], finders: ReadonlyMap<string, Finder>): Cell | null {
   const known = metrics.map((name) => finders.get(name)).filter((finder): finder is Finder => finder !== undefined);
-  for (const finder of known) {
-    const cell = finder.exact(site);
-    if (cell !== null) return cell;
-  }
-  for (const finder of known) {
-    const cell = finder.within(site);
-    if (cell !== null) return cell;
+  for (const kind of ["exact", "within"] as const) {
+    for (const finder of known) {
+      const cell = finder[kind].get(site);
+      if (cell !== undefined) return cell;
+    }
   }
   return null;
 }

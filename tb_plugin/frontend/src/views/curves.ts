@@ -31,7 +31,8 @@ export interface CurveContext {
   readonly otherHolds: ReadonlySet<string>;
   readonly range: readonly [number, number] | null;
   readonly extent: readonly [number, number];
-  readonly step: number;
+  /** The chosen step, at the time of asking. */
+  step(): number;
   readonly started: readonly [number, number];
   spec(metric: string): RunMetric | undefined;
   /** What the catalogue knows of a metric. */
@@ -132,7 +133,7 @@ export class Curves {
     ]);
     if (!at.current()) return;
     card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started });
-    card.showStep(at.step);
+    card.showStep(at.step());
   }
 
   redraw(): void {

@@ -30,7 +30,6 @@ export interface MapContent {
   readonly series: Series;
   readonly spec: RunMetric;
   readonly range: readonly [number, number];
-  readonly dark: boolean;
   /** Names the run where there are two. */
   readonly of: string;
   /** Another map whose colours this one shares. */
@@ -68,6 +67,9 @@ export class MapView {
   #step = 0;
   #row: number | null = null;
   #legendOf = "";
+  #dark = false;
+  /** How many letters fit beside the map. */
+  #letters = 0;
 
   /** A `second` map shows the run compared with; the first one has the controls. */
   constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, info: MetricInfo, second = false) {
@@ -148,9 +150,8 @@ export class MapView {
 
   /** Paints what is shown already once more, in another theme. */
   themed(dark: boolean): void {
-    if (this.#content === null || this.#heat.width === 0) return;
-    this.#content = { ...this.#content, dark };
-    this.#paint();
+    this.#dark = dark;
+    if (this.#heat.width > 0) this.#paint();
   }
 
   /** Shows other steps of what is there already, until the server has sent more. */
@@ -202,11 +203,13 @@ export class MapView {
   #paint(): void {
     const [content, block] = [this.#content, this.#block];
     if (content === null || block === null) return;
-    const { series, spec, range, dark, like } = content;
-    this.#scale = (like === null ? null : like.#scale) ?? colourScale(spec, block, dark);
+    const { series, spec, range, like } = content;
+    this.#scale = (like === null ? null : like.#scale) ?? colourScale(spec, block, this.#dark);
     this.#names.style.height = `${this.#height}px`;
+    this.#profile.fit();
+    this.#letters = Math.floor(this.#names.clientWidth / LETTER);
     this.#heat.paint(series, block, range, this.#scale, this.#height);
-    const key = JSON.stringify([spec.name, spec.compared, this.#scale.low, this.#scale.high, dark]);
+    const key = JSON.stringify([spec.name, spec.compared, this.#scale.low, this.#scale.high, this.#dark]);
     if (key !== this.#legendOf) this.#foot.replaceChildren(legend(spec, this.#scale, spec.compared));
     this.#legendOf = key;
     const ticks = linearTicks(range[0], range[1], Math.max(2, this.#heat.width / 110)).filter(Number.isInteger);
@@ -265,13 +268,12 @@ export class MapView {
     // Labels at the edges are moved inwards, where the next one may stand already.
     const free = (site: number): boolean => site % every === 0 && !near(site) && (site === 0 || top(0) - top(site) >= LABEL);
     const shown = sites.map((_, i) => i).filter((i) => chosen.has(i) || free(i)).reverse();
-    const letters = Math.floor(this.#names.clientWidth / LETTER);
     keepChildren(
       this.#names,
       shown.map((site) => ({ site: sites[site] ?? "", top: top(site) })),
       ({ site }) => site,
       ({ site }) => this.#nameButton(site),
-      (button, item) => this.#nameAt(button, item, letters),
+      (button, item) => this.#nameAt(button, item),
     );
   }
 
@@ -281,7 +283,7 @@ export class MapView {
     return button;
   }
 
-  #nameAt(button: HTMLElement, { site, top }: { readonly site: string; readonly top: number }, letters: number): void {
+  #nameAt(button: HTMLElement, { site, top }: { readonly site: string; readonly top: number }): void {
     const pin = this.#pins.indexOf(site);
     const [dot, text] = button.children as unknown as [HTMLElement, HTMLElement];
     button.className = pin < 0 ? "mono" : "mono pinned";
@@ -289,7 +291,7 @@ export class MapView {
     button.style.top = `${top}px`;
     dot.hidden = pin < 0;
     dot.style.background = pin < 0 ? "" : pinColour(pin);
-    setText(text, shorten(siteText(site), letters - (pin >= 0 ? 4 : 2)));
+    setText(text, shorten(siteText(site), this.#letters - (pin >= 0 ? 4 : 2)));
   }
 
   #keyed(action: Gesture): boolean {

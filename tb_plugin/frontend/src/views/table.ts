@@ -1,13 +1,13 @@
 // Which: the health table. Every number in it is one that was written.
 import type { RunMetric } from "../api";
-import { el, keepChildren, setOptions, setText, svg } from "../dom";
+import { el, keepChildren, setOptions, setText } from "../dom";
 import { csv, fileName } from "../model/export";
-import { arrange, columnsOf, groupsOf, rowsOf, sparkline, type Cell, type Column, type Group, type Moment, type Row, type SortKey } from "../model/health";
-import { formatNumber, formatStep, shorten, siteText } from "../model/format";
+import { arrange, columnsOf, groupsOf, rowsOf, type Column, type Group, type Moment, type Row, type SortKey } from "../model/health";
+import { formatStep } from "../model/format";
 import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
-import { pinColour } from "../style";
 import { downloadMenu } from "./download";
+import { TableRow, type Trend } from "./row";
 
 export interface TableEvents {
   /** Another kind of rows was chosen. */
@@ -15,7 +15,7 @@ export interface TableEvents {
   pin(site: string, metric: string): void;
 }
 
-const [MOST_ROWS, SPARK_WIDTH, SPARK_HEIGHT, LONGEST, LINE, HEAD, TALLEST] = [200, 110, 22, 48, 27, 29, 460];
+const [MOST_ROWS, LINE, HEAD, TALLEST] = [200, 27, 29, 460];
 const NAMED: readonly { readonly key: SortKey; readonly title: string }[] = [
   { key: "site", title: "layer" },
   { key: "verdict", title: "verdict" },
@@ -28,7 +28,8 @@ export class HealthTable {
   readonly #download = downloadMenu("the table", { csv: () => csv(this.#shown), name: () => fileName(this.#run, "health", String(this.#moment?.step ?? "")) });
   readonly #heads = el("tr");
   readonly #body = el("tbody");
-  readonly #scroll = el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } }, el("table", {}, el("thead", {}, this.#heads), this.#body));
+  readonly #table = el("table", {}, el("thead", {}, this.#heads), this.#body);
+  readonly #scroll = el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } }, this.#table);
   readonly root = el(
     "section",
     { class: "card health", attrs: { "aria-label": "Health of the layers", "data-part": "health" } },
@@ -36,11 +37,11 @@ export class HealthTable {
     this.#scroll,
   );
   #moment: Moment | null = null;
-  #trend: Series | null = null;
-  #log = false;
+  #trend: Trend | null = null;
   #issues: readonly Issue[] = [];
   #pins: readonly string[] = [];
   #rows: readonly Row[] = [];
+  #shownRows: ReadonlyMap<string, TableRow> = new Map();
   #sort: SortKey = "verdict";
   #falling = true;
   #run = "";
@@ -77,14 +78,15 @@ export class HealthTable {
     this.#draw();
   }
 
-  showTrend(trend: Series | null, log: boolean): void {
-    [this.#trend, this.#log] = [trend, log];
-    this.#draw();
+  /** Takes the course of the leading metric; it is drawn with the numbers that are shown next. */
+  showTrend(series: Series, log: boolean): void {
+    this.#trend = { series, log };
   }
 
   showPins(pins: readonly string[]): void {
+    const concerned = new Set([...this.#pins, ...pins]);
     this.#pins = pins;
-    for (const line of this.#body.rows) this.#mark(line);
+    for (const site of concerned) this.#shownRows.get(site)?.mark(pins.indexOf(site));
   }
 
   /** Heads and rows as they stand. */
@@ -109,12 +111,15 @@ export class HealthTable {
     const left = rows.length > MOST_ROWS ? `first ${MOST_ROWS} of ${formatStep(rows.length)} rows, filter to see others; ` : "";
     const coarse = this.#moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.#moment.coarse)} steps`;
     setText(this.#note, this.#moment === null ? "" : `${left}at step ${formatStep(this.#moment.step)}${coarse}`);
+    this.#table.style.setProperty("--n", String(this.#columns.length));
+    const lines = rows.slice(0, MOST_ROWS).map((row) => ({ row, line: this.#shownRows.get(row.site) ?? this.#row(row.site) }));
+    this.#shownRows = new Map(lines.map(({ line }) => [line.site, line]));
     keepChildren(
       this.#body,
-      rows.slice(0, MOST_ROWS),
-      ({ site }) => site,
-      ({ site }) => this.#line(site),
-      (line, row) => this.#fill(line, row),
+      lines,
+      ({ line }) => line.site,
+      ({ line }) => line.root,
+      (_, { row, line }) => line.show(row, this.#columns, this.#trend),
     );
   }
 
@@ -136,11 +141,11 @@ export class HealthTable {
     );
   }
 
-  #line(site: string): HTMLTableRowElement {
-    const name = el("button", { class: "mono", title: siteText(site), text: shorten(siteText(site), LONGEST), attrs: { type: "button", "data-site": site } });
-    const line = el("tr", {}, el("th", { attrs: { scope: "row" } }, name));
-    line.addEventListener("click", () => this.events.pin(site, this.#metricOf(site)));
-    return line;
+  #row(site: string): TableRow {
+    const row = new TableRow(site);
+    row.mark(this.#pins.indexOf(site));
+    row.root.addEventListener("click", () => this.events.pin(site, this.#metricOf(site)));
+    return row;
   }
 
   /** The metric that shows a row on the map. */
@@ -148,45 +153,4 @@ export class HealthTable {
     const known = (this.group?.metrics ?? []).map(({ name }) => name);
     return known.find((name) => this.#moment?.metrics[name]?.sites.includes(site)) ?? known[0] ?? "";
   }
-
-  #fill(line: HTMLTableRowElement, row: Row): void {
-    const { issue } = row;
-    const verdict = issue === null ? el("span", { class: "ok", text: "ok" }) : el("span", { class: `badge sev-${issue.severity}`, text: issue.issue_type, title: issue.message });
-    const cells = this.#columns.map((column) => cellOf(row.cells[column.key] ?? null, column));
-    line.replaceChildren(...[...line.children].slice(0, 1), el("td", {}, verdict), ...cells, el("td", {}, this.#spark(row.site)));
-    this.#mark(line);
-  }
-
-  #mark(line: HTMLTableRowElement): void {
-    const button = line.querySelector("button");
-    const pin = this.#pins.indexOf(button?.getAttribute("data-site") ?? "");
-    // Most rows are neither pinned nor were: what does not change is not touched, so that a pin repaints at once.
-    if (pin < 0 && button?.getAttribute("aria-pressed") === "false") return;
-    button?.setAttribute("aria-pressed", String(pin >= 0));
-    line.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
-  }
-
-  #spark(site: string): SVGElement {
-    const box = svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "trend" });
-    const at = this.#trend?.sites.indexOf(site) ?? -1;
-    const block = this.#trend?.blocks.values().next().value;
-    if (this.#trend === null || block === undefined || at < 0) return box;
-    const values = block.values.subarray(at * this.#trend.columns, (at + 1) * this.#trend.columns);
-    let path = "";
-    let open = false;
-    for (const point of sparkline(values, this.#log, SPARK_WIDTH, SPARK_HEIGHT)) {
-      if (point !== null) path += `${open ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
-      open = point !== null;
-    }
-    box.append(svg("path", { d: path }));
-    return box;
-  }
-}
-
-function cellOf(cell: Cell | null, { share }: Column): HTMLElement {
-  if (cell === null) return el("td", { class: "num none", text: "\u2013", title: "not read" });
-  const text = share && Number.isFinite(cell.value) ? `${formatNumber(cell.value * 100, 4)} %` : formatNumber(cell.value);
-  const more = cell.among > 1 ? `greatest of ${cell.among}: ` : "";
-  const title = `${more}${cell.site}\n${cell.metric} = ${cell.value}`;
-  return el("td", { class: Number.isFinite(cell.value) ? "num" : "num broken", text, title });
 }

@@ -1,0 +1,265 @@
+// Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
+import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms } from "./api";
+import type { Choice } from "./choice";
+import { difference } from "./model/difference";
+import { wantedMetrics } from "./model/health";
+import { firstMetric, offerMetrics } from "./model/offer";
+import type { Series } from "./model/series";
+import type { Issue } from "./model/verdict";
+import type { Curves } from "./views/curves";
+import { runLabel, type Header } from "./views/header";
+import type { LineCard } from "./views/lines";
+import type { MapContent, MapView } from "./views/map";
+import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
+import type { StripView } from "./views/strip";
+import type { HealthTable } from "./views/table";
+import type { VerdictView } from "./views/verdict";
+
+export interface Views {
+  readonly page: HTMLElement;
+  readonly header: Header;
+  readonly verdict: VerdictView;
+  readonly strip: StripView;
+  readonly map: MapView;
+  /** The map of the run compared with. */
+  readonly second: MapView;
+  readonly curves: Curves;
+  readonly table: HealthTable;
+  readonly ridges: RidgeView;
+  /** Shows the chosen step, and the pinned layers, in every view. */
+  showStep(): void;
+  showPins(): void;
+  /** Says what went wrong, nothing where all is well. */
+  showError(message: string): void;
+}
+
+const [TREND_COLUMNS, MOST_SUGGESTED] = [60, 3];
+
+export class Loader {
+  /** Counts what was asked for. */
+  #job = 0;
+  #busy = 0;
+  #version = "";
+  #otherHolds: ReadonlySet<string> = new Set();
+  #otherSites: readonly string[] = [];
+  /** Which map is shown: its sites are known. */
+  #mapped = "";
+  #histograms: readonly Listed[] = [];
+  #issues: readonly Issue[] = [];
+  #tableShows = "";
+
+  constructor(private readonly now: Choice, private readonly views: Views) {}
+
+  get idle(): boolean {
+    return this.#busy === 0;
+  }
+
+  /** Answers on their way are not wanted any more. */
+  drop(): void {
+    this.#job++;
+  }
+
+  /** What was loaded of a run is not that of the next one. */
+  forget(): void {
+    [this.#version, this.#histograms] = ["", []];
+    this.drop();
+  }
+
+  /** Nothing is lost on an error: what was shown stays, and the error is said above it. */
+  async guard(work: () => Promise<void>): Promise<void> {
+    this.#busy++;
+    try {
+      await work();
+      this.views.showError("");
+    } catch (error) {
+      this.views.showError(`Could not load: ${error instanceof Error ? error.message : String(error)}`);
+    } finally {
+      this.#busy--;
+    }
+  }
+
+  /** Loads a run whole, unless this version of it, and of the one compared with, is shown already. */
+  async run(run: string, own: string): Promise<void> {
+    const { now, views } = this;
+    const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
+    if (run === now.run && version === this.#version && now.meta !== null) return;
+    const job = ++this.#job;
+    const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.#meetOther(run)]);
+    if (job !== this.#job) return;
+    const fresh = now.meta === null;
+    [now.run, this.#version, now.meta] = [run, version, meta];
+    if (!meta.phases.includes(now.phase)) now.phase = "";
+    // A metric that this run lacks stays chosen where somebody asked for it by name: the map then says how to get it.
+    if (now.spec(now.metric) === undefined) {
+      if (now.asked && now.metric !== "") await this.#learnCatalog();
+      if (!now.asked || now.catalogued(now.metric) === undefined) now.metric = firstMetric(now.held, now.metric);
+    }
+    views.page.hidden = false;
+    views.header.showMeta(meta, now.phase);
+    views.verdict.show(issues, meta.last);
+    views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
+    [this.#issues, this.#histograms] = [issues, histograms];
+    this.offer();
+    await this.#charts(job, fresh ? issues : []);
+    await this.#learnCatalog();
+    if (job === this.#job) this.offer();
+  }
+
+  /** Another run to compare with, or none. */
+  async other(): Promise<void> {
+    this.#version = this.#version.replace(/\n.*$/, `\n${this.now.otherRun(this.now.run)?.version ?? ""}`);
+    const job = ++this.#job;
+    await this.guard(async () => {
+      await this.#meetOther(this.now.run);
+      if (job === this.#job) await this.#charts(job);
+    });
+  }
+
+  /** Everything that depends on metric, phase, reduction or steps in view. */
+  charts(): Promise<void> {
+    return this.guard(() => this.#charts(this.#job));
+  }
+
+  line(card: LineCard): Promise<void> {
+    return this.guard(() => this.#line(card, this.#job));
+  }
+
+  /** The table follows the step a moment later, so that a slider can be dragged; `anew` loads the trends as well. */
+  table(anew: boolean): Promise<void> {
+    return this.guard(() => this.#table(this.#job, anew));
+  }
+
+  ridges(): Promise<void> {
+    return this.guard(() => this.#ridges(this.#job));
+  }
+
+  /** Offers what can be chosen in each view. */
+  offer(): void {
+    const { now, views } = this;
+    const [every, sites] = [offerMetrics(now.held, now.catalog, () => true), now.spec(now.metric)?.sites ?? 0];
+    views.map.offer(every, now.metric, sites);
+    views.second.offer([], "", sites);
+    views.table.showMeta(now.run, now.held, this.#issues);
+    views.curves.offer(now.held, now.catalog);
+  }
+
+  async #learnCatalog(): Promise<void> {
+    if (this.now.catalog.length === 0) this.now.catalog = await fetchCatalog();
+  }
+
+  /** Learns what the run compared with holds, so that nothing is asked in vain. */
+  async #meetOther(run: string): Promise<void> {
+    const other = this.now.otherRun(run);
+    const metrics = other === undefined ? [] : (await fetchMeta(other.run)).metrics;
+    if (other?.run === this.now.otherRun(run)?.run) this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
+  }
+
+  async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {
+    const { now, views } = this;
+    const { pinned, cards } = views.curves;
+    const sums = cards.filter((card) => card !== pinned);
+    await Promise.all([
+      this.#map(job).then(() => {
+        if (job !== this.#job) return undefined;
+        this.#mapped = `${now.run}\n${now.metric}`;
+        if (suggest.length > 0 && now.pins.length === 0) now.pins = this.#suggestedPins(suggest);
+        views.showPins();
+        return pinned === undefined ? undefined : this.#line(pinned, job);
+      }),
+      ...sums.map((card) => this.#line(card, job)),
+    ]);
+    if (job !== this.#job) return;
+    if (now.range === null) views.verdict.showCourse(sums[0]?.course ?? null);
+    views.strip.showRange(now.extent);
+    views.showStep();
+    views.ridges.offer(this.#histograms, now.pins);
+    await Promise.all([this.#table(job, true), this.#ridges(job)]);
+  }
+
+  #suggestedPins(issues: readonly Issue[]): readonly string[] {
+    const open = issues.filter(({ state }) => state === "open").flatMap(({ layers }) => layers);
+    return [...new Set(open)].filter((layer) => this.views.map.sites.includes(layer)).slice(0, MOST_SUGGESTED);
+  }
+
+  async #map(job: number): Promise<void> {
+    const { now, views: { map, second } } = this;
+    const { run, metric, phase, reduce, range } = now;
+    map.showZoom(range !== null);
+    const [spec, other] = [now.spec(metric), now.otherRun(run)];
+    this.#otherSites = [];
+    if (spec === undefined) {
+      second.root.hidden = true;
+      const entry = now.catalogued(metric) ?? null;
+      return map.clear(entry === null ? "this run holds no metric yet" : "not in this run", "", entry);
+    }
+    const query = { run, metric, phase, columns: map.columns, reduce, range };
+    const theirs = other !== undefined && this.#otherHolds.has(metric) ? fetchSeries({ ...query, run: other.run }) : null;
+    const [series, found] = await Promise.all([fetchSeries(query), theirs]);
+    if (job !== this.#job || series.metric !== now.metric) return;
+    this.#otherSites = found?.sites ?? [];
+    map.showMode(other === undefined ? null : now.mode);
+    second.root.hidden = other === undefined || now.mode === "difference";
+    const content = { series, spec, range: now.extent, of: "", like: null };
+    if (other === undefined) map.show(content);
+    else this.#showTwo(content, found, other.run);
+  }
+
+  #showTwo(own: MapContent, found: Series | null, run: string): void {
+    const { map, second } = this.views;
+    const [mine, theirs, { spec }] = [runLabel(this.now.run), runLabel(run), own];
+    if (this.now.mode === "difference") {
+      const apart = found === null ? null : difference(own.series, found, spec);
+      if (apart !== null) return map.show({ ...own, ...apart, of: `${mine} against ${theirs}` });
+      return map.clear(found === null ? `${theirs} holds no ${spec.title}` : `${theirs} has no layer of the same name`);
+    }
+    map.show({ ...own, of: mine });
+    if (found === null) second.clear(`${theirs} holds no ${spec.title}`, theirs);
+    else second.show({ ...own, series: found, of: theirs, like: map });
+  }
+
+  async #line(card: LineCard, job: number): Promise<void> {
+    const { now, views } = this;
+    const { run, phase, metric, pins, range, extent } = now;
+    const other = now.otherRun(run);
+    await views.curves.load(card, {
+      run,
+      other: other?.run ?? null,
+      phase,
+      metric,
+      pins,
+      sites: this.#mapped === `${run}\n${metric}` ? views.map.sites : null,
+      otherSites: this.#otherSites,
+      otherHolds: this.#otherHolds,
+      range,
+      extent,
+      step: () => now.currentStep,
+      started: [now.meta?.started ?? 0, other?.started ?? 0],
+      spec: (name) => now.spec(name),
+      entry: (name) => now.catalogued(name),
+      // Of several pins in a row only the last answer counts, whichever comes first.
+      current: () => job === this.#job && (card.kind === "run" || pins === now.pins),
+    });
+  }
+
+  async #table(job: number, anew: boolean): Promise<void> {
+    const { run, meta, currentStep, phase, range, held } = this.now;
+    const { table } = this.views;
+    const { group } = table;
+    const metric = group?.metrics[0];
+    const shows = [run, this.#version, currentStep, group?.key, phase].join("\n");
+    if (meta === null || group === null || metric === undefined || (shows === this.#tableShows && !anew)) return;
+    const query = { run, metric: metric.name, phase, columns: TREND_COLUMNS, reduce: "extreme", range };
+    const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? fetchSeries(query) : null]);
+    if (job !== this.#job) return;
+    this.#tableShows = shows;
+    if (trend !== null) table.showTrend(trend, metric.scale === "log");
+    table.show(group, moment);
+  }
+
+  async #ridges(job: number): Promise<void> {
+    const { ridges } = this.views;
+    if (ridges.site === "") return;
+    const found = await fetchHistograms(this.now.run, ridges.metric, ridges.site, MOST_RIDGES, this.now.range);
+    if (job === this.#job) ridges.show(found);
+  }
+}

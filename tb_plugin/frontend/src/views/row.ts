@@ -1,0 +1,79 @@
+// One row of the health table. It is built once; of a new step only the cells that differ are touched.
+import { el, setText, svg } from "../dom";
+import { sparkline, type Cell, type Column, type Row } from "../model/health";
+import { formatNumber, shorten, siteText } from "../model/format";
+import type { Series } from "../model/series";
+import { pinColour } from "../style";
+
+export interface Trend {
+  readonly series: Series;
+  readonly log: boolean;
+}
+
+const [SPARK_WIDTH, SPARK_HEIGHT, LONGEST] = [110, 22, 48];
+
+export class TableRow {
+  readonly #name: HTMLElement;
+  readonly #verdict = el("span");
+  readonly #path = svg("path", {});
+  readonly #end = el("td", {}, svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "trend" }, this.#path));
+  readonly root: HTMLTableRowElement;
+  #cells: readonly HTMLElement[] = [];
+  #trend: Trend | null = null;
+
+  constructor(readonly site: string) {
+    const name = siteText(site);
+    this.#name = el("button", { class: "mono", title: name, text: shorten(name, LONGEST), attrs: { type: "button" } });
+    this.root = el("tr", {}, el("th", { attrs: { scope: "row" } }, this.#name), el("td", {}, this.#verdict), this.#end);
+    this.mark(-1);
+  }
+
+  show({ issue, cells }: Row, columns: readonly Column[], trend: Trend | null): void {
+    set(this.#verdict, issue === null ? "ok" : `badge sev-${issue.severity}`, issue?.issue_type ?? "ok", issue?.message ?? "");
+    if (this.#cells.length !== columns.length) {
+      for (const cell of this.#cells) cell.remove();
+      this.#cells = columns.map(() => el("td"));
+      this.#end.before(...this.#cells);
+    }
+    columns.forEach((column, i) => {
+      const cell = this.#cells[i];
+      if (cell !== undefined) fill(cell, cells[column.key] ?? null, column);
+    });
+    if (trend !== this.#trend) this.#path.setAttribute("d", pathOf(this.site, trend));
+    this.#trend = trend;
+  }
+
+  /** Marks the row as pinned; -1 for one that is not. */
+  mark(pin: number): void {
+    this.#name.setAttribute("aria-pressed", String(pin >= 0));
+    this.root.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
+  }
+}
+
+function fill(td: HTMLElement, cell: Cell | null, { share }: Column): void {
+  if (cell === null) return set(td, "num none", "\u2013", "not read");
+  const { value, among, site, metric } = cell;
+  const finite = Number.isFinite(value);
+  const text = share && finite ? `${formatNumber(value * 100, 4)} %` : formatNumber(value);
+  set(td, finite ? "num" : "num broken", text, `${among > 1 ? `greatest of ${among}: ` : ""}${site}\n${metric} = ${value}`);
+}
+
+function set(node: HTMLElement, name: string, text: string, title: string): void {
+  if (node.className !== name) node.className = name;
+  setText(node, text);
+  if (node.title !== title) node.title = title;
+}
+
+function pathOf(site: string, trend: Trend | null): string {
+  const at = trend?.series.sites.indexOf(site) ?? -1;
+  const block = trend?.series.blocks.values().next().value;
+  if (trend === null || block === undefined || at < 0) return "";
+  const { columns } = trend.series;
+  let path = "";
+  let open = false;
+  for (const point of sparkline(block.values.subarray(at * columns, (at + 1) * columns), trend.log, SPARK_WIDTH, SPARK_HEIGHT)) {
+    if (point !== null) path += `${open ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
+    open = point !== null;
+  }
+  return path;
+}
