@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records import Histogram, Reading, to_float32
 from gradflow_export.taps.base import Pending, Sample
+from gradflow_export.taps.shards import Layout
 from gradflow_export.transfer import Bundle, spread
 
 _log = logging.getLogger("gradflow_export")
@@ -29,10 +31,18 @@ _WIDEST = 8e307  # so that the width of a range is finite too
 _NORM = "parameter.gradient_norm"
 
 
+class Ranks(Protocol):
+    """The way to the other processes of a distributed run."""
+
+    def join(self, step: int, columns: dict[str, Column], layouts: Sequence[Layout]) -> list[Reading]:
+        """Change the columns into those of the whole job where this is the rank that writes."""
+
+
 class Assembler:
     """Builds readings and histograms from bundles, one after the other, on the worker thread."""
 
     def __init__(self) -> None:
+        self.ranks: Ranks | None = None
         self._pools: dict[str, deque[npt.NDArray[np.floating]]] = {}
         self._last_rank_step = 0
         self._noise = NoiseScale()
@@ -41,7 +51,7 @@ class Assembler:
 
     def assemble(self, bundle: Bundle) -> tuple[list[Reading], list[Histogram]]:
         """Return the readings and histograms of one step."""
-        columns: dict[str, _Column] = {}
+        columns: dict[str, Column] = {}
         samples: list[tuple[Sample, npt.NDArray[np.floating]]] = []
         for packed in bundle.packed:
             for item, values in packed.unpack():
@@ -52,8 +62,10 @@ class Assembler:
         if bundle.scaled:
             _drop_skipped(columns)
         _drop_undefined(columns)
+        joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts)
         readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
+        readings.extend(joined)
         readings.extend(derived(columns))
         readings.extend(self._clipping(columns, bundle.scalars.get("runtime.backward_passes", 1.0)))
         rows = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
@@ -77,7 +89,7 @@ class Assembler:
                 _log.warning("gradflow: the analysis of %s failed and is set aside", sample.metric, exc_info=True)
         return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in joined.items()]
 
-    def _clipping(self, columns: Mapping[str, _Column], passes: float) -> Iterator[Reading]:
+    def _clipping(self, columns: Mapping[str, Column], passes: float) -> Iterator[Reading]:
         scale, first, whole = (columns.get(f"gradient.{n}") for n in ("clip_scale", "first_norm", "norm_before_clip"))
         if scale is None or first is None or whole is None:
             return
@@ -107,8 +119,8 @@ class Assembler:
         yield Reading.of("block.stable_rank", sites, [stable for _, stable in found])
 
 
-class _Column:
-    """Values of one metric, filled in by one or more optimizers."""
+class Column:
+    """Values of one metric, filled in by one or more optimizers, and joined over ranks."""
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.sites = sites
@@ -116,26 +128,27 @@ class _Column:
         self.present = np.zeros(len(sites), dtype=np.bool_)
 
     def as_list(self) -> list[float | None]:
+        """Return the values, ``None`` where nothing arrived."""
         return [float(v) if p else None for v, p in zip(self.values, self.present, strict=True)]
 
 
-def _merge(columns: dict[str, _Column], item: Pending, values: npt.NDArray[np.floating]) -> None:
+def _merge(columns: dict[str, Column], item: Pending, values: npt.NDArray[np.floating]) -> None:
     column = columns.get(item.metric)
     if column is None or column.sites != item.sites:
-        column = columns[item.metric] = _Column(item.sites)
+        column = columns[item.metric] = Column(item.sites)
     new, present = spread(item, values)
     column.values[present] = new[present]
     column.present |= present
 
 
-def _drop_skipped(columns: Mapping[str, _Column]) -> None:
+def _drop_skipped(columns: Mapping[str, Column]) -> None:
     """Make block norms missing that overflowed in a pass which a gradient scaler threw away: the used one is finite."""
     norms, blocks = columns.get(_NORM), columns.get("block.gradient_norm")
     if norms is not None and blocks is not None and np.isfinite(norms.values[norms.present]).all():
         blocks.present &= np.isfinite(blocks.values)
 
 
-def _drop_undefined(columns: Mapping[str, _Column]) -> None:
+def _drop_undefined(columns: Mapping[str, Column]) -> None:
     """Make averages over nothing missing: the diversity of uniform heads, the entropy of queries without a choice.
 
     They arrive as NaN, because telling them apart on the training thread would wait for the device. Where the logits
@@ -152,7 +165,7 @@ def _drop_undefined(columns: Mapping[str, _Column]) -> None:
                 column.present[index] &= site not in finite and site.rpartition(".head")[0] not in finite
 
 
-def derived(columns: Mapping[str, _Column]) -> Iterator[Reading]:
+def derived(columns: Mapping[str, Column]) -> Iterator[Reading]:
     """Yield the readings that follow from others: totals, gains, ratios.
 
     Args:
@@ -192,7 +205,7 @@ def _gradient_summary(norms: Floats) -> Iterator[Reading]:
         yield Reading.run("gradient.min_norm", float(norms.min()))
 
 
-def _gain_readings(blocks: _Column) -> Iterator[Reading]:
+def _gain_readings(blocks: Column) -> Iterator[Reading]:
     norms = blocks.as_list()
     if len(norms) < 2:
         return
@@ -214,7 +227,7 @@ def _gain_readings(blocks: _Column) -> Iterator[Reading]:
             yield Reading.run("gain.mean_log", math.fsum(logs) / len(logs))
 
 
-def _moment_readings(columns: Mapping[str, _Column]) -> Iterator[Reading]:
+def _moment_readings(columns: Mapping[str, Column]) -> Iterator[Reading]:
     ratios, shares = columns.get("parameter.adam_rms"), columns.get("parameter.epsilon_share")
     if ratios is not None and ratios.present.any():
         yield Reading.run("optimizer.adam_rms", float(ratios.values[ratios.present].max()))
@@ -222,7 +235,7 @@ def _moment_readings(columns: Mapping[str, _Column]) -> Iterator[Reading]:
         yield Reading.run("optimizer.epsilon_share", float(np.median(shares.values[shares.present])))
 
 
-def _update_readings(weights: _Column, updates: _Column) -> Iterator[Reading]:
+def _update_readings(weights: Column, updates: Column) -> Iterator[Reading]:
     # A ratio to nothing says nothing: parameters that are all zero, such as fresh biases, have none.
     usable = updates.present & (weights.values != 0)
     ratios = np.divide(updates.values, weights.values, out=np.zeros_like(updates.values), where=usable)

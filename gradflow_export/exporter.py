@@ -20,7 +20,7 @@ from gradflow_export.guard import Guard
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue
 from gradflow_export.reports import CLOSE_SECONDS, Reports
-from gradflow_export.start import default_logdir, describe, is_compiled, make_judge, make_loop
+from gradflow_export.start import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
@@ -177,6 +177,7 @@ class Exporter(Reports):
             compiled=self._compiled,
         )
         loop.steps = self._start_step
+        join_ranks(model, loop, self._worker)
         self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
         self._loop, self._loss = loop, loop.taps.loss

@@ -42,6 +42,7 @@ class IssueType(str, enum.Enum):
     RECURRENT_SUPERCRITICAL = "RECURRENT_SUPERCRITICAL"
     ROTATION = "ROTATION"
     OPTIMIZER_STATE = "OPTIMIZER_STATE"
+    DESYNC = "DESYNC"
 
     def __str__(self) -> str:
         """Return the bare name, as it is printed."""

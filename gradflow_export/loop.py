@@ -74,6 +74,7 @@ class TrainingLoop:
         self.taps = taps
         self.steps = 0
         self.paused = False
+        self.alone = True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self._asked = False
@@ -129,7 +130,8 @@ class TrainingLoop:
 
     def ask(self) -> None:
         """Read everything at the next step; called by the worker when an issue opens."""
-        if self.steps - self._asked_at >= ASK_AGAIN_STEPS:
+        # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
+        if self.alone and self.steps - self._asked_at >= ASK_AGAIN_STEPS:
             self._asked = True
 
     def before(self, step: OptimizerStep) -> None:
@@ -160,6 +162,8 @@ class TrainingLoop:
         self._collect(_learning_rate(step.optimizer))
         if self._open is not None:
             self._open.scaled |= step.scaled
+            if not self.alone:
+                self._open.layouts.append(step.owned.layout)
         self._stepped.add(step.optimizer)
         if step.optimizer not in self._partners:
             self._partners.add(step.optimizer)
@@ -183,6 +187,8 @@ class TrainingLoop:
             self._read_gradients(step)
             self._updates_after(step)
         self._collect({})
+        if self._open is not None and not self.alone:
+            self._open.layouts.append(step.owned.layout)
         self._finish()
         if "updates" in self._due:
             self._updates_before(step)

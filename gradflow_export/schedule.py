@@ -22,6 +22,7 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "discrete": 100,
         "moments": 100,
         "clipping": 50,
+        "replicas": 50,
         "ranks": 500,
         "histograms": 500,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import platform
 import time
@@ -17,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.clock import StepClock
 from gradflow_export.config import Settings
+from gradflow_export.exchange import Exchange
 from gradflow_export.guard import Guard
 from gradflow_export.loop import Taps, TrainingLoop
 from gradflow_export.records import RunInfo
@@ -28,7 +30,7 @@ from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
-from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
+from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
@@ -38,9 +40,12 @@ from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.recurrent import RecurrentTap
+from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
+from gradflow_export.taps.shards import batches, is_spread, this_rank
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.transfer import Bundle
+from gradflow_export.worker import Worker
 
 _log = logging.getLogger("gradflow_export")
 
@@ -95,7 +100,11 @@ def make_loop(
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
         clipping,
-        (*_sampled(model, guard, compiled=compiled), *([discrete] if discrete.modules else [])),
+        (
+            *_sampled(model, guard, compiled=compiled),
+            *([discrete] if discrete.modules else []),
+            *([ReplicaTap(model, only=only, guard=part("replicas"))] if is_spread() else []),
+        ),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
@@ -120,10 +129,44 @@ def _sampled(model: nn.Module, guard: Guard, *, compiled: bool) -> tuple[Sampled
     return tuple(tap for tap in taps if tap.modules)
 
 
+def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
+    """Have the workers of all ranks bring their readings to rank 0; one process alone is left as it is.
+
+    Args:
+        model: The unwrapped model. Exporters of models with the same parameters belong together, in order of ``watch``.
+        loop: Its plan comes to depend on the step alone, so that the ranks read the same things at the same steps.
+        worker: Not started yet.
+    """
+    if not is_spread():
+        return
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        _log.warning(
+            "gradflow: FullyShardedDataParallel hides how its parameters lie; each rank reads its own part only. Use "
+            "torch.distributed.fsdp.fully_shard for readings of the whole model."
+        )
+        return
+    if loop.clock.budget is not None:
+        _log.warning("gradflow: budget= is ignored on several ranks, which must read the same things at the same steps")
+    loop.alone, loop.clock = False, StepClock()
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    names = ",".join([type(model).__name__, *(site_name(name) for name, _ in model.named_parameters())])
+    session = f"gradflow/{hashlib.sha256(names.encode()).hexdigest()[:16]}"
+    store = None
+    try:
+        common = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no public form
+        number = common.add(f"{session}/{rank}", 1)
+        # A connection of its own, so that waiting there keeps nobody else from the store.
+        common = common.clone() if hasattr(common, "clone") else common
+        store = torch.distributed.distributed_c10d.PrefixStore(f"{session}/{number}", common)
+    except Exception as error:
+        _log.warning("gradflow: the ranks cannot be joined: no key-value store. %s: %s", type(error).__name__, error)
+    worker.join(Exchange(store, rank, world, batches(model)))
+
+
 def make_judge(settings: Settings, *, strict: bool) -> Judge:
-    """Return the judge that the settings ask for; one without rules when alerts are switched off."""
+    """Return the judge that the settings ask for; one without rules when alerts are off or rank 0 judges."""
     rules = rules_of(settings.profile, settings.thresholds)
-    return Judge(rules if settings.alerts_enabled else (), strict=strict)
+    return Judge(rules if settings.alerts_enabled and this_rank() == 0 else (), strict=strict)
 
 
 def is_compiled(model: nn.Module) -> bool:

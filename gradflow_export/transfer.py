@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.taps.base import Drained, Pending, Sample
+from gradflow_export.taps.shards import Layout
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Bundle:
         scalars: Run-level values the host knows already.
         packed: One entry per device and optimizer.
         scaled: Whether a ``GradScaler`` called the step.
+        layouts: How the parameters lie on the ranks of a distributed run, by optimizer.
     """
 
     step: int
@@ -56,6 +58,7 @@ class Bundle:
     scalars: Mapping[str, float] = field(default_factory=dict)
     packed: list[Packed] = field(default_factory=list)
     scaled: bool = False
+    layouts: list[Layout] = field(default_factory=list)
 
 
 def pack(drained: Drained) -> list[Packed]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gradflow_export.assemble import Assembler
+from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
 from gradflow_export.rules.judge import Judge
@@ -84,6 +84,10 @@ class Worker:
         for writer in self._all:
             self._tell(writer, "open", self.summary.info)
         self._thread.start()
+
+    def join(self, ranks: Ranks) -> None:
+        """Send every step to rank 0 from now on, or on rank 0 join what the others send; before :meth:`start`."""
+        self._assembler.ranks = ranks
 
     def put(self, bundle: Bundle) -> None:
         """Hand over one step; never waits."""

@@ -16,6 +16,7 @@ from gradflow_export.catalog import (
     outputs,
     policy,
     recurrent,
+    replicas,
     runtime,
     updates,
 )
@@ -37,6 +38,7 @@ _FAMILIES = (
     recurrent,
     policy,
     origin,
+    replicas,
     runtime,
 )
 

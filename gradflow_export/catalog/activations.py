@@ -12,11 +12,11 @@ def specs() -> tuple[MetricSpec, ...]:
     return (
         s("activation.dead_share", "dead units", "share", "module",
           "units with no output > 0 for any sample or position in the window / units",
-          "Lu et al. 2019, arXiv:1903.06733", "1 pass", low=0.0, high=1.0, marks=(0.9,)),
+          "Lu et al. 2019, arXiv:1903.06733", "1 pass", low=0.0, high=1.0, marks=(0.9,), across="units"),
         s("activation.saturated_share", "saturated outputs", "share", "module",
           "outputs whose derivative is below 1 % of its maximum / outputs", "Glorot and Bengio 2010", "1 pass", low=0.0,
-          high=1.0, marks=(0.8,)),
+          high=1.0, marks=(0.8,), across="mean"),
         s("activation.zero_share", "zero outputs", "share", "module", "#{output == 0} / numel", "definition", "1 pass",
-          low=0.0, high=1.0),
+          low=0.0, high=1.0, across="mean"),
     )
     # fmt: on

@@ -23,6 +23,9 @@ UNITS = frozenset(
         "logit",
     }
 )
+ACROSS = frozenset({"first", "sum", "root", "rms", "mean", "max", "min", "units", "batch root", "batch mean", "gap"})
+"""How the values of several ranks become one: see ``gradflow_export/across.py``."""
+
 SITE_KINDS = frozenset({"run", "block", "parameter", "module", "head", "node"})
 
 
@@ -43,6 +46,8 @@ class MetricSpec:
         scale: ``"log"`` or ``"linear"``: how it is best drawn.
         marks: Values worth a line in a chart, such as the gains 0.5 and 2.
         headline: Whether it is written to TensorBoard's stock Scalars page.
+        across: One of ``ACROSS``: how it aggregates over the ranks of a distributed run. ``"first"`` is rank 0's value;
+            of a parameter the others join the shards, of everything else the batches of all ranks.
     """
 
     name: str
@@ -57,9 +62,12 @@ class MetricSpec:
     scale: str = "linear"
     marks: tuple[float, ...] = ()
     headline: bool = False
+    across: str = "first"
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise ArgumentError(f"metric {self.name!r} has unit {self.unit!r}{nearest(self.unit, UNITS)}")
         if self.kind not in SITE_KINDS:
             raise ArgumentError(f"metric {self.name!r} has site kind {self.kind!r}{nearest(self.kind, SITE_KINDS)}")
+        if self.across not in ACROSS:
+            raise ArgumentError(f"metric {self.name!r} aggregates as {self.across!r}{nearest(self.across, ACROSS)}")

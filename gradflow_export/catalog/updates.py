@@ -12,9 +12,9 @@ def specs() -> tuple[MetricSpec, ...]:
     return (
         s("parameter.weight_norm", "weight norm", "weight", "parameter",
           "||w||_2 before the step, from an evenly spaced sample where the model has more than 4 Mi entries",
-          "definition", "1P", low=0.0, scale="log"),
+          "definition", "1P", low=0.0, scale="log", across="root"),
         s("parameter.update_norm", "update norm", "weight/step", "parameter",
-          "||w_after - w_before||_2, from the same sample", "definition", "1P", low=0.0, scale="log"),
+          "||w_after - w_before||_2, from the same sample", "definition", "1P", low=0.0, scale="log", across="root"),
         s("parameter.update_ratio", "update to weight ratio", "1", "parameter",
           "||w_after - w_before|| / ||w_before||; missing where the weights are all zero",
           "definition", "c", low=0.0, scale="log", marks=(0.001,)),

@@ -56,6 +56,7 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
         "Written by `gradflow schema --markdown` from `gradflow_export/catalog/`; a test compares the two.",
         "",
         "Cost counts passes over tensors: G all gradients, P all parameters, H all block outputs, c a constant.",
+        "Ranks says how the values of several processes become one: see [when-it-fires.md](when-it-fires.md).",
         "*Missing*, `0.0`, NaN and Inf are four different things in every reading, every file and the panel.",
         "Metrics in **bold** are headline metrics: TensorBoard's stock Scalars page shows them too.",
     ]
@@ -67,10 +68,11 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
 
 
 def _table(specs: Iterable[MetricSpec]) -> list[str]:
-    rows = ["| metric | what it is | unit | range | formula | source | cost |", "|---|---|---|---|---|---|---|"]
+    columns = ("metric", "what it is", "unit", "range", "formula", "source", "cost", "ranks")
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for spec in specs:
         name = f"**`{spec.name}`**" if spec.headline else f"`{spec.name}`"
-        cells = (name, spec.title, spec.unit, _range(spec), _code(spec.formula), spec.source, spec.cost)
+        cells = (name, spec.title, spec.unit, _range(spec), _code(spec.formula), spec.source, spec.cost, spec.across)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.local import local
+from gradflow_export.metrics.local import all_local
 from gradflow_export.metrics.norms import l2_norms, stored
 from gradflow_export.metrics.onepass import native_statistics
 
@@ -28,7 +28,7 @@ def entry_statistics(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         number of NaN or Inf entries, in the order of ``ENTRY_STATISTICS``, float64 ``[5, len(tensors)]``. Contiguous
         tensors on the CPU are read once for all of it where the C library was built.
     """
-    tensors = [local(tensor) for tensor in tensors]
+    tensors = all_local(tensors)
     known = native_statistics(tensors)
     if known is None:
         return l2_norms(tensors), torch.stack([_statistics_of(tensor) for tensor in tensors], dim=1)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is no subclass of ours or others, so that ``data_ptr`` is where its entries lie."""
-    return type(tensor) in _PLAIN
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -33,6 +29,11 @@ def local(tensor: Tensor) -> Tensor:
         wait = getattr(held, "wait", None)
         held = held if wait is None else wait()
     return held if isinstance(held, Tensor) else tensor
+
+
+def all_local(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return :func:`local` of each tensor; where all are plain, which is quickly seen, the sequence itself."""
+    return tensors if set(map(type, tensors)) <= _PLAIN else [local(tensor) for tensor in tensors]
 
 
 def shards(tensor: Tensor) -> int:

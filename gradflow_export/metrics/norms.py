@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.local import local
+from gradflow_export.metrics.local import all_local, local
 from gradflow_export.metrics.onepass import native_statistics
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -56,10 +56,11 @@ def l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     Unit: that of the entries.
     Source: definition; scaling as in LAPACK dnrm2 (Blue 1978, ACM TOMS 4).
     """
-    entries = [local(tensor) for tensor in tensors]
-    known = native_statistics(entries)
+    tensors = all_local(tensors)
+    known = native_statistics(tensors)
     if known is not None:
         return torch.from_numpy(known[0])
+    entries = list(tensors)
     kinds = {(e.layout, e.dtype, e.device) for e in entries}
     if any((layout, dtype) not in _PLAIN for layout, dtype, _ in kinds):
         entries = [dense_entries(e) for e in entries]

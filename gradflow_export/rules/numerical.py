@@ -66,7 +66,9 @@ class Numerical(Rule):
             what.append(f"the weights of {some(weights)} are NaN or Inf")
         value = loss if bad_loss and loss is not None else float(max(len(gradients), len(outputs), len(weights), 1))
         message = " and ".join(what or ["the gradient norm is not finite"]) + f"; it begins {place}."
-        cause = "" if origin is None else origin[3]
+        rank = record.value("origin.rank")
+        known = "" if rank is None else f"step {record.step}, rank {int(rank)}"
+        cause = known if origin is None else origin[3]
         return (Finding(IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice, origin=cause),)
 
     def _explain(
@@ -184,7 +186,8 @@ def _origin(record: StepRecord, history: History) -> tuple[tuple[str, ...], str,
             continue
         number_of = int(reading.values[0])
         where = words.format(some(reading.sites, 1)) + (f", micro-batch {number_of}" if number_of else "")
-        cause = f"{where.removeprefix('in ')}, step {record.step}, rank {record.rank}"
+        rank = record.value("origin.rank")
+        cause = f"{where.removeprefix('in ')}, step {record.step}, rank {record.rank if rank is None else int(rank)}"
         return reading.sites, where + _last_finite(record, history), _ADVICE[kind], cause
     return None
 

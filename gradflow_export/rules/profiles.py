@@ -18,6 +18,7 @@ from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, Stagnation
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
+from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.seed import (
     FixedDead,
@@ -112,6 +113,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         EpsilonDominated(),
         OutdatedSecondMoment(),
         Rotation(),
+        Desync(),
         MemoryUsage(),
         MemoryLeak(),
         *(_FIXED[key](value) for key, value in chosen.items()),

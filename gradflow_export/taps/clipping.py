@@ -56,12 +56,15 @@ class ClippingTap:
         if self._first is None or self._last is None or (step.scaled and step.scale is None):
             return
         owned = {id(p) for p in step.owned.parameters}
+        counted = {id(p) for p, here in zip(step.owned.parameters, step.owned.layout.counted, strict=True) if here}
         mine = [index for index, owner in enumerate(self._owners) if owner in owned]
         if len(mine) != len(norms):
             return
         with torch.no_grad():
-            before, first = (_total(values[mine]) for values in (self._last, self._first))
-            scale = _total(norms) / before
+            scale = _total(norms) / _total(self._last[mine])
+            # Of a parameter that lies on several ranks each tells its own part, and of replicas the first rank.
+            told = [index for index, owner in enumerate(self._owners) if owner in owned and owner in counted]
+            before, first = (_total(values[told]) for values in (self._last, self._first))
             if step.scale is not None:
                 before, first, scale = before / step.scale, first / step.scale, scale * step.scale
         for name, value in (("norm_before_clip", before), ("clip_scale", scale), ("first_norm", first)):

@@ -47,9 +47,9 @@ def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
     lists = list(_like_lists(model, ""))
     if lists:
         longest = max(lists, key=len)
-        kind = type(longest[0][1])
+        kind = _kind(longest[0][1])
         if not issubclass(kind, _CONTAINERS):
-            longest = [member for members in lists if type(members[0][1]) is kind for member in members]
+            longest = [member for members in lists if _kind(members[0][1]) is kind for member in members]
         if len(longest) >= LEAST_BLOCKS:
             return longest, False
     leaves = [
@@ -60,10 +60,16 @@ def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
     return leaves, True
 
 
+def _kind(module: nn.Module) -> type:
+    """Return the class of a module, without the one that ``fully_shard`` puts before it."""
+    kind = type(module)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
+
+
 def _like_lists(module: nn.Module, prefix: str) -> Iterator[list[NamedModule]]:
     """Yield every outermost container of like modules, without looking into its members."""
     members = [(f"{prefix}{name}", child) for name, child in module.named_children()]
-    if isinstance(module, _CONTAINERS) and len(members) > 1 and len({type(child) for _, child in members}) == 1:
+    if isinstance(module, _CONTAINERS) and len(members) > 1 and len({_kind(child) for _, child in members}) == 1:
         yield [(site_name(name), child) for name, child in members]
         return
     for name, child in members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from torch.optim.optimizer import (
 
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.shards import Layout, layout_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Owned:
     where: npt.NDArray[np.int64]
     parameters: tuple[Tensor, ...]
     groups: npt.NDArray[np.int64]
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How these parameters lie on the ranks of a distributed run."""
+        return layout_of(self.sites, self.where, self.parameters)
 
 
 @dataclass(frozen=True)

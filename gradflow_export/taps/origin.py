@@ -6,7 +6,7 @@ import contextlib
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,11 +138,15 @@ class OriginTap:
         if broken:
             self._say("weights", broken, 0)
             return
+        every = True
         for number, call in enumerate(self._calls, start=1):
             found = _repeat(model, call)
-            if found is not None:
+            if found is not None and found[0]:
                 self._say(*found, number)
                 return
+            every &= found is None
+        if not every:  # what was not repeated may have been where it began
+            return
         owned = step.owned
         arrived = [place for place, p in zip(owned.where, owned.parameters, strict=True) if p.grad is not None]
         bad = [owned.sites[place] for place, norm in zip(arrived, norms, strict=True) if not torch.isfinite(norm)]
@@ -151,7 +155,7 @@ class OriginTap:
             everywhere = len(bad) == len(arrived)
             self._say("loss" if everywhere else "backward", [RUN_SITE if everywhere else bad[-1]], len(self._calls))
 
-    def _say(self, kind: str, sites: list[str], micro_batch: int) -> None:
+    def _say(self, kind: str, sites: Sequence[str], micro_batch: int) -> None:
         values = torch.full((len(sites),), float(micro_batch))
         self._out.append(Pending(f"origin.{kind}", tuple(sites), values))
 
@@ -162,7 +166,7 @@ class _Follower:
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): site_name(name) for name, module in model.named_modules()}
         self._inside: list[str] = []
-        self.found: tuple[str, list[str]] | None = None
+        self.found: tuple[str, Sequence[str]] | None = None
 
     def enter(self, module: nn.Module, args: Any) -> None:
         if id(module) not in self._names:
@@ -180,16 +184,24 @@ class _Follower:
             self.found = ("forward", [name])
 
 
-def _repeat(model: nn.Module, call: _Call) -> tuple[str, list[str]] | None:
-    """Run one forward pass again; return kind and site of the first broken value, ``None`` when there is none."""
+_NOT_REPEATED: tuple[str, tuple[str, ...]] = ("", ())
+
+
+def _repeat(model: nn.Module, call: _Call) -> tuple[str, Sequence[str]] | None:
+    """Run one forward pass again.
+
+    Returns:
+        Kind and site of the first broken value, ``None`` when every value is finite; the kind ``""`` where the pass
+        cannot be repeated: its inputs are gone, or other ranks would have to take part.
+    """
     if any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in pytree.tree_leaves(call.arguments)):
-        return None
-    needs_other_ranks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    if needs_other_ranks or any(hasattr(p, "placements") for p in model.parameters()):
-        return None
+        return _NOT_REPEATED
     args, kwargs = pytree.tree_map_only(weakref.ref, lambda reference: reference(), call.arguments)
     if _broken((args, kwargs)):
         return "input", [RUN_SITE]
+    needs_other_ranks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if needs_other_ranks or any(hasattr(p, "placements") for p in model.parameters()):
+        return _NOT_REPEATED
     follower = _Follower(model)
     device, enabled, dtype = call.autocast
     with contextlib.ExitStack() as stack:
@@ -201,8 +213,10 @@ def _repeat(model: nn.Module, call: _Call) -> tuple[str, list[str]] | None:
         stack.callback(register_module_forward_hook(follower.leave).remove)
         if call.random_state is not None:
             torch.set_rng_state(call.random_state)
-        with contextlib.suppress(Exception):
+        try:
             model(*args, **kwargs)
+        except Exception:
+            return follower.found or _NOT_REPEATED
     return follower.found
 
 

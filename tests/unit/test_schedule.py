@@ -16,6 +16,7 @@ OFTEN = {
     "discrete",
     "moments",
     "clipping",
+    "replicas",
 }
 
 
@@ -33,6 +34,7 @@ def test_every_instrument_has_an_interval_beyond_settling():
         "discrete",
         "moments",
         "clipping",
+        "replicas",
         "ranks",
         "histograms",
     }

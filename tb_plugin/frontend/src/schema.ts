@@ -45,7 +45,8 @@ export type IssueType =
   | "RECURRENT_SUBCRITICAL"
   | "RECURRENT_SUPERCRITICAL"
   | "ROTATION"
-  | "OPTIMIZER_STATE";
+  | "OPTIMIZER_STATE"
+  | "DESYNC";
 export type Severity =
   | "INFO"
   | "LOW"

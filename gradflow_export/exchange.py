@@ -1,0 +1,132 @@
+"""Brings the readings of all ranks to rank 0 through the job's key-value store, on the worker threads alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradflow_export.across import Columns, Joiner, Part, part_of
+from gradflow_export.assemble import Column
+from gradflow_export.records import Reading
+from gradflow_export.taps.shards import Layout
+
+_log = logging.getLogger("gradflow_export")
+
+PATIENCE_SECONDS = 4.0
+"""How long rank 0's worker waits for a rank, once; one that stays silent is not waited for until it speaks again."""
+
+LOOK_SECONDS = 0.005
+KEPT = 256
+"""Messages of one rank that may lie in the store; beyond that the oldest are deleted."""
+
+
+class Exchange:
+    """One end of the way from rank to rank: rank 0 joins what has arrived, the others send.
+
+    No collective is used, so no rank ever waits for another in its training thread, and one that stops is missed for
+    ``PATIENCE_SECONDS`` by a worker and by nobody else. An error of the store is told once; then rank 0 goes on alone.
+
+    Args:
+        store: Has ``set``, ``get``, ``check`` and ``delete_key``, and is used by nobody else; ``None`` for none.
+        rank: That of this process.
+        ranks: How many there are.
+        batches: How many different batches they see.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int, batches: int) -> None:
+        self.rank = rank
+        self._store = store
+        self._ranks = ranks
+        self._joiner = Joiner(ranks, batches)
+        self._silent: set[int] = set()
+        self._posted: deque[str] = deque()
+
+    def join(self, step: int, columns: Columns, layouts: Sequence[Layout]) -> list[Reading]:
+        """Send this rank's columns, or on rank 0 make them those of the job; return what that brings to light."""
+        own = part_of(columns, layouts)
+        try:
+            if self.rank:
+                self._post(step, own)
+                return []
+            arrived = {rank: part for rank in range(1, self._ranks) if (part := self._receive(rank, step)) is not None}
+        except Exception as error:
+            self._set_aside(error)
+            arrived = {}
+        if self.rank:
+            return []
+        return self._joiner.join(Part(columns, own.sizes), layouts, arrived)
+
+    def _set_aside(self, error: Exception) -> None:
+        self._store = None
+        _log.warning(
+            "gradflow: the key-value store of this job cannot be used any more; rank %d goes on alone, and values that "
+            "need every shard are left out. Keep the process group until the exporters are closed. %s: %s",
+            self.rank,
+            type(error).__name__,
+            error,
+        )
+
+    def _post(self, step: int, part: Part) -> None:
+        if self._store is None:
+            return
+        key = f"{self.rank}/{step}"
+        self._store.set(key, encode(part))
+        self._posted.append(key)
+        if len(self._posted) > KEPT:
+            self._store.delete_key(self._posted.popleft())
+
+    def _receive(self, rank: int, step: int) -> Part | None:
+        if self._store is None:
+            return None
+        key = f"{rank}/{step}"
+        until = time.monotonic() + (0.0 if rank in self._silent else PATIENCE_SECONDS)
+        while not self._store.check([key]):
+            if time.monotonic() >= until:
+                self._miss(rank, step)
+                return None
+            time.sleep(LOOK_SECONDS)
+        part = decode(self._store.get(key))
+        self._store.delete_key(key)
+        self._silent.discard(rank)
+        return part
+
+    def _miss(self, rank: int, step: int) -> None:
+        if rank not in self._silent:
+            self._silent.add(rank)
+            _log.warning(
+                "gradflow: nothing came from rank %d for step %d within %.0f s. Recording goes on without it: means "
+                "are over the other ranks, and what needs every shard is left out. Watch the model on every rank, with "
+                "the same settings.",
+                rank,
+                step,
+                PATIENCE_SECONDS,
+            )
+
+
+def encode(part: Part) -> bytes:
+    """Return a part as bytes: a line of JSON, then values and presence of each column."""
+    columns = part.columns.items()
+    head = {"sizes": dict(part.sizes), "columns": [[metric, list(column.sites)] for metric, column in columns]}
+    body = [array for _, c in columns for array in (c.values.astype("<f8").tobytes(), c.present.tobytes())]
+    return b"".join([json.dumps(head).encode(), b"\n", *body])
+
+
+def decode(message: bytes) -> Part:
+    """Undo :func:`encode`."""
+    line, _, body = message.partition(b"\n")
+    head = json.loads(line)
+    columns: Columns = {}
+    start = 0
+    for metric, sites in head["columns"]:
+        count = len(sites)
+        column = columns[metric] = Column(tuple(sites))
+        column.values = np.frombuffer(body, "<f8", count, start).astype(np.float64)
+        column.present = np.frombuffer(body, np.bool_, count, start + 8 * count).copy()
+        start += 9 * count
+    return Part(columns, head["sizes"])

@@ -1,0 +1,53 @@
+"""Replicas of one model that are no longer the same on every rank: DESYNC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desync(Rule):
+    """Find parameters of which every rank should hold the same and does not.
+
+    Gradients that are averaged are the same bits on every rank, and so are the updates that are made of them: between
+    healthy replicas there is no distance at all, and one does not go away by itself.
+
+    Source: Li et al. 2020, arXiv:2006.15704, section 3.2.1: replicas start alike and see the same gradients.
+
+    Attributes:
+        gap: Least relative distance of the checksums; ranks with different hardware may round differently below it.
+    """
+
+    gap: float = 1e-6
+    patience: int = 2
+
+    name: ClassVar[str] = "desync"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.replica_gap",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+        """Judge the checksums of this record."""
+        reading = record.get("parameter.replica_gap")
+        if reading is None:
+            return ()
+        where = np.flatnonzero(reading.present & (reading.values > self.gap))
+        if where.size == 0:
+            return ()
+        layers = tuple(reading.sites[index] for index in where)
+        worst = float(reading.values[where].max())
+        message = (
+            f"the ranks no longer hold the same weights: {where.size} of {int(reading.present.sum())} replicated "
+            f"parameters ({some(layers)}) differ, by {number(100 * worst)} % of their checksum at most."
+        )
+        advice = (
+            "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for the "
+            "last micro-batch), step with the same learning rate and the same skipped steps everywhere, and change "
+            "weights on all ranks alike; then broadcast rank 0's weights: torch.distributed.broadcast(p.data, src=0)."
+        )
+        return (Finding(IssueType.DESYNC, Severity.HIGH, layers, worst, self.gap, message, advice),)
