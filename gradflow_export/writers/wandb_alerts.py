@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, final
 
 from gradflow_export.records import Issue
+from gradflow_export.writers import wandb_runs
 from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_module import Module
 from gradflow_export.writers.wandb_rows import RideRows
@@ -51,7 +52,8 @@ class Alerts:
 
     def send(self, rows: RideRows) -> None:
         """Send what waits, unless the server did not answer a moment ago."""
-        if self._waiting and not _limit_of(rows.run):
+        limited = not getattr(rows.run, "offline", True) and wandb_runs.finish_limit(rows.run)
+        if self._waiting and not limited:
             self._hand_over(rows)
         elif self._waiting and time.monotonic() >= self._again:
             self._lane.put(partial(self._try, rows))
@@ -107,10 +109,3 @@ def answers(run: Any) -> bool:
         return False
     except Exception:
         return True
-
-
-def _limit_of(run: Any) -> float:
-    """Return the seconds after which an online run's end is given up; 0 where it waits for ever, or for nothing."""
-    if getattr(run, "offline", True):
-        return 0.0
-    return float(getattr(getattr(run, "settings", None), "finish_timeout", 0) or 0)

@@ -75,6 +75,11 @@ def start(module: Any, init: Mapping[str, Any]) -> Any:
         return module.init(**{**arguments, "mode": "offline"})
 
 
+def finish_limit(run: Any) -> float:
+    """Return the seconds after which the end of a run is given up; 0 where it waits for ever, or knows no limit."""
+    return float(getattr(getattr(run, "settings", None), "finish_timeout", 0) or 0)
+
+
 def finish(run: Any, try_to: Callable[[str, Callable[[], Any]], object]) -> bool:
     """Finish a run that :func:`start` began; W&B keeps to ``finish_timeout`` unless an alert waits for the server.
 
@@ -85,7 +90,7 @@ def finish(run: Any, try_to: Callable[[str, Callable[[], Any]], object]) -> bool
     Returns:
         Whether it ended within its limit and a second.
     """
-    limit = float(getattr(run.settings, "finish_timeout", 0) or 0)
+    limit = finish_limit(run)
     ending = threading.Thread(target=try_to, args=("the end of the run", run.finish), daemon=True)
     ending.start()
     ending.join(limit + 1 if limit else None)
