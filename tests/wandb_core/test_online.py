@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -158,6 +159,20 @@ def test_alerts_held_back_are_sent_when_the_server_is_back(server, begin, make, 
     writer.close()
     assert held == 0
     assert [alert["title"][-6:] for alert in server.alerts] == ["layer1", "layer2"]
+
+
+def test_whether_a_server_answers(server, place):
+    """Any answer but a failure counts, through a proxy too, and where Python cannot tell it is left to wandb."""
+
+    def asked(url=server.url, **more):
+        return wandb_alerts.answers(SimpleNamespace(settings=wandb.Settings(base_url=url, **more)))
+
+    found = [asked(), asked(server.url.replace("http", "https")), asked("http://w.invalid", http_proxy=server.url)]
+    server.down = 503
+    found.append(asked())
+    server.stop()
+    found.append(asked())
+    assert found == [True, True, True, False, False]
 
 
 def test_a_server_that_never_was_means_offline(beside_server, make, read, said):
