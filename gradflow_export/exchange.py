@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,9 @@ _log = logging.getLogger("gradflow_export")
 
 PATIENCE_SECONDS = 4.0
 """How long rank 0's worker waits for a rank, once; one that stays silent is not waited for until it speaks again."""
+
+AGAIN_STEPS, AGAIN_SECONDS = 50, 0.2
+"""How often and how long a silent rank is waited for again: its worker may have fallen behind for good."""
 
 LOOK_SECONDS = 0.005
 KEPT = 256
@@ -54,7 +58,7 @@ class Exchange:
             if self.rank:
                 self._post(step, own)
                 return []
-            arrived = {rank: part for rank in range(1, self._ranks) if (part := self._receive(rank, step)) is not None}
+            arrived = self._receive(step)
         except Exception as error:
             self._set_aside(error)
             arrived = {}
@@ -81,20 +85,32 @@ class Exchange:
         if len(self._posted) > KEPT:
             self._store.delete_key(self._posted.popleft())
 
-    def _receive(self, rank: int, step: int) -> Part | None:
+    def _receive(self, step: int) -> dict[int, Part]:
+        """Return what has arrived for a step, by rank, after waiting for those that are expected to speak."""
         if self._store is None:
-            return None
-        key = f"{rank}/{step}"
-        until = time.monotonic() + (0.0 if rank in self._silent else PATIENCE_SECONDS)
-        while not self._store.check([key]):
-            if time.monotonic() >= until:
+            return {}
+        keys = {rank: f"{rank}/{step}" for rank in range(1, self._ranks)}
+        complete = self._wait([key for rank, key in keys.items() if rank not in self._silent], PATIENCE_SECONDS)
+        if self._silent:
+            complete = self._wait(list(keys.values()), AGAIN_SECONDS if step % AGAIN_STEPS == 0 else 0.0)
+        arrived: dict[int, Part] = {}
+        for rank, key in keys.items():
+            if not complete and not self._store.check([key]):
                 self._miss(rank, step)
-                return None
+                continue
+            arrived[rank] = decode(self._store.get(key))
+            self._store.delete_key(key)
+            self._silent.discard(rank)
+        return arrived
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Return whether all keys are there, waiting for them a while."""
+        until = time.monotonic() + seconds
+        while keys and not self._store.check(keys):
+            if time.monotonic() >= until:
+                return False
             time.sleep(LOOK_SECONDS)
-        part = decode(self._store.get(key))
-        self._store.delete_key(key)
-        self._silent.discard(rank)
-        return part
+        return True
 
     def _miss(self, rank: int, step: int) -> None:
         if rank not in self._silent:
@@ -110,16 +126,16 @@ class Exchange:
 
 
 def encode(part: Part) -> bytes:
-    """Return a part as bytes: a line of JSON, then values and presence of each column."""
+    """Return a part as bytes: compressed, a line of JSON, then values and presence of each column."""
     columns = part.columns.items()
     head = {"sizes": dict(part.sizes), "columns": [[metric, list(column.sites)] for metric, column in columns]}
     body = [array for _, c in columns for array in (c.values.astype("<f8").tobytes(), c.present.tobytes())]
-    return b"".join([json.dumps(head).encode(), b"\n", *body])
+    return zlib.compress(b"".join([json.dumps(head).encode(), b"\n", *body]), 1)
 
 
 def decode(message: bytes) -> Part:
     """Undo :func:`encode`."""
-    line, _, body = message.partition(b"\n")
+    line, _, body = zlib.decompress(message).partition(b"\n")
     head = json.loads(line)
     columns: Columns = {}
     start = 0

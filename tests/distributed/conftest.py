@@ -1,0 +1,58 @@
+"""Two processes that train together over gloo; what each of them saw."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).parent / "job.py"
+TOGETHER = (
+    "ddp", "ddp clipped", "fsdp", "fsdp clipped", "tensor parallel", "mixed", "ddp unwatched", "fsdp unwatched",
+    "tensor parallel unwatched", "ddp nan", "fsdp nan", "drift",
+)  # fmt: skip
+
+
+def start(folder, names):
+    """Run scenarios in two processes; return what each pickled, by scenario and rank."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        store = f"127.0.0.1:{found.getsockname()[1]}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(JOB), str(rank), store, str(folder), *names],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=110)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(said)
+    return {
+        name: {
+            rank: pickle.loads(path.read_bytes()) for rank in range(2) if (path := saved(folder, name, rank)).exists()
+        }
+        for name in names
+    }
+
+
+def saved(folder, name, rank):
+    return folder / f"{name}.{rank}.pickle"
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory):
+    """Return what both ranks saw in every scenario in which both stay."""
+    return start(tmp_path_factory.mktemp("together"), TOGETHER)
+
+
+@pytest.fixture
+def leaving(tmp_path):
+    """Return a function that runs one scenario in which a rank leaves."""
+    return lambda name: start(tmp_path, [name])[name]
