@@ -49,7 +49,7 @@ def only_here(folder):
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def place(tmp_path_factory):
     """A folder that wandb keeps to, and one wandb-core for all runs of a module."""
     folder = tmp_path_factory.mktemp("wandb_core")
