@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +37,15 @@ def all_local(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors if set(map(type, tensors)) <= _PLAIN else [local(tensor) for tensor in tensors]
 
 
+def splits(placement: Any) -> bool:
+    """Return whether a ``DTensor`` placement gives each rank another part; there are kinds that are no ``Shard``."""
+    return not (placement.is_replicate() or placement.is_partial())
+
+
 def shards(tensor: Tensor) -> int:
     """Return into how many different parts a tensor is split, 1 for a plain or replicated one."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return 1
     sizes = tuple(tensor.device_mesh.shape)  # type: ignore[attr-defined]  # only a DTensor has placements
-    return math.prod(size for size, placement in zip(sizes, placements, strict=True) if placement.is_shard())
+    return math.prod(size for size, placement in zip(sizes, placements, strict=True) if splits(placement))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.metrics.local import local, shards
+from gradflow_export.metrics.local import local, shards, splits
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _counted(parameter: Tensor, rank: int) -> bool:
     if len(first) != 1 or len(mine) != 1:
         return False
     pairs = zip(parameter.placements, first[0], mine[0], strict=True)
-    return all(placement.is_shard() or a == b for placement, a, b in pairs)
+    return all(splits(placement) or a == b for placement, a, b in pairs)
 
 
 def batches(model: nn.Module) -> int:
