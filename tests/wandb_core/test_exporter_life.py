@@ -159,7 +159,7 @@ for _ in range(5):
     optimizer.step()
 exporter.close()
 torch.distributed.destroy_process_group()
-print(json.dumps({"lines": lines, "began": began, "steps": exporter.summary()["steps"]}))
+print(json.dumps({"lines": lines, "began": began}))
 """
 
 
@@ -177,5 +177,7 @@ def test_of_two_processes_only_rank_0_writes(place, offline, tmp_path):
     log = offline.wait_for_log(folder)
     assert [row["gradflow/step"] for row in log.history if "gradflow/alerts" in row] == [1, 2, 3, 4, 5]
     assert len(list((tmp_path / "logs").glob("events.out.tfevents.*"))) == 1
-    assert (first["began"], first["lines"]) == (True, [])
-    assert (second["began"], second["lines"]) == (False, ["gradflow: rank 1 of 2 writes nothing; rank 0 does"])
+    # A machine under load may add that the other rank was not heard of for a while.
+    said = [[line for line in one["lines"] if "W&B" in line or "writes" in line] for one in (first, second)]
+    assert said == [[], ["gradflow: rank 1 of 2 writes nothing; rank 0 does"]]
+    assert (first["began"], second["began"]) == (True, False)
