@@ -1,4 +1,4 @@
-"""Two processes that train together over gloo; what each of them saw."""
+"""Processes that train together over gloo; what each of them saw."""
 
 import os
 import pickle
@@ -16,24 +16,24 @@ TOGETHER = (
 )  # fmt: skip
 
 
-def start(folder, names):
-    """Run scenarios in two processes; return what each pickled, by scenario and rank."""
+def start(folder, names, count=2):
+    """Run scenarios in some processes; return what each pickled, by scenario and rank."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         store = f"127.0.0.1:{found.getsockname()[1]}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(JOB), str(rank), store, str(folder), *names],
+            [sys.executable, str(JOB), str(rank), str(count), store, str(folder), *names],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     said = [process.communicate(timeout=110)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(said)
+    assert [process.returncode for process in ranks] == [0] * count, "\n".join(said)
     return {
         name: {
             rank: pickle.loads(path.read_bytes()) for rank in range(2) if (path := saved(folder, name, rank)).exists()
@@ -48,8 +48,9 @@ def saved(folder, name, rank):
 
 @pytest.fixture(scope="session")
 def together(tmp_path_factory):
-    """Return what both ranks saw in every scenario in which both stay."""
-    return start(tmp_path_factory.mktemp("together"), TOGETHER)
+    """Return what the ranks saw in every scenario in which all stay; of four, the first two."""
+    two = start(tmp_path_factory.mktemp("two"), TOGETHER)
+    return two | start(tmp_path_factory.mktemp("four"), ["two-dimensional"], count=4)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One process of a two-process job: ``python job.py <rank> <store> <folder> <scenario>...``; results are pickled."""
+"""One process of a job: ``python job.py <rank> <ranks> <store> <folder> <scenario>...``; results are pickled."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from torch import distributed, nn
 from gradflow_export import Exporter, MemoryWriter, exchange
 from gradflow_export.schedule import INTERVALS
 
-WORLD, STEPS, BATCH = 2, 6, 8
+STEPS, BATCH = 6, 16
 ALL = dict.fromkeys(INTERVALS, 1)
 
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 def data():
     generator = torch.Generator().manual_seed(7)
-    shape = (STEPS, WORLD * BATCH)
+    shape = (STEPS, BATCH)
     x = torch.randn(*shape, 5, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, 3, shape, generator=generator)
 
@@ -66,7 +66,7 @@ def fsdp(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (WORLD,))
+    mesh = init_device_mesh("cpu", (2,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -76,7 +76,7 @@ def tensor_parallel(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (WORLD,))
+    mesh = init_device_mesh("cpu", (2,))
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
@@ -87,17 +87,30 @@ def mixed(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (WORLD,))
+    mesh = init_device_mesh("cpu", (2,))
     for block in list(model.blocks)[:2]:
         fully_shard(block, mesh=mesh)
     return model
+
+
+def two_dimensional(model):
+    """``fully_shard`` over tensor parallelism: four ranks, two batches."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    for block in model.blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
 
 
 def average(model):
     for p in model.parameters():
         if p.grad is not None and not hasattr(p.grad, "placements"):
             distributed.all_reduce(p.grad)
-            p.grad /= WORLD
+            p.grad /= 2
 
 
 def bits(tensor):
@@ -105,13 +118,13 @@ def bits(tensor):
     return held.detach().contiguous().numpy().tobytes()
 
 
-def train(wrap, rank, *, watch="after", whole=False, each=lambda *_: None, clip=False, steps=STEPS, settings=None):
-    """Train on this rank's half of each batch, or on all of it; return records, bits of the weights, losses and issues."""
+def train(wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False, steps=STEPS):
+    """Train on one part of each batch, as ``(number, parts)``; return records, issues and the bits of loss and weights."""
     model = make()
     criterion = nn.CrossEntropyLoss()
     writer = MemoryWriter()
     exporter = None
-    options = {"intervals": ALL, "strict": True, **(settings or {})}
+    options = {"intervals": ALL, "strict": True}
     if watch == "before":
         exporter = Exporter(model, backends=[writer], **options).watch(criterion)
     trained = wrap(model)
@@ -119,7 +132,8 @@ def train(wrap, rank, *, watch="after", whole=False, each=lambda *_: None, clip=
         exporter = Exporter(trained, backends=[writer], **options).watch(criterion)
     optimizer = torch.optim.Adam(trained.parameters(), lr=1e-2)
     x, y = data()
-    mine = slice(None) if whole else slice(rank * BATCH, (rank + 1) * BATCH)
+    number, parts = part
+    mine = slice(number * BATCH // parts, (number + 1) * BATCH // parts)
     seen = []
     for step in range(steps):
         inputs = x[step % STEPS, mine].clone()
@@ -181,19 +195,21 @@ def stop(rank, folder, leaver):
 
 
 def run(name, rank, folder):
+    half, whole = (rank, 2), (0, 1)
     runs = {
-        "ddp": lambda: train(ddp, rank),
-        "ddp clipped": lambda: train(ddp, rank, clip=True, watch="before"),
-        "fsdp": lambda: train(fsdp, rank),
-        "fsdp clipped": lambda: train(fsdp, rank, watch="before", clip=True),
-        "tensor parallel": lambda: train(tensor_parallel, rank, whole=True),
-        "mixed": lambda: train(mixed, rank),
-        "ddp unwatched": lambda: train(ddp, rank, watch=None),
-        "fsdp unwatched": lambda: train(fsdp, rank, watch=None),
-        "tensor parallel unwatched": lambda: train(tensor_parallel, rank, whole=True, watch=None),
-        "ddp nan": lambda: train(ddp, rank, each=poison(rank)),
-        "fsdp nan": lambda: train(fsdp, rank, each=poison(rank)),
-        "drift": lambda: train(ddp, rank, each=drift(rank), steps=8),
+        "ddp": lambda: train(ddp, half),
+        "ddp clipped": lambda: train(ddp, half, clip=True, watch="before"),
+        "fsdp": lambda: train(fsdp, half),
+        "fsdp clipped": lambda: train(fsdp, half, watch="before", clip=True),
+        "tensor parallel": lambda: train(tensor_parallel, whole),
+        "two-dimensional": lambda: train(two_dimensional, (rank // 2, 2)),
+        "mixed": lambda: train(mixed, half),
+        "ddp unwatched": lambda: train(ddp, half, watch=None),
+        "fsdp unwatched": lambda: train(fsdp, half, watch=None),
+        "tensor parallel unwatched": lambda: train(tensor_parallel, whole, watch=None),
+        "ddp nan": lambda: train(ddp, half, each=poison(rank)),
+        "fsdp nan": lambda: train(fsdp, half, each=poison(rank)),
+        "drift": lambda: train(ddp, half, each=drift(rank), steps=8),
         "rank 1 stops": lambda: stop(rank, folder, 1),
         "rank 0 stops": lambda: stop(rank, folder, 0),
     }
@@ -212,11 +228,11 @@ class Lines(logging.Handler):
 
 
 def main():
-    rank, store, folder, names = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
+    rank, ranks, store, folder, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:]
     torch.set_num_threads(1)
     host, port = store.split(":")
-    common = distributed.TCPStore(host, int(port), WORLD, is_master=rank == 0, wait_for_workers=False)
-    distributed.init_process_group("gloo", store=common, rank=rank, world_size=WORLD)
+    common = distributed.TCPStore(host, int(port), ranks, is_master=rank == 0, wait_for_workers=False)
+    distributed.init_process_group("gloo", store=common, rank=rank, world_size=ranks)
     stops = any("stops" in name for name in names)
     if not stops:  # on a busy machine a worker may be late; where nobody leaves, patience costs nothing
         exchange.PATIENCE_SECONDS = 60.0
