@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import deque
@@ -107,16 +108,15 @@ class Assembler:
         if step > self._last_rank_step + POOLED_BATCHES:
             self._pools = {}
         self._last_rank_step = step
-        found: list[tuple[float, float]] = []
+        found: dict[str, tuple[float, float]] = {}  # a block is called once more where two optimizers step in turn
         for site, rows in samples:
             pool = self._pools.setdefault(site, deque(maxlen=POOLED_BATCHES))
             if pool and pool[0].shape[1] != rows.shape[1]:
                 pool.clear()
             pool.append(rows)
-            found.append(ranks(np.concatenate(pool)))
-        sites = [site for site, _ in samples]
-        yield Reading.of("block.effective_rank", sites, [effective for effective, _ in found])
-        yield Reading.of("block.stable_rank", sites, [stable for _, stable in found])
+            found[site] = ranks(np.concatenate(pool))
+        yield Reading.of("block.effective_rank", list(found), [effective for effective, _ in found.values()])
+        yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])
 
 
 class Column:
@@ -176,7 +176,7 @@ def derived(columns: Mapping[str, Column]) -> Iterator[Reading]:
         yield from _gradient_summary(norms.values[norms.present])
     blocks = columns.get("block.gradient_norm")
     if blocks is not None:
-        yield from _gain_readings(blocks)
+        yield from _gain_readings(blocks, columns.get("block.next"))
     yield from _moment_readings(columns)
     sizes, greatest = columns.get("block.output_rms"), columns.get("block.output_max")
     if sizes is not None and greatest is not None:
@@ -205,16 +205,33 @@ def _gradient_summary(norms: Floats) -> Iterator[Reading]:
         yield Reading.run("gradient.min_norm", float(norms.min()))
 
 
-def _gain_readings(blocks: Column) -> Iterator[Reading]:
+def _ends(following: Column | None, sites: tuple[str, ...]) -> list[int | None]:
+    """Return the last block of the chain that each block belongs to, ``None`` where it is in none."""
+    if following is None or following.sites != sites:
+        return [0] * len(sites)
+    after = [int(place) if place is not None else None for place in following.as_list()]
+    ends: list[int | None] = [place if step is not None else None for place, step in enumerate(after)]
+    for place, step in reversed(list(enumerate(after))):
+        if step is not None and step >= 0:
+            ends[place] = ends[step] if step > place else step
+    return ends
+
+
+def _gain_readings(blocks: Column, following: Column | None) -> Iterator[Reading]:
     norms = blocks.as_list()
     if len(norms) < 2:
         return
     # Entry k of the gains is the transition k to k + 1: it belongs to the block the gradient passed back through.
-    sites = blocks.sites[1:]
-    linear, logarithmic = gains(norms), log_gains(norms)
+    sites, ends = blocks.sites[1:], _ends(following, blocks.sites)
+    # Between two chains, such as heads side by side or two players of a game, there is no gain.
+    linked = [a is not None and a == b for a, b in itertools.pairwise(ends)]
+    linear = [gain if link else None for gain, link in zip(gains(norms), linked, strict=True)]
+    logarithmic = [gain if link else None for gain, link in zip(log_gains(norms), linked, strict=True)]
     yield Reading.of("block.gain", sites, linear)
     yield Reading.of("block.log_gain", sites, logarithmic)
-    whole = depth_gain(norms)
+    known = [end for end in ends if end is not None]
+    longest = max(known, key=known.count, default=None)
+    whole = depth_gain([norm if end == longest else None for norm, end in zip(norms, ends, strict=True)])
     if not math.isnan(whole.total):
         yield Reading.run("gain.depth", whole.total)
         yield Reading.run("gain.slope", whole.slope)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records import IssueType, Reading, StepRecord
-from gradflow_export.rules.signals import chain, outlying, owner
+from gradflow_export.rules.signals import Chain, chains, outlying, owner
 
 UNIFORM, SPARSE, VANISHING, EXPLODING, MIXED = PATTERNS = ("uniform", "sparse", "vanishing", "exploding", "mixed")
 WINDOW = 50
@@ -64,6 +64,13 @@ def quiet(logs: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(logs < centre - max(_DEVIATIONS * spread, _FACTOR), dtype=np.bool_)
 
 
+def _narrow(links: Chain) -> list[str]:
+    """Return the blocks of a chain that damp far more than the others do."""
+    places = np.arange(len(links.sites) - 1) if links.joined is None else np.flatnonzero(links.joined)
+    flags = outlying(links.log_gains[places], _FACTOR, _DEVIATIONS)
+    return [links.sites[place + 1] for place in places[flags]]
+
+
 class FlowPatterns:
     """Takes records one by one and classifies how the gradient flows, in a bounded amount of memory."""
 
@@ -85,11 +92,10 @@ class FlowPatterns:
             return
         if zeros is not None:
             self._sparse = _is_sparse(zeros, record.get("parameter.gradient_l1"), norms, self._numel)
-        links = chain(blocks)
-        if links is not None:
-            self._damped = float(np.mean(links.log_gains < _DAMPING))
-            flags = outlying(links.log_gains, _FACTOR, _DEVIATIONS)
-            self._narrow.append(tuple(links.sites[index + 1] for index in np.flatnonzero(flags)))
+        links = chains(record, "block.gradient_norm")
+        if links:
+            self._damped = float(np.mean(np.concatenate([one.log_gains for one in links]) < _DAMPING))
+            self._narrow.append(tuple(site for one in links for site in _narrow(one)))
         where, logs = _sizes(norms, self._numel)
         self._quiet.append(tuple(norms.sites[index] for index in where[quiet(logs)]))
         self._patterns.append(self._classify(record.value("gain.depth"), norms, logs))

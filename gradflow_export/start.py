@@ -91,11 +91,14 @@ def make_loop(
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     discrete = DiscreteTap(model, pairs=pairs, only=only, guard=part("discrete"))
     clipping = ClippingTap(reference, guard=part("clipping"))
+    calls, found = ModuleCalls(enabled=not compiled), blocks is None
+    block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
+    follow = part("blocks")(block.follow)
     taps = Taps(
-        BlockTap(ModuleCalls(enabled=not compiled), chosen, by_call_order=leaves, guard=part("blocks")),
+        block,
         GradientTap(),
         UpdateTap(reference),
-        LossTap(criterion, model=reference, on_backward=clipping.begin, guard=part("loss")),
+        LossTap(criterion, model=reference, on_backward=clipping.begin, on_loss=follow, guard=part("loss")),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,14 +13,16 @@ import numpy as np
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import chain, inside, middle, outlying, owner, solved
+from gradflow_export.rules.signals import Chain, chains, inside, middle, outlying, owner, solved
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck(Rule):
     """Find blocks that damp the gradient far more than their neighbours do.
 
-    A block in which a module is dead or saturated is left to those rules: there the cause has its own name.
+    What counts is a block that all its predecessor gives must pass: heads side by side, a branch with a way around it,
+    or a layer on which the loss bears as well are none. A block in which a module is dead or saturated is left to those
+    rules: there the cause has its own name.
 
     Source: leave-one-out robust outlier on log gains.
 
@@ -37,46 +40,44 @@ class Bottleneck(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the gains of this record."""
-        links = chain(record.get("block.gradient_norm"))
-        if links is None:
-            return ()
-        gains = links.log_gains
+        return tuple(found for links in chains(record, "block.gradient_norm") for found in self._judge(record, links))
+
+    def _judge(self, record: StepRecord, links: Chain) -> Iterator[Finding]:
+        # Where what a block gives does not all go through the next, the ratio of the two is no doing of that one.
+        places = np.arange(len(links.sites) - 1) if links.joined is None else np.flatnonzero(links.joined)
+        gains = links.log_gains[places]
         flags = outlying(gains, math.log(self.factor), self.deviations)
         if len(gains) < 3:
             # Of two transitions, either may be the odd one: only a gain that damps by itself is at fault.
             flags &= gains < -math.log(self.factor)
-        found = []
         for index in np.flatnonzero(flags):
-            block, others = links.sites[index + 1], np.delete(gains, index)
+            block, others = links.sites[places[index] + 1], np.delete(gains, index)
             if _ill_inside(record, block):
                 continue
             usual = math.exp(middle(others[np.isfinite(others)]))
             gain = math.exp(float(gains[index]))
-            found.append(
-                Finding(
-                    IssueType.BOTTLENECK,
-                    Severity.HIGH,
-                    (block,),
-                    gain,
-                    usual / self.factor,
-                    f"{block} passes on {number(gain)} of the gradient, the other blocks about {number(usual)}.",
-                    f"look at {block} alone: rescale its weights"
-                    + (f" by about {number(usual / gain)}" if gain > 0 else "")
-                    + ", add a skip connection around it (x + block(x)) or a "
-                    "LayerNorm after it.",
-                    cause="gain",
-                    follows_from=(IssueType.EXPLODING,),
-                )
+            yield Finding(
+                IssueType.BOTTLENECK,
+                Severity.HIGH,
+                (block,),
+                gain,
+                usual / self.factor,
+                f"{block} passes on {number(gain)} of the gradient, the other blocks about {number(usual)}.",
+                f"look at {block} alone: rescale its weights"
+                + (f" by about {number(usual / gain)}" if gain > 0 else "")
+                + ", add a skip connection around it (x + block(x)) or a LayerNorm after it.",
+                cause="gain",
+                follows_from=(IssueType.EXPLODING,),
             )
-        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankBottleneck(Rule):
     """Find the first block after which the activations span far fewer directions than before.
 
-    A code that fits its data does not trigger: the directions that are left out carried nothing. Nor does the model's
-    last layer, whose width is the task's: a chain counts as reaching it when no parameter is registered after it.
+    A code that fits its data does not trigger: the directions that are left out carried nothing. Nor does a layer
+    whose output goes to the loss, whose width is the task's: where the graph was not looked at, a chain counts as
+    reaching it when no parameter is registered after it.
     Once the loss is solved, a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is
     silent.
 
@@ -100,38 +101,34 @@ class RankBottleneck(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the ranks of this record."""
-        links = chain(record.get("block.effective_rank"))
-        if links is None or solved(history):
+        if solved(history):
             return ()
+        found = (self._judge(record, links) for links in chains(record, "block.effective_rank"))
+        return tuple(finding for finding in found if finding is not None)
+
+    def _judge(self, record: StepRecord, links: Chain) -> Finding | None:
         ranks = np.exp(links.logs)
-        for index in range(1, len(ranks) - _reaches_the_end(record, links.sites[-1])):
+        for index in range(1, len(ranks) - (links.ends or _reaches_the_end(record, links.sites[-1]))):
             before, after, block = float(ranks[index - 1]), float(ranks[index]), links.sites[index]
+            if links.joined is not None and not links.joined[index - 1]:
+                continue
             if before >= self.least and after <= self.ratio * before:
                 if _ill_inside(record, block):
-                    return ()
-                message = (
+                    return None
+                return Finding(
+                    IssueType.BOTTLENECK,
+                    Severity.HIGH,
+                    (block,),
+                    after,
+                    self.ratio * before,
                     f"the output of {block} spans about {number(after)} directions, its input {number(before)}: "
-                    "what is lost there no later layer can restore."
-                )
-                advice = (
+                    "what is lost there no later layer can restore.",
                     f"widen {block} to at least {math.ceil(before)} units, or add a skip connection around it; "
-                    "if it is narrow on purpose, compare the loss with a wider "
-                    "one."
+                    "if it is narrow on purpose, compare the loss with a wider one.",
+                    cause="rank",
+                    follows_from=(IssueType.EXPLODING, IssueType.VANISHING),
                 )
-                return (
-                    Finding(
-                        IssueType.BOTTLENECK,
-                        Severity.HIGH,
-                        (block,),
-                        after,
-                        self.ratio * before,
-                        message,
-                        advice,
-                        cause="rank",
-                        follows_from=(IssueType.EXPLODING, IssueType.VANISHING),
-                    ),
-                )
-        return ()
+        return None
 
 
 def _reaches_the_end(record: StepRecord, block: str) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, RunSeries
-from gradflow_export.rules.signals import Chain, Floats, chain, converged, middle, outlying
+from gradflow_export.rules.signals import Chain, Floats, chains, converged, middle, outlying
 from gradflow_export.stats import theil_sen
 
 _STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
@@ -39,6 +39,12 @@ def _worst(links: Chain, whole: float, limit: float) -> tuple[str, ...]:
     far = links.logs - links.logs[-1]
     reached = far <= min(limit, WORST * whole) if whole < 0 else far >= max(limit, WORST * whole)
     return tuple(site for site, here in zip(links.sites, reached, strict=True) if here)
+
+
+def _spreads(record: StepRecord, links: Chain) -> Chain | None:
+    """Return the output spreads along the same chain."""
+    every = chains(record, "block.output_spread")
+    return next((one for one in every if not set(one.sites).isdisjoint(links.sites)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +75,11 @@ class Vanishing(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
-        links = chain(record.get("block.gradient_norm"))
-        if links is None:
-            return ()
-        found = self._backward(links) or self._forward(links, chain(record.get("block.output_spread")))
+        found = tuple(
+            finding
+            for links in chains(record, "block.gradient_norm")
+            for finding in self._backward(links) or self._forward(links, _spreads(record, links))
+        )
         return () if found and converged(record, history) else found
 
     def _backward(self, links: Chain) -> tuple[Finding, ...]:
@@ -228,12 +235,13 @@ class ExplodingDepth(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
-        links, spreads = chain(record.get("block.gradient_norm")), chain(record.get("block.output_spread"))
-        if links is None:
-            return ()
+        found = (self._judge(links, _spreads(record, links)) for links in chains(record, "block.gradient_norm"))
+        return tuple(finding for finding in found if finding is not None)
+
+    def _judge(self, links: Chain, spreads: Chain | None) -> Finding | None:
         gains = links.log_gains[np.isfinite(links.log_gains)]
         if gains.size == 0:
-            return ()
+            return None
         depth, typical = -links.rise, math.exp(middle(gains))
         growth = spreads.rise if spreads is not None else math.nan
         if depth > math.log(self.depth_gain):
@@ -242,13 +250,13 @@ class ExplodingDepth(Rule):
             value, threshold = depth, self.depth_gain
             steepest = int(np.nanargmax(np.where(np.isfinite(links.log_gains), links.log_gains, np.nan)))
             if links.log_gains[steepest] > depth / 2:
-                return (self._single(links, steepest, what, depth),)
+                return self._single(links, steepest, what, depth)
         elif growth > math.log(self.spread) and math.log(typical) > self.amplifying:
             layers, value, threshold = links.sites, growth, self.spread
             what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
         else:
-            return ()
-        finding = Finding(
+            return None
+        return Finding(
             IssueType.EXPLODING,
             grade(value),
             layers,
@@ -260,7 +268,6 @@ class ExplodingDepth(Rule):
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=value > math.log(self.urgent),
         )
-        return (finding,)
 
     def _single(self, links: Chain, steepest: int, what: str, depth: float) -> Finding:
         """Blame the one block that makes most of the growth."""

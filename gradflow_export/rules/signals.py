@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +33,15 @@ class Chain:
     Attributes:
         sites: Names of the blocks that have a finite value.
         logs: Natural logarithms, -inf where the value is 0. Shape: ``[len(sites)]``.
+        joined: Whether all that each block but the last gives goes on through the one after it, and only that is fed
+            by it; ``None`` when nobody looked, and the order is taken for it. Shape: ``[len(sites) - 1]``.
+        ends: Whether nothing but the loss is known to come after the last block; ``None`` when nobody looked.
     """
 
     sites: tuple[str, ...]
     logs: Floats
+    joined: npt.NDArray[np.bool_] | None = None
+    ends: bool | None = None
 
     @property
     def log_gains(self) -> Floats:
@@ -59,6 +66,49 @@ def chain(reading: Reading | None) -> Chain | None:
     with np.errstate(divide="ignore"):
         logs = np.log(reading.values[usable].astype(np.float64))
     return Chain(tuple(site for site, here in zip(reading.sites, usable, strict=True) if here), logs)
+
+
+def chains(record: StepRecord, metric: str) -> tuple[Chain, ...]:
+    """Return the logarithms along every chain of a record.
+
+    Heads side by side, networks of several players and branches that the loss enters apart are chains of their own:
+    blocks are of one chain when what they give meets again in one block before the loss.
+
+    Args:
+        record: May tell in ``block.next`` how its blocks hang together; else they are one chain.
+        metric: A metric of blocks.
+    """
+    whole, following = chain(record.get(metric)), record.get("block.next")
+    if whole is None or following is None:
+        return () if whole is None else (whole,)
+    after = {
+        site: int(place)
+        for site, place, here in zip(following.sites, following.values, following.present, strict=True)
+        if here
+    }
+    values = dict(zip(whole.sites, whole.logs.tolist(), strict=True))
+    members: dict[str, list[str]] = {}
+    for site in whole.sites:
+        last = site
+        while after.get(last, -1) >= 0:
+            last = following.sites[after[last]]
+        if site in after:
+            members.setdefault(last, []).append(site)
+    out = []
+    for last, sites in members.items():
+        joined = [_beyond(site, after, following.sites, values) == later for site, later in itertools.pairwise(sites)]
+        logs = np.array([values[site] for site in sites], dtype=np.float64)
+        out.append(Chain(tuple(sites), logs, np.array(joined, dtype=np.bool_), after[last] == -1))
+    return tuple(links for links in out if len(links.sites) > 1)
+
+
+def _beyond(site: str, after: dict[str, int], sites: tuple[str, ...], known: Container[str]) -> str:
+    """Return the next block that a value arrived for."""
+    while (place := after.get(site, -1)) >= 0:
+        site = sites[place]
+        if site in known:
+            return site
+    return ""
 
 
 def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[np.bool_]:

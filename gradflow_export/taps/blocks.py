@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -29,8 +30,10 @@ from gradflow_export.metrics.samples import rows_of
 from gradflow_export.taps.base import Drained, Guard, Pending, Sample, stack_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import NamedModule
+from gradflow_export.taps.junctions import LOSS, Junctions
 
 _PREFERRED_KEYS = ("last_hidden_state", "hidden_states", "logits", "sample")
+UNKNOWN = -2
 Repeat = Literal["combine", "overwrite", "raise"]
 
 
@@ -84,6 +87,7 @@ class GradientStore:
         self._fresh = True
         self._generation = 0
         self._norms: dict[int, Tensor] = {}
+        self.arrivals: Counter[int] = Counter()
         self._take = guard(self._arrived)
 
     def watch(self, index: int, output: Tensor) -> None:
@@ -95,6 +99,7 @@ class GradientStore:
     def reset(self) -> None:
         """Forget all norms, and ignore gradients of outputs watched before now."""
         self._norms = {}
+        self.arrivals.clear()
         self._generation += 1
 
     def clear(self) -> None:
@@ -113,6 +118,7 @@ class GradientStore:
             self.on_backward()
         if generation != self._generation:
             return
+        self.arrivals[index] += 1
         earlier = self._norms.get(index)
         if earlier is not None and self.repeat == "raise":
             raise RuntimeError(
@@ -131,7 +137,15 @@ class GradientStore:
 
 
 class BlockTap:
-    """Gradient norms, output sizes, output spreads and samples of block outputs, while the module calls are armed."""
+    """Gradient norms, output sizes, output spreads and samples of block outputs, while the module calls are armed.
+
+    Args:
+        calls: Sees the blocks being called.
+        blocks: Names and modules.
+        by_call_order: Whether their order is that of their first calls, because they are leaf modules.
+        found: Whether nobody said that these blocks form a chain, so that it is looked up in the graph.
+        guard: Wraps the hooks.
+    """
 
     def __init__(
         self,
@@ -139,6 +153,7 @@ class BlockTap:
         blocks: Sequence[NamedModule],
         *,
         by_call_order: bool = False,
+        found: bool = False,
         guard: Guard = unguarded,
     ) -> None:
         self.names = tuple(name for name, _ in blocks)
@@ -148,6 +163,7 @@ class BlockTap:
         self._modules = [module for _, module in blocks]
         self._guard = guard
         self._order: dict[int, None] | None = {} if by_call_order else None
+        self.junctions = Junctions() if found or by_call_order else None
         self._sizes: dict[int, Tensor] = {}
         self._greatest: dict[int, Tensor] = {}
         self._rows: dict[int, Tensor] = {}
@@ -155,7 +171,7 @@ class BlockTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("gradient_norm", "output_rms", "output_max", "output_spread")
+        names = ("gradient_norm", "output_rms", "output_max", "output_spread", "next")
         return tuple(spec(f"block.{name}") for name in names)
 
     def attach(self) -> contextlib.ExitStack:
@@ -169,10 +185,14 @@ class BlockTap:
 
     def _called(self, index: int, _module: nn.Module, output: Any) -> None:
         tensor = output_tensor(output)
-        if self._order is not None:
-            self._order.setdefault(index)
+        if self._order is not None and index not in self._order:
+            self._order[index] = None
+            if self.junctions is not None:
+                self.junctions.again()
         if tensor is None:
             return
+        if self.junctions is not None and self.junctions.learning:
+            self.junctions.mark(index, output)
         self.store.watch(index, tensor)
         with torch.no_grad():
             self._sizes[index] = output_rms(tensor)
@@ -181,6 +201,11 @@ class BlockTap:
             limits = (RANK_ROWS, RANK_FEATURES) if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
             self._rows[index] = rows_of(tensor, *limits).clone()
+
+    def follow(self, loss: Tensor) -> None:
+        """Learn from the graph of a loss how the blocks hang together."""
+        if self.junctions is not None:
+            self.junctions.follow(loss)
 
     def depth_order(self) -> list[int]:
         """Return block indices from input to output, as far as known."""
@@ -196,6 +221,8 @@ class BlockTap:
             return []
         order = self.depth_order()
         sites = tuple(self.names[index] for index in order)
+        if self.junctions is not None and self.junctions.learning:
+            self.junctions.settle(self.store.arrivals)
         spreads: dict[int, Tensor] = {}
         if self._rows:
             with torch.no_grad():
@@ -211,12 +238,27 @@ class BlockTap:
             if where:
                 stacked = stack_scalars([values[order[place]] for place in where])
                 out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
+        out.extend(self._following(order, sites))
         if self.sample_rows:
             out.extend(Sample("block.effective_rank", self.names[index], rows) for index, rows in self._rows.items())
         self.forget()
         return out
 
+    def _following(self, order: Sequence[int], sites: tuple[str, ...]) -> Drained:
+        """Give out the place of the block that each must pass on the way to the loss, where that is known."""
+        following = {} if self.junctions is None else self.junctions.following(order)
+        if not following:
+            return []
+        # Of a list of blocks, unlike of leaf modules, nobody knows what comes after the last.
+        end = LOSS if self._order is not None else UNKNOWN
+        places = {LOSS: end, **{index: place for place, index in enumerate(order)}}
+        where = [place for place, index in enumerate(order) if index in following]
+        values = torch.tensor([float(places[following[order[place]]]) for place in where], dtype=torch.float64)
+        return [Pending("block.next", sites, values, np.array(where, dtype=np.int64))]
+
     def forget(self) -> None:
         """Forget what was collected, and what is still on its way: the step makes no record."""
         self._sizes, self._greatest, self._rows = {}, {}, {}
         self.store.reset()
+        if self.junctions is not None:
+            self.junctions.forget()

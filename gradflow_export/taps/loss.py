@@ -43,6 +43,7 @@ class LossTap:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be told apart.
         on_backward: Called when a backward pass begins.
+        on_loss: Called with each loss that has a graph.
         guard: Wraps the hooks.
     """
 
@@ -52,10 +53,11 @@ class LossTap:
         *,
         model: Callable[[], nn.Module | None] = lambda: None,
         on_backward: Callable[[], None] = lambda: None,
+        on_loss: Callable[[Tensor], None] = lambda _loss: None,
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
-        self._guard, self._on_backward = guard, on_backward
+        self._guard, self._on_backward, self._on_loss = guard, on_backward, on_loss
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
         self._unknown: set[str] = set()
@@ -104,6 +106,7 @@ class LossTap:
             return
         self._losses.append(local(loss).detach().mean())
         if loss.requires_grad and not torch.compiler.is_compiling():
+            self._on_loss(loss)
             loss.register_hook(unserializable_hook(self._guard(self._backward)))  # type: ignore[no-untyped-call]
 
     def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
