@@ -121,17 +121,17 @@ def correlations(phase: Tensor, magnitude: Tensor) -> Tensor:
         magnitude: ``|g_r|`` by node. Shape: ``[nodes]``.
 
     Returns:
-        Pearson's r of their logarithms over the nodes where both are above 0, and Spearman's of the ranks of all nodes,
-        ties in order of appearance; NaN where fewer than eight are left or one side does not vary. Shape: ``[2]``, in
-        [-1, 1].
+        Pearson's r of their logarithms and Spearman's of their ranks, ties in order of appearance, over the nodes where
+        both are above 0; NaN where fewer than eight are left or one side does not vary. Shape: ``[2]``, in [-1, 1].
 
     Source: Pearson 1895; Spearman 1904.
     """
     usable = ((phase > 0) & (magnitude > 0)).to(phase.dtype)
     logs = [torch.where(usable > 0, values, torch.ones_like(values)).log() for values in (phase, magnitude)]
-    everything = torch.ones_like(usable)
-    ranks = [values.argsort(stable=True).argsort().to(phase.dtype) for values in (phase, magnitude)]
-    return torch.stack([_pearson(logs[0], logs[1], usable), _pearson(ranks[0], ranks[1], everything)])
+    # Nodes without a gradient rank last on both sides: among the others they would tie in the same order and agree.
+    last = [torch.where(usable > 0, values, torch.full_like(values, math.inf)) for values in (phase, magnitude)]
+    ranks = [values.argsort(stable=True).argsort().to(phase.dtype) for values in last]
+    return torch.stack([_pearson(logs[0], logs[1], usable), _pearson(ranks[0], ranks[1], usable)])
 
 
 def _pearson(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:

@@ -186,6 +186,15 @@ def test_correlations_are_those_of_scipy():
     )
 
 
+def test_nodes_without_a_gradient_do_not_correlate():
+    """Whole rows of dead units are equal on both sides by nature; neither correlation is about them."""
+    rng = np.random.default_rng(1)
+    a, b = rng.random(30) + 0.1, rng.random(30) + 0.1
+    got = correlations(*(torch.from_numpy(np.concatenate([np.zeros(40), x])) for x in (a, b))).tolist()
+    assert got[0] == pytest.approx(stats.pearsonr(np.log(a), np.log(b)).statistic)
+    assert got[1] == pytest.approx(stats.spearmanr(a, b).statistic)
+
+
 def quiet_twin(sizes):
     """Return the share of sizes far below the median, by plain loops."""
     logs = [math.log(s) if s > 0 else -math.inf for s in sizes]
