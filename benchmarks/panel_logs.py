@@ -52,14 +52,14 @@ def records(steps: range, layers: int = LAYERS) -> Iterator[StepRecord]:
         yield StepRecord(step, _STARTED + 0.1 * step, (*run, *wide), (), issues)
 
 
-def cached_log(cache: Path, steps: int) -> Path:
+def cached_log(cache: Path, steps: int, layers: int = LAYERS) -> Path:
     """Return a log directory with one run of ``steps`` steps, written on the first call."""
-    folder = cache / f"{LAYERS}-layers-{steps}-steps"
+    folder = cache / f"{layers}-layers-{steps}-steps"
     done = folder / "complete"
     if not done.exists():
         writer = TensorBoardWriter(folder / "run", flush_seconds=1e9)
         writer.open(RunInfo(_session(_STARTED), _STARTED, model="Benchmark", parameters=124_439_808))
-        for record in records(range(1, steps + 1)):
+        for record in records(range(1, steps + 1), layers):
             writer.write(record)
         writer.close()
         done.touch()

@@ -48,7 +48,7 @@ const FAINT = "48";
 
 export class LineChart {
   readonly root = el("div", { class: "chart", attrs: { tabindex: "0", role: "application" } });
-  /** The chosen step; above the canvas, so that moving it draws nothing anew. */
+  /** The chosen step; below the canvas, so that moving it draws nothing anew. */
   readonly #cursor = el("div", { class: "vline" });
   #plot: uPlot | null = null;
   #data: LineData | null = null;
@@ -106,7 +106,7 @@ export class LineChart {
     this.#built = form;
     this.root.replaceChildren(this.#plot.root);
     before?.destroy();
-    this.#plot.over.append(this.#cursor);
+    this.#plot.under.append(this.#cursor);
     this.#plot.over.addEventListener("dblclick", () => this.events.zoom(null));
     this.#plot.over.addEventListener("mouseleave", () => this.events.hover(null, 0, 0));
   }

@@ -81,7 +81,8 @@ export class Header {
     if (meta.sessions.length > 1) facts.push(`${meta.sessions.length} sessions`);
     if (meta.too_new > 0) facts.push("written by a newer gradflow-export: update it");
     setText(this.#facts, facts.join("  \u00b7  "));
-    this.#facts.title = meta.started === null ? "" : `started ${formatTime(meta.started)}`;
+    const started = meta.started === null ? [] : [`started ${formatTime(meta.started)}`];
+    this.#facts.title = [...facts, ...started].join("\n");
     this.#steps = [meta.first ?? 0, meta.last ?? 0];
     this.#slider.min = String(this.#steps[0]);
     this.#slider.max = String(this.#steps[1]);
