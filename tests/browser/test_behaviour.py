@@ -122,6 +122,28 @@ def test_a_click_selects_the_same_layer_everywhere(address, open_panel):
     selected([])
 
 
+def test_of_several_pins_in_a_row_the_last_counts(address, open_panel):
+    """The answer to the first pin comes after that to the second, and is not drawn; a step keeps every row and cell."""
+    page, _ = open_panel(address, KNOWN)
+    keys, held = page.locator("[data-part=line-pins] .keys button"), []
+    page.route(re.compile("site="), lambda route: route.continue_() if held else held.append(route))
+    names = page.locator("[data-part=names] button")
+    with page.expect_request(re.compile("site=")):
+        names.nth(0).click()
+    names.nth(1).click()
+    expect(keys).to_have_text(["b", "a"])
+    with page.expect_event("requestfinished", lambda request: request == held[0].request):
+        held[0].continue_()
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert keys.all_text_contents() == ["b", "a"]
+    cells = page.locator("[data-part=health] tbody td")
+    before = cells.element_handles()
+    page.get_by_label("Previous step").click()
+    expect(page.locator("[data-part=table-note]")).to_have_text("at step 7")
+    assert cells.all_text_contents() == ["ok", "7.125", "", "ok", "107.125", ""]
+    assert [cell.evaluate("cell => cell.isConnected") for cell in before] == [True] * 6
+
+
 def test_the_wheel_zooms_and_the_server_decimates_anew(address, open_panel):
     """Over the map and over a line; the step under the pointer stays; a double click shows all; the page still scrolls."""
     page, _ = open_panel(address, SICK, height=500)
@@ -335,10 +357,12 @@ def test_a_metric_of_any_kind_can_be_put_on_the_map(address, open_panel):
 
 
 def test_the_phases_of_a_run_are_shown_apart(address, open_panel):
-    """Training at first; the other phase is one choice away, in every view and in the address."""
+    """Training at first; the other phase is one choice away, in every view and in the address; the head is one line."""
     page, _ = open_panel(address, "&p.gradflow.run=kinds")
     phases = page.locator("[data-part=phase]")
     expect(phases.locator("option")).to_have_text(["train", "eval"])
+    live, run = (page.locator(part).bounding_box() for part in (".live", "[data-part=run]"))
+    assert (live["y"], live["x"] + live["width"] <= 1280) == (run["y"], True)
     phases.select_option("eval")
     expect(page.locator("[data-part=health] tbody td.num")).to_have_text(["0.75", "0.5", "0.25"])
     assert {row["first_step"] for row in table_of(saved(page, "the map", "csv"))} == {"9"}
