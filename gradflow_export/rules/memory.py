@@ -66,21 +66,29 @@ class MemoryLeak(Rule):
 
     The first fifth of the run is left out (allocators warm up). The Theil-Sen slope of the rest must be positive with
     95 % confidence, the rise worth mentioning, and the last third at least half as steep as the whole: a buffer that
-    fills levels off.
+    fills levels off. While it fills nothing tells it from a leak, and what an allocator loses between its blocks creeps
+    upwards too. So a rise that is not yet ``large`` has to go on for longer, and in a straight line: a leak keeps the
+    same with every step.
 
     Source: Theil 1950; Sen 1968, JASA 63.
 
     Attributes:
         rise: Least rise in MB.
+        large: Rise in MB from which on ``least`` readings suffice.
         share: Least rise as a share of the memory in use.
         lasting: Least slope of the last third relative to the whole.
         least: Fewest readings after the first fifth.
+        lengthy: Fewest of them for a rise that is not large.
+        straight: Least share of the variance that a straight line explains, for a rise that is not large.
     """
 
     rise: float = 24.0
+    large: float = 64.0
     share: float = 0.05
     lasting: float = 0.5
     least: int = 24
+    lengthy: int = 40
+    straight: float = 0.9
     patience: int = 5
     heal: int = 20
     cooldown: int = 200
@@ -109,13 +117,14 @@ class MemoryLeak(Rule):
         third = len(steps) // 3
         rise = float(np.median(values[-3:]) - np.median(values[:3]))
         threshold = max(self.rise, self.share * float(values[0]))
-        if rise <= threshold:
+        if rise <= threshold or (rise < self.large and not self._steady(steps, values)):
             return None
         slope, low, _ = theil_sen_bounds(steps, values)
         # Memory that is read in bursts rises in stairs, whose pairwise slopes are mostly 0: the ends count too.
         ends = float(values[-1] - values[-third]) / float(steps[-1] - steps[-third])
         late = max(theil_sen(steps[-third:], values[-third:]), ends)
-        if not (low > 0 and late >= self.lasting * slope):
+        whole = max(slope, rise / float(steps[-1] - steps[0]))  # once it is level, the slope forgets how it rose
+        if not (low > 0 and late >= self.lasting * whole):
             return None
         what = "resident memory" if metric == "runtime.rss" else "CUDA memory"
         return Finding(
@@ -131,6 +140,10 @@ class MemoryLeak(Rule):
             since=int(steps[0]),
             cause=metric,
         )
+
+    def _steady(self, steps: Floats, values: Floats) -> bool:
+        """Whether a rise has lasted, and is a straight line."""
+        return len(steps) >= self.lengthy and float(np.corrcoef(steps, values)[0, 1]) ** 2 >= self.straight
 
 
 def _thin(values: Floats, limit: int = 64) -> Floats:

@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.history import History, RunSeries
-from gradflow_export.rules.signals import converged, middle
+from gradflow_export.rules.history import History, RunSeries, SiteSeries
+from gradflow_export.rules.signals import converged, inside, middle
+
+_MOVES = ("parameter.update_norm", "parameter.weight_norm")
 
 Floats = npt.NDArray[np.float64]
 
@@ -94,7 +96,9 @@ class PolicyCollapse(Rule):
     """Find a policy that takes one action almost surely although training has not come to rest.
 
     Entropy falls while a policy learns, so a low value alone is no fault before it is close to 0, nor when the loss
-    has settled after a real fall.
+    has settled after a real fall. Nor when the loss fell together with the entropy, and far below zero: neither the
+    error of a critic nor an entropy can take it there, only a return that rises. A loss whose terms average to
+    zero (a sampled log-probability times an advantage) shows no return; there low entropy is reported.
 
     Source: Mnih et al. 2016, arXiv:1602.01783, on entropy regularisation.
 
@@ -118,7 +122,7 @@ class PolicyCollapse(Rule):
             ("policy.std", self.std, "standard deviation"),
         ):
             value, past = record.value(metric), history.run(metric)
-            if value is None or not 0 <= value < least or converged(record, history):
+            if value is None or not 0 <= value < least or converged(record, history) or _earned(past, least, history):
                 continue
             sudden = past.first < 5 * least
             message = f"the {what} of the policy is {number(value)}: it takes one action almost surely" + (
@@ -144,6 +148,12 @@ class ExcessExploration(Rule):
     How long training will last is not known while it runs. A uniform choice is normal at first and judged only after
     ``steps``; a wide Gaussian after ``readings``, and only while it narrows by less than a tenth over them.
 
+    A tenth of ``steps`` suffices where training moves the weights of the choice and the choice does not follow: their
+    updates add up to their own size, and what the entropy lacks of its maximum is either no more than at first, or so
+    little that ten times the run would not bring it to ``entropy``. That lack goes with the variance of the logits, and
+    so with the square of the steps where all updates agree: nothing is faster than that forecast. An entropy bonus that outweighs the advantages shows so, a temperature that divides the logits away, a return
+    that says nothing.
+
     Attributes:
         std: Greatest standard deviation, in halves of the range of actions where that is given.
         entropy: Normalised entropy above which a choice is as good as uniform.
@@ -160,7 +170,7 @@ class ExcessExploration(Rule):
 
     name: ClassVar[str] = "excess exploration"
     needs: ClassVar[tuple[str, ...]] = ("policy.entropy", "policy.std")
-    remembers: ClassVar[tuple[str, ...]] = ("policy.entropy", "policy.std")
+    remembers: ClassVar[tuple[str, ...]] = ("policy.entropy", "policy.std", *_MOVES)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the latest readings."""
@@ -180,22 +190,67 @@ class ExcessExploration(Rule):
         uniform = record.value("policy.entropy")
         if uniform is not None and choice.count and choice.values[-1] > self.entropy:
             since = _since(choice, self.entropy)
-            if record.step - since >= self.steps:
-                message = f"the choice of actions has been uniform (entropy {number(uniform)}) since step {since}."
-                where = _heads(record, "policy.entropy", high=self.entropy)
+            where = _heads(record, "policy.entropy", high=self.entropy)
+            span = record.step - since
+            deaf = 10 * span >= self.steps and self._ignores(choice, since) and _moved(where, history, span)
+            if span >= self.steps or deaf:
+                message = f"the choice of actions has been uniform (entropy {uniform:.4f}) since step {since}" + (
+                    ", though its weights moved by as much as their size." if deaf else "."
+                )
                 findings.append(self._finding(where, uniform, self.entropy, message, since))
         return tuple(findings)
 
+    def _ignores(self, choice: RunSeries, since: int) -> bool:
+        """Whether a choice that has been uniform since a step is no nearer to a decision for it."""
+        steps, values = choice.whole()
+        lacks = 1.0 - values[steps >= since]
+        if len(lacks) < self.readings:
+            return False
+        first, latest = middle(lacks[:3]), middle(lacks[-5:])
+        return latest <= first or 100.0 * latest < 1.0 - self.entropy
+
     def _finding(self, where: tuple[str, ...], value: float, threshold: float, message: str, since: int) -> Finding:
         advice = (
-            "lower the entropy bonus, start log_std at or below 0 (or squash and bound it), and check that advantages "
-            "differ between actions: constant ones teach nothing."
+            "lower the entropy bonus or the temperature, start log_std at or below 0 (or squash and bound it), and "
+            "check that advantages differ between actions: constant ones teach nothing."
         )
         severity = Severity.MEDIUM if threshold == self.std else Severity.LOW
         return Finding(
             IssueType.EXCESS_EXPLORATION, severity, where, value, threshold, message, advice,
             since=since, cause="std" if threshold == self.std else "entropy",
         )  # fmt: skip
+
+
+def _moved(heads: tuple[str, ...], history: History, span: int) -> bool:
+    """Whether the updates of the heads, of the whole model where none is known, add up to the size of their weights."""
+    updates, weights = (history.at_sites(name) for name in _MOVES)
+    if not len(updates.steps) or not len(weights.steps):
+        return False
+
+    def size(series: SiteSeries) -> float:
+        own = [not heads[0] or any(inside(site, head) for head in heads) for site in series.sites]
+        return float(np.sqrt(np.median(np.square(series.values[:, own].astype(np.float64)).sum(axis=1))))
+
+    return span * size(updates) >= size(weights) > 0
+
+
+def _earned(spread: RunSeries, least: float, history: History) -> bool:
+    """Whether a return that rose is what made the policy certain, as the loss tells it.
+
+    The loss lies near its least; half of its fall or more lies below zero; and that half of it had been made before
+    the spread first came below ``least``: what a collapsed policy's critic learns afterwards does not count.
+    """
+    loss, recent = history.run("loss"), history.run("loss").values[-5:]
+    if loss.count < 10 or not np.isfinite(recent).all():
+        return False
+    level, fall = middle(recent), loss.first - loss.low
+    if not (fall > 0 and level <= loss.low + 0.25 * fall and min(loss.first, 0.0) - level >= 0.5 * fall):
+        return False
+    readings, values = spread.whole()
+    low = np.flatnonzero(values < least)
+    steps, losses = loss.whole()
+    before = losses[steps < readings[low[0]]] if low.size else losses
+    return len(before) >= 5 and middle(before[-5:]) <= loss.first - 0.5 * fall
 
 
 def _heads(record: StepRecord, metric: str, low: float = -math.inf, high: float = math.inf) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ ZERO_GRADIENT = "zero gradient"
 ROUNDING = "rounding"
 
 _MISSING = np.float32(np.nan)
+_SHUT = ("activation.zero_share", "activation.saturated_share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,9 @@ class Stagnation(Rule):
     Neither the update nor the weight norm may have changed between any two readings of the span, so that parameters
     which another optimizer moves in between are not accused. A gradient that is zero by invariance is no fault: it is
     0, or lies below ``invariant`` of its module's other gradients, while those parameters learn (the key bias of
-    attention, a convolution's bias before BatchNorm). Steps that a gradient scaler skipped are no steps.
+    attention, a convolution's bias before BatchNorm). Nor is one that is zero because an activation lets nothing
+    through, all its outputs 0 or flat: DEAD and SATURATION tell of that, with the layer to mend. Steps that a gradient
+    scaler skipped are no steps.
 
     Attributes:
         span: Least number of steps without a change.
@@ -46,7 +49,7 @@ class Stagnation(Rule):
 
     name: ClassVar[str] = "stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.update_norm", "parameter.weight_norm")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.update_norm", "parameter.weight_norm", *_SHUT)
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -69,6 +72,8 @@ class Stagnation(Rule):
         reasons = self._reasons(record, sites, still)
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
+        if ZERO_GRADIENT in reasons and _shut(history):
+            del reasons[ZERO_GRADIENT]
         first = dict(zip(sites, since.tolist(), strict=True))
         return tuple(
             self._finding(why, layers, int(first[layers[0]]), record.step, trainable)
@@ -216,6 +221,15 @@ def _advice(why: str, layer: str) -> str:
 def _resting(record: StepRecord, updates: SiteSeries) -> npt.NDArray[np.int64]:
     steps = updates.steps
     return steps[steps <= record.step]
+
+
+def _shut(history: History) -> bool:
+    """Whether all outputs of some activation are 0, or flat, in the latest reading: no gradient passes it."""
+    for metric in _SHUT:
+        shares = history.at_sites(metric)
+        if len(shares.steps) and bool((shares.present[-1] & (shares.values[-1] == 1.0)).any()):
+            return True
+    return False
 
 
 def _unmoved(

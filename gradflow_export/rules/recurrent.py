@@ -134,25 +134,35 @@ class Supercritical(Rule):
     """Find recurrent layers that multiply a gradient on its way through the sequence.
 
     A factor slightly above 1 is healthy (an LSTM that was told to remember begins at 1.05) and harmless over few
-    steps; so what counts is the growth over the whole sequence.
+    steps; so what counts is the growth over the whole sequence. To keep a bit is to latch: between its two states a
+    layer that learned this must tear neighbours apart, so its factor rises above 1 while the loss falls. Growth up to
+    ``harm`` is therefore no fault once the loss has halved, and none at all is where the loss is down to a tenth.
 
-    Source: Pascanu et al. 2013, arXiv:1211.5063; Sompolinsky, Crisanti and Sommers 1988.
+    Source: Pascanu et al. 2013, arXiv:1211.5063; Bengio, Simard and Frasconi 1994, IEEE Trans. Neural Networks 5,
+    section III, on latching; Sompolinsky, Crisanti and Sommers 1988.
 
     Attributes:
         band: Upper edge of the critical band.
         growth: Least factor over the whole sequence.
+        harm: Factor up to which a loss that falls shows that it does no harm; the least gain over the depth of a
+            network that is called exploding.
+        learned: Share of its first value below which the loss shows that.
     """
 
     band: float = 1.05
     growth: float = 10.0
+    harm: float = 100.0
+    learned: float = 0.5
 
     name: ClassVar[str] = "supercritical"
     needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge each layer and direction."""
-        found = [m for m in memories(record) if m.radius > self.band and m.log_growth > math.log(self.growth)]
+        least = self.growth if not solved(history, self.learned) else math.inf if solved(history) else self.harm
+        found = [m for m in memories(record) if m.radius > self.band and m.log_growth > math.log(least)]
         if not found:
             return ()
         worst = max(found, key=lambda memory: memory.log_growth)

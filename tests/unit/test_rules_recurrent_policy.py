@@ -99,6 +99,18 @@ def test_short_sequences_are_judged_by_the_spectral_radius():
     assert judged(Supercritical(), layers({"rnn": 1.6}, length=7, radii=(0.5,))) == ()
 
 
+def test_a_latch_that_was_learned_is_no_fault():
+    """A factor that rises above 1 while the loss falls keeps a bit; the same growth without that is a fault."""
+
+    def latch(step):
+        return layers({"rnn": min(1.02 + 0.008 * step, 1.2)}, length=16)(step)
+
+    assert judged(Supercritical(), latch, halving) == ()
+    assert judged(Supercritical(), latch)[0].severity is Severity.MEDIUM
+    late = judged(Supercritical(), lambda step: layers({"rnn": 1.5 if step > 9 else 1.0})(step), lambda s: 2 / s**0.5)
+    assert [issue.step for issue in late] == [10]
+
+
 def test_non_finite_dynamics_are_left_to_others():
     """NaN in a weight makes NaN dynamics, of which these rules say nothing."""
     for rule in (Subcritical(), Supercritical()):
@@ -131,6 +143,19 @@ def test_a_policy_that_becomes_certain_is_judged_by_its_loss():
     resting = judged(PolicyCollapse(), entropy(lambda s: 1.0 if s < 60 else 0.05), lambda s: 1 + math.exp(-s / 4), 90)
     assert resting == ()
     assert judged(PolicyCollapse(), entropy(lambda step: max(1.0 - 0.02 * step, 0.2)), steps=80) == ()
+
+
+def test_a_return_that_rises_earns_a_certain_choice():
+    """A loss that falls far below zero together with the entropy is no collapse; a critic that learns later is none."""
+
+    def value(step):
+        return max(math.exp(-step / 8), 0.03)
+
+    assert judged(PolicyCollapse(), entropy(value), lambda s: 0.3 - 1.2 * (1 - math.exp(-s / 8)), 80) == ()
+    critic = judged(PolicyCollapse(), entropy(value), lambda s: 5.0 * math.exp(-s / 60) - 0.1, 80)
+    assert [issue.severity for issue in critic] == [Severity.MEDIUM]
+    after = judged(PolicyCollapse(), entropy(lambda s: 0.9 if s < 3 else 0.03), lambda s: 0.3 - 0.02 * s, 80)
+    assert len(after) == 1
 
 
 def test_a_narrow_gaussian_is_a_collapse_and_a_wide_one_is_too_much():
@@ -191,3 +216,28 @@ def test_slope_is_the_median_over_pairs():
     """One outlier does not move it."""
     assert slope_of(np.array([0.0, 1.0, 2.0, 50.0, 4.0])) == pytest.approx(1.0)
     assert slope_of(np.array([3.0, 9.0])) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lack", "update", "issues"),
+    [
+        (lambda step: 1e-3 / step**0.5, 0.05, 1),
+        (lambda step: 1e-9 * step**2, 0.05, 1),
+        (lambda step: 1e-6 * step**2, 0.05, 0),
+        (lambda step: 1e-3 / step**0.5, 0.001, 0),
+    ],
+    ids=["bonus-outweighs", "temperature-divides", "young-policy", "weights-hardly-moved"],
+)
+def test_a_uniform_choice_that_does_not_follow_its_weights_is_too_much(lack, update, issues):
+    """The head's updates add up to its size and the choice is none the nearer to a decision: told within 100 steps."""
+
+    def readings(step):
+        moves = ("pi.weight", "other.weight")
+        return (
+            *entropy(lambda s: 1.0 - lack(s))(step),
+            Reading.of("parameter.update_norm", moves, (update, 9.0)),
+            Reading.of("parameter.weight_norm", moves, (1.0, 1.0)),
+        )
+
+    found = judged(ExcessExploration(), readings, steps=100)
+    assert [issue.layer for issue in found] == ["pi"] * issues

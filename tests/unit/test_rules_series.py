@@ -396,6 +396,18 @@ def test_zero_gradient_by_invariance_is_no_stagnation():
         assert not judged(Stagnation(), [updates(s, values, rates, grads) for s in range(1, 20)]).issues
 
 
+@pytest.mark.parametrize("metric", ["activation__zero_share", "activation__saturated_share"])
+def test_zero_gradient_behind_a_shut_activation_is_left_to_dead_and_saturation(metric):
+    """An activation all of whose outputs are 0 or flat explains it; one that lets anything through does not."""
+    values, rates, grads = {"w": 0.0}, {"w": 0.1}, {"w": 0.0}
+    for share, issues in ((1.0, 0), (0.95, 1)):
+        shut = record(1, **{metric: {"act": share}})
+        records = [shut, *(updates(s, values, rates, grads) for s in range(2, 20))]
+        assert len(judged(Stagnation(), records).issues) == issues
+    off = [record(1, **{metric: {"act": 1.0}}), *(updates(s, values, {"w": 0.0}, grads) for s in range(2, 20))]
+    assert "learning rate 0" in judged(Stagnation(), off).issues[0].message
+
+
 def test_parameters_that_move_between_readings_do_not_stagnate():
     """With alternating optimizers a parameter may rest in every step that is read, and still learn."""
     records = [
@@ -428,6 +440,15 @@ def test_steady_rise_is_a_leak_with_its_slope():
     values[50] += 300
     (issue,) = memory(values)
     assert issue.value == pytest.approx(4.0, rel=0.15)
+
+
+def test_a_small_cache_that_fills_and_what_its_allocator_loses_are_no_leak():
+    """Thirty megabytes that fill up by step 30 and creep on a little say nothing; the same rise, steady, is a leak."""
+    rng = np.random.default_rng(0)
+    cache = [500 + min(1.0 * i, 30.0) + 0.1 * i + noise for i, noise in enumerate(rng.normal(0, 1, 120))]
+    assert memory(cache) == ()
+    (issue,) = memory([500 + 0.8 * i + noise for i, noise in enumerate(rng.normal(0, 1, 80))])
+    assert issue.value == pytest.approx(0.8, rel=0.15)
 
 
 def test_leak_is_seen_through_readings_that_come_in_stairs():
