@@ -15,7 +15,7 @@ from torch.distributions import Categorical, Normal
 
 from gradflow_export import Exporter, MemoryWriter
 
-EVERY = {"updates": 1, "discrete": 1, "logits": 1, "policy": 1}
+EVERY = {"updates": 1, "discrete": 1, "logits": 1, "policy": 1, "attention": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +185,77 @@ def test_the_path_of_the_weights():
         assert record.value(name) == pytest.approx(value, rel=1e-5), name
     spread = math.sqrt(statistics.fmean(size(point) ** 2 for point in centred))
     assert record.value("flow.radius", "w") == pytest.approx(spread, rel=1e-5)
+
+
+class Heads(nn.Module):
+    """Causal attention with three heads, behind a skip path."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
+
+    def parts(self, x):
+        return [part.unflatten(-1, (3, 2)).transpose(1, 2) for part in (3 * self.qkv(x)).chunk(3, dim=-1)]
+
+    def forward(self, x):
+        seen = nn.functional.scaled_dot_product_attention(*self.parts(x), is_causal=True)
+        return x + self.out(seen.transpose(1, 2).flatten(2))
+
+
+def test_attention_of_a_layer():
+    """Every statistic of attention, under its name, is that of loops over the exact weights of each row."""
+    model = nn.Sequential(Heads(), Heads()).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exporter, memory = exporter_of(model)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    with exporter.watch():
+        q, k, _ = model[0].parts(x)
+        logits = (q @ k.transpose(-2, -1) / math.sqrt(2)).tolist()
+        model(x).square().mean().backward()
+        optimizer.step()
+    mean = statistics.fmean
+    # Row r may look at its first r + 1 keys; the first row has no choice.
+    rows = {(b, h, r): logits[b][h][r][: r + 1] for b in range(2) for h in range(3) for r in range(1, 5)}
+    weights = {key: [math.exp(z) / math.fsum(math.exp(y) for y in row) for z in row] for key, row in rows.items()}
+    entropy = {key: -math.fsum(p * math.log(p) for p in row) for key, row in weights.items()}
+
+    def least(row):
+        n, size_ = len(row), size(z - mean(row) for z in row)
+        b = math.exp(-size_ * math.sqrt(n / (n - 1)))
+        return math.log(1 + (n - 1) * b) + size_ * math.sqrt(n * (n - 1)) * b / (1 + (n - 1) * b)
+
+    def apart(b, h):
+        return [p - 1 / len(weights[b, h, r]) for r in range(1, 5) for p in weights[b, h, r]]
+
+    def cosine(u, v):
+        return math.fsum(map(math.prod, zip(u, v, strict=True))) / (size(u) * size(v))
+
+    def joint(b, r):
+        row = [mean(column) for column in zip(*(weights[b, h, r] for h in range(3)), strict=True)]
+        return -math.fsum(p * math.log(p) for p in row) - mean(entropy[b, h, r] for h in range(3))
+
+    def sink(b, h):
+        columns = itertools.zip_longest(*(weights[b, h, r] for r in range(1, 5)), fillvalue=0.0)
+        return max(map(mean, columns))
+
+    expected = {
+        "entropy_nats": mean(entropy.values()),
+        "entropy_bound": mean(map(least, rows.values())),
+        "sparsity": mean(float(p < 0.1 / len(row)) for row in weights.values() for p in row),
+        "sink": mean(sink(b, h) for b in range(2) for h in range(3)),
+        "max_logit": max(
+            abs(z) for b in range(2) for h in range(3) for r in range(5) for z in logits[b][h][r][: r + 1]
+        ),
+        "diversity": 1 - mean(cosine(apart(b, g), apart(b, h)) for b in range(2) for g, h in [(0, 1), (0, 2), (1, 2)]),
+        "divergence": mean(joint(b, r) for b in range(2) for r in range(1, 5)),
+    }
+    assert expected["sparsity"] > 0
+    record = memory.records[0]
+    for name, value in expected.items():
+        assert record.value(f"attention.{name}", "0") == pytest.approx(value, rel=1e-5), name
+    for head in range(3):
+        value = mean(entropy[b, head, r] / math.log(r + 1) for b in range(2) for r in range(1, 5))
+        assert record.value("attention.entropy", f"0.head{head}") == pytest.approx(value, rel=1e-5)
 
 
 def test_a_policy_that_is_observed():
