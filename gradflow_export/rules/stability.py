@@ -42,28 +42,34 @@ class Unstable(Rule):
 
     Judged on what a rolling median leaves over, not on the coefficient of variation: that is at most the square root of
     the number of steps, and healthy fast convergence exceeds 3 by trend alone. Norms far below the greatest of the run
-    are the noise of a solved problem and do not count.
+    are the noise of a solved problem and do not count, nor do leaps at a loss below ``solved`` of the first: a margin
+    loss gives batches that are solved no gradient at all, beside which any other leaps. Overshooting must raise the
+    loss too: at the edge of stability, under Adam and between two players gradients turn round, wax and wane while
+    nothing is lost.
 
-    Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow;
-    growth is a Theil-Sen slope above 0 with 95 % confidence, because batches that take turns oscillate by themselves).
+    Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow,
+    and the loss with them; growth is a Theil-Sen slope above 0 with 95 % confidence, because batches that take turns
+    oscillate by themselves). Edge of stability: Cohen et al. 2021, arXiv:2103.00065.
 
     Attributes:
         leap: Factor over the rolling median that makes an outlier.
         times: Fewest outliers in the window.
         turn: Median cosine of consecutive gradients that means turning round.
         relevant: Least share of the greatest norm of the run.
+        solved: Share of the first loss below which a batch counts as solved.
     """
 
     leap: float = 20.0
     times: int = 2
     turn: float = -0.5
     relevant: float = 1e-3
+    solved: float = 0.1
     patience: int = 2
     heal: int = 10
 
     name: ClassVar[str] = "unstable"
     needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine")
-    remembers: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine", "learning_rate")
+    remembers: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine", "learning_rate", "loss")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the norms and cosines of the last steps."""
@@ -72,14 +78,17 @@ class Unstable(Rule):
         values, steps = norms.values[usable][-64:], norms.steps[usable][-64:]
         if len(values) < 10:
             return ()
-        return self._leaps(values, steps, norms.high) or self._turns(values, steps, norms.high, history)
+        return self._leaps(values, steps, norms.high, history) or self._turns(values, steps, norms.high, history)
 
-    def _leaps(self, values: Floats, steps: npt.NDArray[np.int64], greatest: float) -> tuple[Finding, ...]:
+    def _leaps(
+        self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
+    ) -> tuple[Finding, ...]:
         if float(values.max()) < self.leap * float(values.min()):
             return ()
         left = residuals(np.log(values))
         judged = slice(4, len(values) - 4)
         where = np.flatnonzero((left > math.log(self.leap)) & (values[judged] > self.relevant * greatest))
+        where = where[~self._solved_at(steps[judged][where], history)]
         if len(where) < self.times:
             return ()
         times, first = math.exp(float(left[where].max())), int(steps[judged][where[0]])
@@ -101,6 +110,14 @@ class Unstable(Rule):
             ),
         )
 
+    def _solved_at(self, steps: npt.NDArray[np.int64], history: History) -> npt.NDArray[np.bool_]:
+        """Whether the loss of each step was below a share of the first; never for losses that go below 0."""
+        loss = history.run("loss")
+        if loss.count == 0 or loss.low < 0:
+            return np.zeros(len(steps), dtype=np.bool_)
+        small = loss.steps[loss.values < self.solved * loss.first]
+        return np.isin(steps, small)
+
     def _turns(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
     ) -> tuple[Finding, ...]:
@@ -111,7 +128,7 @@ class Unstable(Rule):
         if not (turn < self.turn and values[-1] > values[-10]):
             return ()
         _, growth, _ = theil_sen_bounds(steps[-10:].astype(np.float64), np.log(values[-10:]))
-        if not growth > 0:
+        if not growth > 0 or not _rises(history, int(steps[-10])):
             return ()
         rate = history.run("learning_rate")
         halve = f" from {number(rate.last)} to {number(rate.last / 2)}" if rate.count else ""
@@ -123,13 +140,23 @@ class Unstable(Rule):
                 turn,
                 self.turn,
                 f"consecutive gradients point in opposite directions (median cosine {number(turn)} over 10 steps) "
-                f"while they grow from {number(values[-10])} to {number(values[-1])}: each step jumps "
-                "across the valley.",
+                f"while they grow from {number(values[-10])} to {number(values[-1])}, and the loss rises: each step "
+                "jumps across the valley.",
                 f"halve the learning rate{halve}: it is above the stability limit 2 / lambda_max.",
                 since=int(steps[-10]),
                 cause="turns",
             ),
         )
+
+
+def _rises(history: History, since: int) -> bool:
+    """Whether the loss rose since a step with 95 % confidence; True when it was not read."""
+    loss = history.run("loss")
+    recent = (loss.steps >= since) & np.isfinite(loss.values)
+    if int(recent.sum()) < 3:
+        return True
+    _, least, _ = theil_sen_bounds(loss.steps[recent].astype(np.float64), loss.values[recent])
+    return least > 0
 
 
 @dataclass(frozen=True, kw_only=True)
