@@ -39,8 +39,8 @@ def part_of(columns: Columns, layouts: Sequence[Layout]) -> Part:
     """Return what a rank tells the first one: what is joined over ranks, and of parameters the shards it speaks for."""
     sizes: dict[str, int] = {}
     for layout in layouts:
-        for place in np.flatnonzero(layout.counted):
-            sizes[layout.sites[layout.where[place]]] = int(layout.sizes[place])
+        told_here = zip(layout.where.tolist(), layout.counted.tolist(), layout.sizes.tolist(), strict=True)
+        sizes.update((layout.sites[place], size) for place, counted, size in told_here if counted)
     told: Columns = {}
     for metric, column in columns.items():
         kind = spec(metric)
@@ -57,9 +57,10 @@ def part_of(columns: Columns, layouts: Sequence[Layout]) -> Part:
 def shards_of(layouts: Sequence[Layout]) -> dict[str, int]:
     """Return into how many parts each parameter is split that lies on more than one rank."""
     return {
-        layout.sites[layout.where[place]]: int(layout.parts[place])
+        layout.sites[place]: parts
         for layout in layouts
-        for place in np.flatnonzero(layout.parts > 1)
+        for place, parts in zip(layout.where.tolist(), layout.parts.tolist(), strict=True)
+        if parts > 1
     }
 
 
@@ -201,36 +202,30 @@ def _join_shards(
     column: Column, metric: str, across: str, own: Part, split: Mapping[str, int], others: Iterable[Part]
 ) -> bool:
     """Join the shards of each split parameter; False when one is missing."""
-    parts = list(others)
-    arrived = _aligned(column, metric, parts)
-    telling = [part for part in parts if metric in part.columns]
-    for index, site in enumerate(column.sites):
-        if site not in split or not column.present[index]:
-            continue
-        shares = [(column.values[index], own.sizes.get(site, 0))]
-        count = 1
-        for part, (values, present) in zip(telling, arrived, strict=True):
-            if site in part.sizes:
-                count += 1
-                if present[index]:
-                    shares.append((values[index], part.sizes[site]))
-        if count < split[site]:
-            return False
-        column.values[index] = _joined(across, shares)
-    return True
-
-
-def _joined(across: str, shares: Sequence[tuple[float, int]]) -> float:
-    values = np.array([value for value, _ in shares], dtype=np.float64)
-    sizes = np.array([size for _, size in shares], dtype=np.float64)
-    whole = max(float(sizes.sum()), 1.0)
+    telling = [part for part in others if metric in part.columns]
+    parts = np.array([split.get(site, 1) for site in column.sites])
+    sizes = np.array([[part.sizes.get(site, -1) for site in column.sites] for part in (own, *telling)])
+    wanted = column.present & (parts > 1)
+    counted = sizes >= 0
+    counted[0] = True
+    if (counted.sum(axis=0) < parts)[wanted].any():
+        return False
+    rows = [(column.values, column.present), *_aligned(column, metric, telling)]
+    # A shard without entries has nothing to tell, which is all that there is to know of it.
+    here = np.stack([present for _, present in rows]) & counted
+    values = np.where(here, np.stack([row for row, _ in rows]), 0.0)
+    weights = np.where(here, np.maximum(sizes, 0), 0).astype(np.float64)
+    shares = weights / np.maximum(weights.sum(axis=0), 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         if across == "root":
-            return float(_root(values[:, None])[0])
-        if across == "sum":
-            return float(values.sum())
-        if across in {"max", "min"}:
-            return float(values.max() if across == "max" else values.min())
-        if across == "rms":
-            return float(_root((values * np.sqrt(sizes / whole))[:, None])[0])
-        return float((values * sizes).sum() / whole)
+            whole = _root(values)
+        elif across == "sum":
+            whole = values.sum(axis=0)
+        elif across == "max":
+            whole = np.where(here, values, -math.inf).max(axis=0)
+        elif across == "rms":
+            whole = _root(values * np.sqrt(shares))
+        else:
+            whole = (values * shares).sum(axis=0)
+    column.values = np.where(wanted, whole, column.values)
+    return True
