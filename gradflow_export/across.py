@@ -72,11 +72,10 @@ class Joiner:
 
     Args:
         ranks: Processes of the job.
-        batches: How many different batches they see.
     """
 
-    def __init__(self, ranks: int, batches: int) -> None:
-        self._ranks, self._batches = ranks, batches
+    def __init__(self, ranks: int) -> None:
+        self._ranks = self._batches = ranks
         self._alike: set[str] = set()
 
     def join(self, own: Part, layouts: Sequence[Layout], others: Mapping[int, Part]) -> list[Reading]:
@@ -91,6 +90,8 @@ class Joiner:
             What only several ranks together can tell.
         """
         columns, split = own.columns, shards_of(layouts)
+        if layouts:  # known once an optimizer has stepped: the model may have been split up after watch()
+            self._batches = layouts[0].batches
         extra = self._origin(columns, others)
         for metric in list(columns):
             kind = spec(metric)

@@ -40,14 +40,13 @@ class Exchange:
         store: Has ``set``, ``get``, ``check`` and ``delete_key``, and is used by nobody else; ``None`` for none.
         rank: That of this process.
         ranks: How many there are.
-        batches: How many different batches they see.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, batches: int) -> None:
+    def __init__(self, store: Any, rank: int, ranks: int) -> None:
         self.rank = rank
         self._store = store
         self._ranks = ranks
-        self._joiner = Joiner(ranks, batches)
+        self._joiner = Joiner(ranks)
         self._silent: set[int] = set()
         self._posted: deque[str] = deque()
 

@@ -42,7 +42,7 @@ from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.recurrent import RecurrentTap
 from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
-from gradflow_export.taps.shards import batches, is_spread, this_rank
+from gradflow_export.taps.shards import is_spread, this_rank
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.transfer import Bundle
 from gradflow_export.worker import Worker
@@ -163,7 +163,7 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
         store = torch.distributed.distributed_c10d.PrefixStore(f"{session}/{number}", common)
     except Exception as error:
         _log.warning("gradflow: the ranks cannot be joined: no key-value store. %s: %s", type(error).__name__, error)
-    worker.join(Exchange(store, rank, world, batches(model)))
+    worker.join(Exchange(store, rank, world))
 
 
 def make_judge(settings: Settings, *, strict: bool) -> Judge:

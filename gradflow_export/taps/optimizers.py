@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import site_name
-from gradflow_export.taps.shards import Layout, layout_of
+from gradflow_export.taps.shards import Layout, batches_of, layout_of
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,19 @@ class Owned:
         where: Indices into ``sites`` of those this optimizer owns, rising. Shape: ``[n]``.
         parameters: The parameters themselves, in the same order.
         groups: The optimizer's group number of each. Shape: ``[n]``.
+        batches: How many different batches the ranks of a distributed run see.
     """
 
     sites: tuple[str, ...]
     where: npt.NDArray[np.int64]
     parameters: tuple[Tensor, ...]
     groups: npt.NDArray[np.int64]
+    batches: int = 1
 
     @functools.cached_property
     def layout(self) -> Layout:
         """How these parameters lie on the ranks of a distributed run."""
-        return layout_of(self.sites, self.where, self.parameters)
+        return layout_of(self.sites, self.where, self.parameters, self.batches)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def owned_by_hand(model: nn.Module) -> Owned:
     """Return all trainable parameters, for a loop that has no optimizer object."""
     named = [(site_name(name), p) for name, p in model.named_parameters()]
     where = np.array([place for place, (_, p) in enumerate(named) if p.requires_grad], dtype=np.int64)
-    return Owned(tuple(n for n, _ in named), where, tuple(named[i][1] for i in where), np.zeros_like(where))
+    return Owned(
+        tuple(n for n, _ in named), where, tuple(named[i][1] for i in where), np.zeros_like(where), batches_of(model)
+    )
 
 
 _CALLS_BETWEEN = 12
@@ -174,6 +178,7 @@ class OptimizerSteps:
             np.array([place for place, _, _ in found], dtype=np.int64),
             tuple(p for _, _, p in found),
             np.array([number for _, number, _ in found], dtype=np.int64),
+            batches_of(model),
         )
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

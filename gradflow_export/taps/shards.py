@@ -24,6 +24,7 @@ class Layout:
         counted: Whether this rank's part is one of those that together make the parameter, each once. Shape: ``[n]``.
         parts: How many such parts there are; 1 for a plain or replicated parameter. Shape: ``[n]``.
         sizes: Entries that lie here. Shape: ``[n]``.
+        batches: How many different batches the ranks see.
     """
 
     sites: tuple[str, ...]
@@ -31,9 +32,12 @@ class Layout:
     counted: npt.NDArray[np.bool_]
     parts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
+    batches: int = 1
 
 
-def layout_of(sites: tuple[str, ...], where: npt.NDArray[np.int64], parameters: Sequence[Tensor]) -> Layout:
+def layout_of(
+    sites: tuple[str, ...], where: npt.NDArray[np.int64], parameters: Sequence[Tensor], batches: int
+) -> Layout:
     """Return how the parameters lie; looks at their descriptions only."""
     rank = this_rank()
     return Layout(
@@ -42,6 +46,7 @@ def layout_of(sites: tuple[str, ...], where: npt.NDArray[np.int64], parameters: 
         np.array([_counted(p, rank) for p in parameters], dtype=np.bool_),
         np.array([shards(p) for p in parameters], dtype=np.int64),
         np.array([local(p).numel() for p in parameters], dtype=np.int64),
+        batches,
     )
 
 
@@ -68,13 +73,15 @@ def _counted(parameter: Tensor, rank: int) -> bool:
     return all(splits(placement) or a == b for placement, a, b in pairs)
 
 
-def batches(model: nn.Module) -> int:
+def batches_of(model: nn.Module) -> int:
     """Return how many different batches the ranks of the job see: all of them, less those that share one.
 
     Tensor parallelism gives the ranks of one mesh the same batch; ``fully_shard`` and ``DistributedDataParallel`` give
     each rank its own. Where both are used, the last dimension of the mesh is taken to be the tensor-parallel one, as
     PyTorch builds it.
     """
+    if not is_spread():
+        return 1
     world = torch.distributed.get_world_size()
     spread: list[Any] = [p for p in model.parameters() if hasattr(p, "placements")]
     meshes = [(tuple(p.device_mesh.shape), p.placements) for p in spread]

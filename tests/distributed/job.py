@@ -201,7 +201,7 @@ def run(name, rank, folder):
         "ddp clipped": lambda: train(ddp, half, clip=True, watch="before"),
         "fsdp": lambda: train(fsdp, half),
         "fsdp clipped": lambda: train(fsdp, half, watch="before", clip=True),
-        "tensor parallel": lambda: train(tensor_parallel, whole),
+        "tensor parallel": lambda: train(tensor_parallel, whole, watch="before"),
         "two-dimensional": lambda: train(two_dimensional, (rank // 2, 2)),
         "mixed": lambda: train(mixed, half),
         "ddp unwatched": lambda: train(ddp, half, watch=None),

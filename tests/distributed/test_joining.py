@@ -1,5 +1,7 @@
 """How parts become a whole, in one process: words, missing shards, replicas that never were equal, messages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -32,8 +34,8 @@ def layout(*, rank, parts=2, size=1):
     )
 
 
-def joined(own, others, *, ranks=2, batches=None, layouts=(), sizes=None):
-    joiner = Joiner(ranks, ranks if batches is None else batches)
+def joined(own, others, *, ranks=2, layouts=(), sizes=None):
+    joiner = Joiner(ranks)
     extra = joiner.join(Part(own, sizes or {}), layouts, dict(enumerate(others, start=1)))
     return own, extra
 
@@ -99,7 +101,7 @@ def test_a_missing_shard_leaves_the_metric_out():
 def test_batches_are_joined(metric, values, batches, whole):
     """Each word does what docs/when-it-fires.md says, for ranks with batches of their own and for ranks that share one."""
     parts = [Part({metric: run(value)}) for value in values[1:]]
-    own, _ = joined({metric: run(values[0])}, parts, ranks=3, batches=batches)
+    own, _ = joined({metric: run(values[0])}, parts, ranks=3, layouts=[replace(layout(rank=0), batches=batches)])
     assert own[metric].values == pytest.approx([whole])
 
 
@@ -112,7 +114,7 @@ def test_sites_are_matched_by_name():
 
 def test_replicas_that_never_were_equal_are_no_replicas():
     """A distance is told only of parameters that were once the same everywhere; what differs from the start is another model."""
-    joiner = Joiner(2, 2)
+    joiner = Joiner(2)
     told = []
     for mine, theirs in (((1.0, 1.0), (1.0, 2.0)), ((1.0, 1.0), (1.5, 2.0)), ((np.nan, 1.0), (np.nan, 1.0))):
         own = {GAP: column(*mine)}
@@ -157,7 +159,7 @@ class Shelf(dict):
 def test_the_store_is_kept_small():
     """A rank whose messages nobody reads leaves a bounded number of them, and what is read is deleted."""
     store = Shelf()
-    sender, reader = (Exchange(store, rank, 2, 2) for rank in (1, 0))
+    sender, reader = (Exchange(store, rank, 2) for rank in (1, 0))
     for step in range(1, KEPT + 20):
         sender.join(step, {"loss": run(1.0)}, [])
     assert len(store) == KEPT
@@ -169,7 +171,7 @@ def test_the_store_is_kept_small():
 
 def test_a_broken_store_is_told_once_and_recording_goes_on(caplog):
     """Any error of the store sets the exchange aside with one warning; rank 0 keeps its own values."""
-    reader = Exchange(object(), 0, 2, 2)
+    reader = Exchange(object(), 0, 2)
     for step in (1, 2):
         own = {"loss": run(3.0)}
         reader.join(step, own, [])
