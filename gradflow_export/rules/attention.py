@@ -242,7 +242,7 @@ class RankCollapse(Rule):
         if reading is None or solved(history) or converged(record, history):
             return ()
         found = []
-        for sites, before, after in _stacks(reading, record.get("block.input_residual")):
+        for sites, before, after in stacks(reading, record.get("block.input_residual")):
             limit = min(self.residual, self.share * float(before[0]))
             if not (limit > 0 and float(before[-1]) < limit and float(after[-1]) < limit):
                 continue
@@ -250,6 +250,8 @@ class RankCollapse(Rule):
                 continue
             # The last block that was given tokens that differ.
             start = int(np.flatnonzero(before >= limit)[-1])
+            if after[start] >= self.healthy:
+                continue  # it left them so: what made them the same is no attention, but a bottleneck after it
             found.append(self._finding(sites[start:], float(after[-1]), float(before[0]), limit))
         return tuple(found)
 
@@ -265,7 +267,7 @@ class RankCollapse(Rule):
         return Finding(IssueType.RANK_COLLAPSE, Severity.HIGH, layers, value, limit, message, advice, cause=layers[-1])
 
 
-def _stacks(outputs: Reading, inputs: Reading | None) -> Iterator[tuple[tuple[str, ...], Floats, Floats]]:
+def stacks(outputs: Reading, inputs: Reading | None) -> Iterator[tuple[tuple[str, ...], Floats, Floats]]:
     """Yield each list of two or more blocks with its finite residuals, before and after: a decoder is judged apart."""
     entered = {} if inputs is None else inputs.as_dict()
     stacks: dict[str, list[tuple[str, float, float]]] = {}

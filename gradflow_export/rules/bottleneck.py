@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains, inside, middle, outlying, owner, solved
@@ -45,6 +46,8 @@ class Bottleneck(Rule):
     def _judge(self, record: StepRecord, links: Chain) -> Iterator[Finding]:
         # Where what a block gives does not all go through the next, the ratio of the two is no doing of that one.
         places = np.arange(len(links.sites) - 1) if links.joined is None else np.flatnonzero(links.joined)
+        if links.ends:
+            places = places[places < len(links.sites) - 2]  # what an output is multiplied by is the scale of the loss
         gains = links.log_gains[places]
         flags = outlying(gains, math.log(self.factor), self.deviations)
         if len(gains) < 3:
@@ -129,6 +132,69 @@ class RankBottleneck(Rule):
                     follows_from=(IssueType.EXPLODING, IssueType.VANISHING),
                 )
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBottleneck(Rule):
+    """Find what makes all tokens of a sequence the same between two blocks of attention.
+
+    Pooling the tokens leaves one direction along the sequence where there were as many as tokens. Attention that does
+    so is RANK_COLLAPSE: it shows inside the blocks, from one to the next.
+
+    Source: rank drop of a single block; residual as in Dong, Cordonnier and Loukas 2021, arXiv:2103.03404.
+
+    Attributes:
+        healthy: Least residual ``||X - 1 mean(X)^T|| / ||X||`` of what the block before gave out.
+        residual: Greatest residual of what the block after was given.
+    """
+
+    healthy: float = 0.2
+    residual: float = 0.05
+
+    name: ClassVar[str] = "bottleneck-tokens"
+    needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge what lies between the blocks of each stack of this record."""
+        reading = record.get("block.rank_residual")
+        if reading is None or solved(history):
+            return ()
+        found = []
+        for sites, before, after in stacks(reading, record.get("block.input_residual")):
+            for index in np.flatnonzero((after[:-1] >= self.healthy) & (before[1:] < self.residual)):
+                block = _between(record.get("block.gradient_norm"), sites[index], sites[index + 1])
+                left, came = float(after[index]), float(before[index + 1])
+                message = (
+                    f"what tells the tokens of a sequence apart is {number(left)} of their norm after {sites[index]} "
+                    f"and {number(came)} before {sites[index + 1]}: {block} makes them one."
+                )
+                advice = (
+                    f"add a skip connection around {block} (x + block(x)), or pool only after the last block that "
+                    "needs the tokens one by one."
+                )
+                found.append(
+                    Finding(
+                        IssueType.BOTTLENECK,
+                        Severity.HIGH,
+                        (block,),
+                        came,
+                        self.residual,
+                        message,
+                        advice,
+                        cause="tokens",
+                    )
+                )
+        return tuple(found)
+
+
+def _between(reading: Reading | None, first: str, last: str) -> str:
+    """Return the block that comes after the first, if it comes before the last, which is returned otherwise."""
+    sites = () if reading is None else reading.sites
+    if first in sites and last in sites and sites.index(first) + 1 < sites.index(last):
+        return sites[sites.index(first) + 1]
+    return last
 
 
 def _reaches_the_end(record: StepRecord, block: str) -> bool:

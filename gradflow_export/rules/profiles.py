@@ -10,7 +10,7 @@ from types import MappingProxyType
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
-from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
+from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
@@ -97,6 +97,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         ExplodingLoss(),
         Bottleneck(),
         RankBottleneck(),
+        TokenBottleneck(),
         Dead(),
         Saturated(),
         AttentionCollapse(),
@@ -104,14 +105,14 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         RankCollapse(),
         Unstable(),
         LossSpike(),
+        EpsilonDominated(),
+        OutdatedSecondMoment(),
         Stagnation(),
+        LostUpdates(),
         Subcritical(),
         Supercritical(),
         PolicyCollapse(),
         ExcessExploration(),
-        LostUpdates(),
-        EpsilonDominated(),
-        OutdatedSecondMoment(),
         Rotation(),
         Desync(),
         MemoryUsage(),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gradflow_export.records import IssueType, Reading, Severity, StepRecord
-from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck
+from gradflow_export.rules.attention import RankCollapse
+from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
@@ -261,6 +262,78 @@ def test_residuals_of_a_geometric_series_are_zero():
     assert np.abs(residuals(logs)).max() < 1e-12
     logs[15] += 3.0
     assert residuals(logs)[11] == pytest.approx(3.0, abs=0.8)
+
+
+HEADS = {"trunk.0": 1.0, "trunk.1": 2.0, "trunk.2": -1.0, "kind": -1.0, "copy": -1.0}
+
+
+def test_heads_side_by_side_are_no_bottleneck():
+    """A head that gets a thousandth of the other's gradient, or spans one direction, takes nothing from anybody."""
+    norms = {"trunk.0": 900.0, "trunk.1": 900.0, "trunk.2": 1000.0, "kind": 1.0, "copy": 1000.0}
+    spans = {"trunk.0": 16.0, "trunk.1": 16.0, "trunk.2": 16.0, "kind": 1.0, "copy": 16.0}
+    assert judged(Bottleneck(), repeat(4, block__gradient_norm=norms)).issues
+    assert not judged(Bottleneck(), repeat(4, block__gradient_norm=norms, block__next=HEADS)).issues
+    assert judged(
+        RankBottleneck(), repeat(4, block__effective_rank=spans, parameter__gradient_norm={"z.w": 1.0})
+    ).issues
+    assert not judged(RankBottleneck(), repeat(4, block__effective_rank=spans, block__next=HEADS)).issues
+
+
+def test_a_loss_on_an_inner_layer_is_no_explosion():
+    """A trunk that has a loss of its own gets far more gradient than the small head on it: that is no growth."""
+    norms = {"trunk.0": 900.0, "trunk.1": 900.0, "trunk.2": 1000.0, "kind": 1.0}
+    assert judged(ExplodingDepth(), repeat(4, block__gradient_norm=norms)).issues
+    assert not judged(ExplodingDepth(), repeat(4, block__gradient_norm=norms, block__next=HEADS)).issues
+
+
+def test_bottleneck_within_one_of_two_networks_is_found():
+    """Chains are judged apart: the narrow layer of the second network is named, its output is not."""
+    following = {"a.0": 1.0, "a.1": -1.0, "b.0": 3.0, "b.1": 4.0, "b.2": -1.0}
+    spans = {"a.0": 8.0, "a.1": 1.0, "b.0": 16.0, "b.1": 1.0, "b.2": 1.0}
+    judge = judged(RankBottleneck(), repeat(4, block__effective_rank=spans, block__next=following))
+    (issue,) = judge.issues
+    assert (issue.issue_type, issue.layers) == (IssueType.BOTTLENECK, ("b.1",))
+
+
+def test_block_that_pools_tokens_is_a_bottleneck_and_attention_that_merges_them_is_not():
+    """Tokens that differ when they leave one block of attention and not when they enter the next were pooled between."""
+    given, left = named([0.9, 0.9, 1e-7, 1e-7]), named([0.9, 0.8, 1e-7, 1e-7])
+    chained = {"blocks.0": 1.0, "blocks.1": 1.0, "pool": 1.0, "blocks.2": 1.0, "blocks.3": 1.0}
+    records = repeat(4, block__input_residual=given, block__rank_residual=left, block__gradient_norm=chained)
+    (issue,) = judged(TokenBottleneck(), records).issues
+    assert (issue.issue_type, issue.layers) == (IssueType.BOTTLENECK, ("pool",))
+    assert not judged(RankCollapse(), records).issues
+    merging = repeat(4, block__input_residual=named([0.9, 0.5, 1e-3]), block__rank_residual=named([0.5, 1e-3, 1e-7]))
+    assert not judged(TokenBottleneck(), merging).issues
+    assert judged(RankCollapse(), merging).issues
+
+
+def test_leaps_of_solved_batches_are_stable_and_the_same_leaps_of_unsolved_ones_are_not():
+    """A margin loss leaves most batches without a gradient, beside which those that still have one leap."""
+
+    def run(share):
+        norms = [1.0] * 10 + [0.2 if i % 9 == 0 else 0.002 for i in range(40)]
+        losses = [1.0] * 10 + [share if i % 9 == 0 else 0.001 for i in range(40)]
+        each = enumerate(zip(norms, losses, strict=True))
+        records = [record(i + 1, gradient__total_norm=n, gradient__cosine=0.1, loss=v) for i, (n, v) in each]
+        return judged(Unstable(), records).issues
+
+    assert not run(0.05)
+    assert run(0.5)
+
+
+def test_growing_sign_flips_that_do_not_raise_the_loss_are_stable():
+    """Players of a game, and training at the edge of stability, swing wider for a while and lose nothing by it."""
+
+    def run(losses):
+        records = [
+            record(i + 1, gradient__total_norm=1.05**i, gradient__cosine=-0.9, loss=v) for i, v in enumerate(losses)
+        ]
+        return judged(Unstable(), records).issues
+
+    assert run([1.1**i for i in range(30)])
+    assert not run([1.0 + 0.01 * (-1) ** i for i in range(30)])
+    assert not run([0.97**i for i in range(30)])
 
 
 def unstable(norms, cosines=None):
