@@ -72,6 +72,7 @@ def test_json_holds_statistics_and_issues_with_all_fields(tmp_path, capsys, back
         "advice": "Look at blocks.3.",
         "layers": ["blocks.3", "blocks.2"],
         "healed_step": 4,
+        "cause": "",
     }
 
 
