@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import eigvals
 from scipy.sparse.linalg import eigs
 from torch.nn import functional as F
 
@@ -87,10 +88,12 @@ def test_non_normal_map_grows_before_it_decays():
 def test_gaussian_matrix_equals_scipy():
     """A 200 x 200 matrix with entries N(0, 1/200): eigenvalues as SciPy finds them, near the unit circle."""
     matrix = np.random.default_rng(0).standard_normal((200, 200)) / math.sqrt(200)
-    found, reference = spectrum(linear(matrix)), eigs(matrix, k=6, return_eigenvectors=False)
-    assert found.spectral_radius == pytest.approx(np.abs(reference).max(), rel=1e-6)
+    found = spectrum(linear(matrix))
+    # ARPACK may miss one of several eigenvalues of nearly the same size, so that only the largest is its own.
+    largest = eigs(matrix, k=6, v0=np.ones(200), return_eigenvectors=False)
+    assert found.spectral_radius == pytest.approx(np.abs(largest).max(), rel=1e-6)
     assert found.spectral_radius == pytest.approx(1.0, abs=0.1)
-    assert np.abs(found.eigenvalues[:6]) == pytest.approx(np.sort(np.abs(reference))[::-1], rel=1e-6)
+    assert np.abs(found.eigenvalues[:6]) == pytest.approx(np.sort(np.abs(eigvals(matrix)))[::-1][:6], rel=1e-6)
 
 
 def test_large_maps_are_measured_without_the_matrix():
