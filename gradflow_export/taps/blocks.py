@@ -164,6 +164,7 @@ class BlockTap:
         self._guard = guard
         self._order: dict[int, None] | None = {} if by_call_order else None
         self.junctions = Junctions() if found or by_call_order else None
+        self._known: tuple[tuple[int, tuple[str, ...]], Drained] | None = None
         self._sizes: dict[int, Tensor] = {}
         self._greatest: dict[int, Tensor] = {}
         self._rows: dict[int, Tensor] = {}
@@ -246,15 +247,18 @@ class BlockTap:
 
     def _following(self, order: Sequence[int], sites: tuple[str, ...]) -> Drained:
         """Give out the place of the block that each must pass on the way to the loss, where that is known."""
-        following = {} if self.junctions is None else self.junctions.following(order)
-        if not following:
+        if self.junctions is None:
             return []
-        # Of a list of blocks, unlike of leaf modules, nobody knows what comes after the last.
-        end = LOSS if self._order is not None else UNKNOWN
-        places = {LOSS: end, **{index: place for place, index in enumerate(order)}}
-        where = [place for place, index in enumerate(order) if index in following]
-        values = torch.tensor([float(places[following[order[place]]]) for place in where], dtype=torch.float64)
-        return [Pending("block.next", sites, values, np.array(where, dtype=np.int64))]
+        if self._known is None or self._known[0] != (self.junctions.steps, sites):
+            following = self.junctions.following(order)
+            # Of a list of blocks, unlike of leaf modules, nobody knows what comes after the last.
+            end = LOSS if self._order is not None else UNKNOWN
+            places = {LOSS: end, **{index: place for place, index in enumerate(order)}}
+            where = [place for place, index in enumerate(order) if index in following]
+            values = torch.tensor([float(places[following[order[place]]]) for place in where], dtype=torch.float64)
+            pending = Pending("block.next", sites, values, np.array(where, dtype=np.int64))
+            self._known = (self.junctions.steps, sites), [pending] if where else []
+        return list(self._known[1])
 
     def forget(self) -> None:
         """Forget what was collected, and what is still on its way: the step makes no record."""

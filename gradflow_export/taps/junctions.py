@@ -68,6 +68,7 @@ class Junctions:
     def __init__(self) -> None:
         self._key = f"gradflow_block_{id(self)}"
         self._generation = 0
+        self.steps = 0
         self._left = LEARN_STEPS
         self._numbers = itertools.count()
         self._walks: list[list[Call]] = []
@@ -123,6 +124,7 @@ class Junctions:
         """
         if self._walks:
             self._left -= 1
+            self.steps += 1
             self._arrived.update(arrivals)
             for calls in self._walks:
                 self._learn(calls)
