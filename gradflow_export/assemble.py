@@ -38,6 +38,9 @@ class Ranks(Protocol):
     def join(self, step: int, columns: dict[str, Column], layouts: Sequence[Layout]) -> list[Reading]:
         """Change the columns into those of the whole job where this is the rank that writes."""
 
+    def close(self) -> None:
+        """Send and take no more."""
+
 
 class Assembler:
     """Builds readings and histograms from bundles, one after the other, on the worker thread."""

@@ -37,7 +37,8 @@ class Exchange:
     ``PATIENCE_SECONDS`` by a worker and by nobody else. An error of the store is told once; then rank 0 goes on alone.
 
     Args:
-        store: Has ``set``, ``get``, ``check`` and ``delete_key``, and is used by nobody else; ``None`` for none.
+        store: Has ``add``, ``set``, ``get``, ``check`` and ``delete_key``; ``None`` for none. Ends at the same place
+            among those that are open on their ranks belong together.
         rank: That of this process.
         ranks: How many there are.
     """
@@ -46,9 +47,32 @@ class Exchange:
         self.rank = rank
         self._store = store
         self._ranks = ranks
+        self._place = self._channel = 0
+        self._channels: dict[int, int] = {}
         self._joiner = Joiner(ranks)
         self._silent: set[int] = set()
         self._posted: deque[str] = deque()
+
+    def open(self) -> None:
+        """Take a place among the exchanges of this rank that are open, and tell where messages will lie.
+
+        Raises:
+            RuntimeError: The store does not answer; nothing will be exchanged.
+        """
+        if self._store is None:
+            return
+        self._channel = self._store.add(f"opened/{self.rank}", 1)
+        self._place = self._channel - 1 - self._store.add(f"closed/{self.rank}", 0)
+        self._store.set(f"at/{self.rank}/{self._place}", str(self._channel))
+
+    def close(self) -> None:
+        """Give up the place."""
+        try:
+            if self._store is not None:
+                self._store.delete_key(f"at/{self.rank}/{self._place}")
+                self._store.add(f"closed/{self.rank}", 1)
+        except Exception as error:
+            self._set_aside(error)
 
     def join(self, step: int, columns: Columns, layouts: Sequence[Layout]) -> list[Reading]:
         """Send this rank's columns, or on rank 0 make them those of the job; return what that brings to light."""
@@ -78,7 +102,7 @@ class Exchange:
     def _post(self, step: int, part: Part) -> None:
         if self._store is None:
             return
-        key = f"{self.rank}/{step}"
+        key = f"{self.rank}/{self._channel}/{step}"
         self._store.set(key, encode(part))
         self._posted.append(key)
         if len(self._posted) > KEPT:
@@ -88,30 +112,42 @@ class Exchange:
         """Return what has arrived for a step, by rank, after waiting for those that are expected to speak."""
         if self._store is None:
             return {}
-        keys = {rank: f"{rank}/{step}" for rank in range(1, self._ranks)}
-        complete = self._wait([key for rank, key in keys.items() if rank not in self._silent], PATIENCE_SECONDS)
+        ranks = range(1, self._ranks)
+        complete = self._wait([rank for rank in ranks if rank not in self._silent], step, PATIENCE_SECONDS)
         if self._silent:
-            complete = self._wait(list(keys.values()), AGAIN_SECONDS if step % AGAIN_STEPS == 0 else 0.0)
+            complete = self._wait(list(ranks), step, AGAIN_SECONDS if step % AGAIN_STEPS == 0 else 0.0)
         arrived: dict[int, Part] = {}
-        for rank, key in keys.items():
-            if not complete and not self._store.check([key]):
+        for rank in ranks:
+            if not complete and not self._wait([rank], step, 0.0):
                 self._miss(rank, step)
                 continue
+            key = f"{rank}/{self._channels[rank]}/{step}"
             arrived[rank] = decode(self._store.get(key))
             self._store.delete_key(key)
             self._silent.discard(rank)
         return arrived
 
-    def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Return whether all keys are there, waiting for them a while."""
+    def _wait(self, ranks: list[int], step: int, seconds: float) -> bool:
+        """Return whether the messages of all these ranks are there, waiting for them a while."""
         until = time.monotonic() + seconds
-        while keys and not self._store.check(keys):
+        while not self._all_there(ranks, step):
             if time.monotonic() >= until:
                 return False
             time.sleep(LOOK_SECONDS)
         return True
 
+    def _all_there(self, ranks: list[int], step: int) -> bool:
+        for rank in ranks:
+            if rank not in self._channels:
+                known = f"at/{rank}/{self._place}"
+                if not self._store.check([known]):
+                    return False
+                self._channels[rank] = int(self._store.get(known))
+        keys = [f"{rank}/{self._channels[rank]}/{step}" for rank in ranks]
+        return not keys or bool(self._store.check(keys))
+
     def _miss(self, rank: int, step: int) -> None:
+        self._channels.pop(rank, None)
         if rank not in self._silent:
             self._silent.add(rank)
             _log.warning(

@@ -136,7 +136,8 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     """Have the workers of all ranks bring their readings to rank 0; one process alone is left as it is.
 
     Args:
-        model: The unwrapped model. Exporters of models with the same parameters belong together, in order of ``watch``.
+        model: The unwrapped model. Of several models with the same parameters the first that is watched on one rank
+            belongs to the first on another, and so on.
         loop: Its plan comes to depend on the step alone, so that the ranks read the same things at the same steps.
         worker: Not started yet.
     """
@@ -154,16 +155,17 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     names = ",".join([type(model).__name__, *(site_name(name) for name, _ in model.named_parameters())])
     session = f"gradflow/{hashlib.sha256(names.encode()).hexdigest()[:16]}"
-    store = None
+    ranks = Exchange(None, rank, world)
     try:
         common = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no public form
-        number = common.add(f"{session}/{rank}", 1)
         # A connection of its own, so that waiting there keeps nobody else from the store.
         common = common.clone() if hasattr(common, "clone") else common
-        store = torch.distributed.distributed_c10d.PrefixStore(f"{session}/{number}", common)
+        joined = Exchange(torch.distributed.distributed_c10d.PrefixStore(session, common), rank, world)
+        joined.open()
+        ranks = joined
     except Exception as error:
         _log.warning("gradflow: the ranks cannot be joined: no key-value store. %s: %s", type(error).__name__, error)
-    worker.join(Exchange(store, rank, world))
+    worker.join(ranks)
 
 
 def make_judge(settings: Settings, *, strict: bool) -> Judge:

@@ -160,6 +160,8 @@ class Worker:
                 self._idle.notify_all()
             if closing and not self._queue:
                 break
+        if self._assembler.ranks is not None:
+            self._assembler.ranks.close()
         for writer in list(self._writers):
             self._tell(writer, "close")
 

@@ -152,6 +152,10 @@ class Shelf(dict):
     def check(self, keys):
         return all(key in self for key in keys)
 
+    def add(self, key, amount):
+        self[key] = self.get(key, 0) + amount
+        return self[key]
+
     def delete_key(self, key):
         self.pop(key, None)
 
@@ -160,13 +164,38 @@ def test_the_store_is_kept_small():
     """A rank whose messages nobody reads leaves a bounded number of them, and what is read is deleted."""
     store = Shelf()
     sender, reader = (Exchange(store, rank, 2) for rank in (1, 0))
+    sender.open()
+    reader.open()
+    empty = len(store)
     for step in range(1, KEPT + 20):
         sender.join(step, {"loss": run(1.0)}, [])
-    assert len(store) == KEPT
+    assert len(store) == KEPT + empty
     own = {"loss": run(3.0)}
     reader.join(KEPT, own, [])
     assert own["loss"].values == [2.0]
-    assert len(store) == KEPT - 1
+    assert len(store) == KEPT + empty - 1
+
+
+def test_ranks_pair_the_exporters_that_are_open():
+    """An exporter that only rank 0 had before, and one whose messages nobody read, do not mix with the present ones."""
+    store = Shelf()
+    solo = Exchange(store, 0, 2)
+    solo.open()
+    solo.close()
+    for value in (1.0, 5.0):
+        sender = Exchange(store, 1, 2)
+        sender.open()
+        sender.join(1, {"loss": run(value)}, [])
+        if value == 1.0:
+            sender.close()
+    pair = [Exchange(store, rank, 2) for rank in (0, 0, 1)]
+    for end in pair:
+        end.open()
+    pair[2].join(1, {"loss": run(7.0)}, [])
+    first, second = {"loss": run(3.0)}, {"loss": run(3.0)}
+    pair[0].join(1, first, [])
+    pair[1].join(1, second, [])
+    assert (first["loss"].values, second["loss"].values) == ([4.0], [5.0])
 
 
 def test_a_broken_store_is_told_once_and_recording_goes_on(caplog):
