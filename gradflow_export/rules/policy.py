@@ -150,9 +150,10 @@ class ExcessExploration(Rule):
 
     A tenth of ``steps`` suffices where training moves the weights of the choice and the choice does not follow: their
     updates add up to their own size, and what the entropy lacks of its maximum is either no more than at first, or so
-    little that ten times the run would not bring it to ``entropy``. That lack goes with the variance of the logits, and
-    so with the square of the steps where all updates agree: nothing is faster than that forecast. An entropy bonus that outweighs the advantages shows so, a temperature that divides the logits away, a return
-    that says nothing.
+    little that ten times the run would not bring it to ``entropy``. That lack goes with the variance of the logits,
+    and so with the square of the steps where all updates agree: nothing is faster than that forecast. An entropy
+    bonus that outweighs the advantages shows so, a temperature that divides the logits away, a return that says
+    nothing.
 
     Attributes:
         std: Greatest standard deviation, in halves of the range of actions where that is given.

@@ -31,8 +31,8 @@ class Stagnation(Rule):
     which another optimizer moves in between are not accused. A gradient that is zero by invariance is no fault: it is
     0, or lies below ``invariant`` of its module's other gradients, while those parameters learn (the key bias of
     attention, a convolution's bias before BatchNorm). Nor is one that is zero because an activation lets nothing
-    through, all its outputs 0 or flat: DEAD and SATURATION tell of that, with the layer to mend. Steps that a gradient
-    scaler skipped are no steps.
+    through, all its outputs 0 or flat: DEAD and SATURATION tell of that, with the layer to mend; but modules whose
+    parameters are all 0 would rest behind any activation. Steps that a gradient scaler skipped are no steps.
 
     Attributes:
         span: Least number of steps without a change.
@@ -73,7 +73,7 @@ class Stagnation(Rule):
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         if ZERO_GRADIENT in reasons and _shut(history):
-            del reasons[ZERO_GRADIENT]
+            reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
         first = dict(zip(sites, since.tolist(), strict=True))
         return tuple(
             self._finding(why, layers, int(first[layers[0]]), record.step, trainable)
@@ -114,6 +114,12 @@ class Stagnation(Rule):
                 why = ZERO_GRADIENT if norm == 0.0 else ROUNDING
             out.setdefault(why, []).append(sites[index])
         return {why: tuple(names) for why, names in out.items()}
+
+    def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those parameters whose modules hold nothing but zeros."""
+        sizes = self._at(record, "weight_norm", sites)
+        filled = {owner(site) for site, size in zip(sites, sizes, strict=True) if size != 0.0}
+        return tuple(site for site in layers if owner(site) not in filled)
 
     def _finding(self, why: str, layers: tuple[str, ...], since: int, step: int, trainable: Reading) -> Finding:
         total = int((trainable.present & (trainable.values > 0)).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturat
 from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.functional import FunctionalRectifiers, feeding_layer
 
 WINDOW = 5
 """Sampled steps per window; a unit is dead when it fired in neither this window nor the one before."""
@@ -40,14 +42,16 @@ def saturation_kind(module: nn.Module) -> str | None:
 class ActivationTap:
     """Watches ReLU, ReLU6, Tanh, Sigmoid, Hardtanh and Hardsigmoid modules while the module calls are armed.
 
-    Functional calls such as ``F.relu`` are no modules and cannot be seen here.
+    ``F.relu`` and its like are no modules: their units go by the layer that feeds them. Other activations that are
+    called as functions are not seen.
     """
 
     instrument: ClassVar[str] = "activations"
 
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
-        self._guard = guard
+        self._guard, self._model = guard, weakref.ref(model)
+        self._functional = FunctionalRectifiers(model, self._rectified_by_function, guard=guard)
         self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
         named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
         self._rectifiers = [(n, m) for n, m in named if isinstance(m, _RECTIFIERS)]
@@ -60,7 +64,7 @@ class ActivationTap:
         self._zero: dict[int, Tensor] = {}
         self._saturated: dict[int, Tensor] = {}
         self._samples = 0
-        self._modules = len(self._rectifiers) + len(self._saturating)
+        self._modules = len(self._rectifiers) + len(self._saturating) + (calls.enabled and self._functional.may_be)
 
     @property
     def modules(self) -> int:
@@ -79,19 +83,36 @@ class ActivationTap:
         for index, (_, module, kind) in enumerate(self._saturating):
             self.calls.add(module, self._guard(partial(self._saturable, index, kind)))
         self._rectifiers, self._saturating = [], []
-        return self.calls.attach()
+        stack = self.calls.attach()
+        if self.calls.enabled:
+            stack.enter_context(self._functional.attach())
+        return stack
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
         self.calls.arm(on=on)
+        self._functional.arm(on=on)
 
-    def _rectified(self, index: int, _module: nn.Module, output: Any) -> None:
+    def _rectified_by_function(self, tensor: Tensor) -> bool:
+        """Take what a function rectified, if a layer feeds it."""
+        model, units = self._model(), tensor.shape[self._unit_dim(tensor)]
+        layer = None if model is None else feeding_layer(model, tensor, units)
+        if layer is None:
+            return False
+        if layer not in self._dead_sites:
+            self._dead_sites += (layer,)
+        self._rectified(self._dead_sites.index(layer), None, tensor.detach().clamp_min(0))
+        return True
+
+    def _unit_dim(self, output: Tensor) -> int:
+        return 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
+
+    def _rectified(self, index: int, _module: nn.Module | None, output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
             return
         with torch.no_grad():
             output = local(output)
-            unit_dim = 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
-            greatest = greatest_outputs(output, unit_dim)
+            greatest = greatest_outputs(output, self._unit_dim(output))
             known = self._active.get(index)
             if known is not None and known.shape == greatest.shape and known.device == greatest.device:
                 greatest = torch.maximum(known, greatest.to(known.dtype))

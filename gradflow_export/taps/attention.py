@@ -33,7 +33,7 @@ from gradflow_export.metrics.attention import (
 )
 from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
 from gradflow_export.taps.blocks import output_tensor
-from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.discover import is_compiled, site_name
 from gradflow_export.taps.patches import Spy, attention_spies
 from gradflow_export.taps.provenance import is_plain, is_product
 
@@ -112,7 +112,7 @@ class AttentionTap:
     ) -> None:
         self.weights: dict[str, Tensor] = {}
         self._keep_weights = keep_weights
-        self._enabled = enabled and not any(_compiled(module) for module in model.modules())
+        self._enabled = enabled and not any(is_compiled(module) for module in model.modules())
         self._known = dict(_describe(model)) if self._enabled else {}
         self._modules = sum(1 for module in model.modules() if _may_attend(module)) if self._enabled else 0
         self._spies: list[Spy] = []
@@ -302,10 +302,6 @@ def _pending(metric: str, sites: dict[int, str], values: dict[int, Tensor]) -> P
     where = [index for index, place in enumerate(places) if place in values]
     stacked = stack_scalars([values[places[index]] for index in where])
     return Pending(metric, tuple(sites[place] for place in places), stacked, np.array(where, dtype=np.int64))
-
-
-def _compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _may_attend(module: nn.Module) -> bool:

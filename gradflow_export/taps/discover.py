@@ -126,3 +126,8 @@ def check_blocks(blocks: Sequence[NamedModule]) -> list[NamedModule]:
             )
         seen[id(module)] = name
     return list(blocks)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of this module run inside compiled code."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

@@ -471,12 +471,14 @@ def test_zero_gradient_by_invariance_is_no_stagnation():
 
 @pytest.mark.parametrize("metric", ["activation__zero_share", "activation__saturated_share"])
 def test_zero_gradient_behind_a_shut_activation_is_left_to_dead_and_saturation(metric):
-    """An activation all of whose outputs are 0 or flat explains it; one that lets anything through does not."""
+    """An activation all of whose outputs are 0 or flat explains it, unless the weights are 0 or it lets some through."""
     values, rates, grads = {"w": 0.0}, {"w": 0.1}, {"w": 0.0}
     for share, issues in ((1.0, 0), (0.95, 1)):
         shut = record(1, **{metric: {"act": share}})
         records = [shut, *(updates(s, values, rates, grads) for s in range(2, 20))]
         assert len(judged(Stagnation(), records).issues) == issues
+    blank = [updates(s, values, rates, grads, weights={"w": 0.0}) for s in range(2, 20)]
+    assert "zero gradient" in judged(Stagnation(), [record(1, **{metric: {"act": 1.0}}), *blank]).issues[0].message
     off = [record(1, **{metric: {"act": 1.0}}), *(updates(s, values, {"w": 0.0}, grads) for s in range(2, 20))]
     assert "learning rate 0" in judged(Stagnation(), off).issues[0].message
 

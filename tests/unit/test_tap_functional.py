@@ -1,0 +1,117 @@
+"""Rectifiers called as functions: seen while the model's own forward pass runs, named by the layer that feeds them."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.calls import ModuleCalls
+
+WAYS = {
+    "F.relu": F.relu,
+    "F.relu in place": lambda x: F.relu(x, inplace=True),
+    "torch.relu": lambda x: torch.relu(input=x),
+    "Tensor.relu": lambda x: x.relu(),
+    "nn.ReLU": nn.ReLU(),
+}
+
+
+class Net(nn.Module):
+    """Two rectified layers, the second with half of its units off, and a head; the loss is a hinge."""
+
+    def __init__(self, rectify):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.rectify = rectify
+        with torch.no_grad():
+            self.two.bias[:4] = -50.0
+
+    def forward(self, x):
+        """Return scores."""
+        h = self.rectify(self.one(x))
+        return self.head(self.rectify(self.two(h)))
+
+
+def net(way):
+    torch.manual_seed(0)
+    return Net(WAYS[way])
+
+
+def step(model, x):
+    loss = torch.relu(1 - model(x)).mean()
+    loss.backward()
+    return loss
+
+
+def functions():
+    return torch.relu, torch.relu_, F.relu, F.relu_, vars(Tensor).get("relu"), vars(Tensor).get("relu_")
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "nn.ReLU"])
+def test_units_behind_a_function_are_counted_at_the_layer_that_feeds_them(way):
+    """Half the units of the second layer are dead, none of the hinge outside the model is looked at."""
+    model, before = net(way), functions()
+    tap = ActivationTap(ModuleCalls(), model)
+    with tap.attach():
+        tap.arm(on=True)
+        step(model, torch.randn(64, 4))
+        tap.arm(on=False)
+        shares = {item.metric: dict(zip(item.sites, item.values.tolist(), strict=True)) for item in tap.drain()}
+    assert shares["activation.dead_share"] == {"one": 0.0, "two": 0.5}
+    assert shares["activation.zero_share"]["two"] >= 0.5
+    assert functions() == before
+
+
+def test_a_rectifier_that_is_a_module_is_counted_once():
+    """``nn.ReLU`` calls the function itself, and keeps its own name."""
+    model = net("nn.ReLU")
+    tap = ActivationTap(ModuleCalls(), model)
+    with tap.attach():
+        tap.arm(on=True)
+        step(model, torch.randn(64, 4))
+        tap.arm(on=False)
+        assert {site for item in tap.drain() for site in item.sites} == {"rectify"}
+
+
+def test_functions_are_put_back_when_the_forward_pass_fails():
+    """An error in the model leaves no stand-in behind, and the next pass is seen."""
+    model, before = net("F.relu"), functions()
+    tap = ActivationTap(ModuleCalls(), model)
+    with tap.attach():
+        tap.arm(on=True)
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 5))
+        assert functions() == before
+        step(model, torch.randn(64, 4))
+        tap.arm(on=False)
+        assert tap.drain()
+
+
+@pytest.mark.parametrize("way", ["F.relu", "F.relu in place", "Tensor.relu"])
+def test_a_layer_that_a_function_shuts_is_dead_and_training_is_the_same(way):
+    """DEAD names the layer, its resting parameters raise nothing else, and no bit of the weights differs."""
+    watched = net(way)
+    with torch.no_grad():
+        watched.two.bias.fill_(-50.0)
+    alone = copy.deepcopy(watched)
+    batches = torch.randn(30, 16, 4)
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x in batches:
+            optimizer.zero_grad()
+            step(model, x)
+            optimizer.step()
+
+    with Exporter(watched, backends=[MemoryWriter()]) as exporter:
+        exporter.watch()
+        train(watched)
+        issues = [issue for issue in exporter.issues if issue.issue_type in {IssueType.DEAD, IssueType.STAGNATION}]
+    train(alone)
+    assert [(issue.issue_type, issue.layer) for issue in issues] == [(IssueType.DEAD, "two")]
+    for mine, theirs in zip(watched.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
