@@ -62,6 +62,16 @@ def ddp(model):
     return nn.parallel.DistributedDataParallel(model)
 
 
+def gathering(model):
+    """A forward pass that needs the other rank, as a contrastive loss does."""
+
+    def gather(_module, _args, output):
+        distributed.all_gather([torch.empty_like(output) for _ in range(2)], output.detach())
+
+    model.stem.register_forward_hook(gather)
+    return ddp(model)
+
+
 def fsdp(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -208,6 +218,7 @@ def run(name, rank, folder):
         "fsdp unwatched": lambda: train(fsdp, half, watch=None),
         "tensor parallel unwatched": lambda: train(tensor_parallel, whole, watch=None),
         "ddp nan": lambda: train(ddp, half, each=poison(rank)),
+        "gathering nan": lambda: train(gathering, half, each=poison(rank)),
         "fsdp nan": lambda: train(fsdp, half, each=poison(rank)),
         "drift": lambda: train(ddp, half, each=drift(rank), steps=8),
         "rank 1 stops": lambda: stop(rank, folder, 1),

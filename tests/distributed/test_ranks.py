@@ -109,9 +109,9 @@ def test_watching_changes_no_bit_on_any_rank(name, rank, together):
     assert watched == plain
 
 
-@pytest.mark.parametrize("name", ["ddp nan", "fsdp nan"])
+@pytest.mark.parametrize("name", ["ddp nan", "gathering nan", "fsdp nan"])
 def test_nan_of_rank_1_is_named(name, together, job):
-    """A NaN in rank 1's input is found there, although the gradients of both ranks are NaN."""
+    """A NaN in rank 1's input is found there, although the gradients of both ranks are NaN, and no rank hangs over it."""
 
     def poison(step, _model, inputs, _optimizer):
         if step == 3:
