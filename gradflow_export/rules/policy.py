@@ -148,18 +148,18 @@ class ExcessExploration(Rule):
     How long training will last is not known while it runs. A uniform choice is normal at first and judged only after
     ``steps``; a wide Gaussian after ``readings``, and only while it narrows by less than a tenth over them.
 
-    A tenth of ``steps`` suffices where training moves the weights of the choice and the choice does not follow: their
-    updates add up to their own size, and what the entropy lacks of its maximum is either no more than at first, or so
-    little that ten times the run would not bring it to ``entropy``. That lack goes with the variance of the logits,
-    and so with the square of the steps where all updates agree: nothing is faster than that forecast. An entropy
-    bonus that outweighs the advantages shows so, a temperature that divides the logits away, a return that says
-    nothing.
+    A tenth of ``steps`` suffices where training moves the weights of the choice, by as much as their own size in all,
+    and the choice does not follow. Either its entropy lacks no more of the maximum than at first: a bonus outweighs
+    the advantages, or a return says nothing. Or the lack is smaller than ``deaf`` allows, and ten times the run would
+    not bring it to ``entropy`` even if all updates agreed: a temperature divides the logits away. With features of
+    size h and K actions, the variance of logits is ``h^2 |W|^2 / K``, and that over ``2 ln K`` is the lack.
 
     Attributes:
         std: Greatest standard deviation, in halves of the range of actions where that is given.
         entropy: Normalised entropy above which a choice is as good as uniform.
         readings: Readings of the standard deviation that must agree.
         steps: Steps over which a uniform choice is normal.
+        deaf: Lack of entropy over the squared norm of the head's weights: 18 actions and features of 0.01 give this.
         patience: One; readings and steps are the patience.
     """
 
@@ -167,6 +167,7 @@ class ExcessExploration(Rule):
     entropy: float = 0.98
     readings: int = 8
     steps: int = 500
+    deaf: float = 1e-6
     patience: int = 1
 
     name: ClassVar[str] = "excess exploration"
@@ -193,7 +194,7 @@ class ExcessExploration(Rule):
             since = _since(choice, self.entropy)
             where = _heads(record, "policy.entropy", high=self.entropy)
             span = record.step - since
-            deaf = 10 * span >= self.steps and self._ignores(choice, since) and _moved(where, history, span)
+            deaf = 10 * span >= self.steps and self._ignores(where, choice, since, history)
             if span >= self.steps or deaf:
                 message = f"the choice of actions has been uniform (entropy {uniform:.4f}) since step {since}" + (
                     ", though its weights moved by as much as their size." if deaf else "."
@@ -201,14 +202,16 @@ class ExcessExploration(Rule):
                 findings.append(self._finding(where, uniform, self.entropy, message, since))
         return tuple(findings)
 
-    def _ignores(self, choice: RunSeries, since: int) -> bool:
-        """Whether a choice that has been uniform since a step is no nearer to a decision for it."""
+    def _ignores(self, heads: tuple[str, ...], choice: RunSeries, since: int, history: History) -> bool:
+        """Whether a choice that has been uniform since a step does not follow its weights."""
         steps, values = choice.whole()
         lacks = 1.0 - values[steps >= since]
-        if len(lacks) < self.readings:
+        update, weights = (_size(history.at_sites(name), heads) for name in _MOVES)
+        if len(lacks) < self.readings or not update * (steps[-1] - since) >= weights > 0:
             return False
         first, latest = middle(lacks[:3]), middle(lacks[-5:])
-        return latest <= first or 100.0 * latest < 1.0 - self.entropy
+        divided = latest < self.deaf * weights**2 and 100.0 * latest < 1.0 - self.entropy
+        return latest <= first or (heads[0] != "" and divided)
 
     def _finding(self, where: tuple[str, ...], value: float, threshold: float, message: str, since: int) -> Finding:
         advice = (
@@ -222,17 +225,11 @@ class ExcessExploration(Rule):
         )  # fmt: skip
 
 
-def _moved(heads: tuple[str, ...], history: History, span: int) -> bool:
-    """Whether the updates of the heads, of the whole model where none is known, add up to the size of their weights."""
-    updates, weights = (history.at_sites(name) for name in _MOVES)
-    if not len(updates.steps) or not len(weights.steps):
-        return False
-
-    def size(series: SiteSeries) -> float:
-        own = [not heads[0] or any(inside(site, head) for head in heads) for site in series.sites]
-        return float(np.sqrt(np.median(np.square(series.values[:, own].astype(np.float64)).sum(axis=1))))
-
-    return span * size(updates) >= size(weights) > 0
+def _size(norms: SiteSeries, heads: tuple[str, ...]) -> float:
+    """Return the usual norm of the heads together, of the whole model where none is known; 0 without readings."""
+    own = [not heads[0] or any(inside(site, head) for head in heads) for site in norms.sites]
+    squares = np.square(norms.values[:, own].astype(np.float64)).sum(axis=1)
+    return float(np.sqrt(np.median(squares))) if len(squares) else 0.0
 
 
 def _earned(spread: RunSeries, least: float, history: History) -> bool:

@@ -222,8 +222,8 @@ def test_slope_is_the_median_over_pairs():
     ("lack", "update", "issues"),
     [
         (lambda step: 1e-3 / step**0.5, 0.05, 1),
-        (lambda step: 1e-9 * step**2, 0.05, 1),
-        (lambda step: 1e-6 * step**2, 0.05, 0),
+        (lambda step: 1e-11 * step**2, 0.05, 1),
+        (lambda step: 1e-9 * step**2, 0.05, 0),
         (lambda step: 1e-3 / step**0.5, 0.001, 0),
     ],
     ids=["bonus-outweighs", "temperature-divides", "young-policy", "weights-hardly-moved"],
