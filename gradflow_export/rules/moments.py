@@ -1,6 +1,5 @@
 """Warnings about the state of the optimizer: OPTIMIZER_STATE."""
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -7,7 +7,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-_RESHAPES = frozenset(("Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View"))
+_RESHAPES = frozenset(
+    ("Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View")
+)
 _VIEWS = _RESHAPES | frozenset(("Alias", "Clone", "Slice", "ToCopy"))
 _ELEMENTWISE = _VIEWS | frozenset(
     ("Add", "Clamp", "CopySlices", "Div", "MaskedFill", "Mul", "Neg", "Select", "Sub", "Tanh", "Where")
