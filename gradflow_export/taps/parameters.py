@@ -52,7 +52,9 @@ class GradientTap:
         owned = step.owned
         self.norms = None
         gradients = [p.grad for p in owned.parameters]
-        arrived = [local(g) for g in gradients if g is not None]
+        arrived = [g for g in gradients if g is not None]
+        if set(map(type, arrived)) != {Tensor}:
+            arrived = [local(g) for g in arrived]
         if not arrived:
             return
         where = owned.where
