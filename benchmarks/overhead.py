@@ -116,17 +116,23 @@ def every_step(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextMana
 
 
 @contextlib.contextmanager
-def gradflow_wandb(trainer: Trainer, logdir: Path) -> Iterator[None]:
-    """Watch with the exporter, to TensorBoard and to an offline W&B run that the user logs into at every step."""
+def wandb_log(trainer: Trainer, logdir: Path) -> Iterator[None]:
+    """Only log the loss into an offline W&B run at every step, as the user of ``gradflow_wandb`` does."""
     import wandb
 
     os.environ.update(WANDB_SILENT="true")
     settings = wandb.Settings(x_disable_stats=True, console="off")
     run = wandb.init(mode="offline", dir=str(logdir), settings=settings, project="overhead")
     trainer.after = lambda step, _model: run.log({"loss": float(step)})
-    with gradflow(trainer, logdir, backends=["tensorboard", "wandb"]):
-        yield
+    yield
     run.finish()
+
+
+@contextlib.contextmanager
+def gradflow_wandb(trainer: Trainer, logdir: Path) -> Iterator[None]:
+    """Watch with the exporter, to TensorBoard and to an offline W&B run that the user logs into at every step."""
+    with wandb_log(trainer, logdir), gradflow(trainer, logdir, backends=["tensorboard", "wandb"]):
+        yield
 
 
 @contextlib.contextmanager
@@ -167,6 +173,7 @@ INSTRUMENTS: tuple[tuple[str, Callable[[Trainer, Path], contextlib.AbstractConte
     ("gradflow", gradflow),
     ("gradflow_every_step", every_step),
     ("gradflow_wandb", gradflow_wandb),
+    ("wandb_log", wandb_log),
     ("wandb_watch_gradients", lambda trainer, logdir: wandb_watch(trainer, logdir, "gradients")),
     ("wandb_watch_all", lambda trainer, logdir: wandb_watch(trainer, logdir, "all")),
     ("tensorboard_naive", tensorboard_naive),
