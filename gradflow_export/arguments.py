@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,24 @@ def make_writers(
         )
     own = writers.WandbWriter(**wandb)
     return [own if backend == "wandb" else make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
+
+
+def check_number(name: str, value: object, *, example: float, most: float = math.inf, way_out: str = "") -> None:
+    """Refuse what is no number between 0 and ``most``.
+
+    Args:
+        name: The argument.
+        value: What was given.
+        example: A value that would do.
+        most: Greatest value; any finite one by default.
+        way_out: What to do, where that is more than giving the example.
+
+    Raises:
+        ArgumentError: It is negative, too large, infinite or NaN.
+        ArgumentTypeError: It is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(f"{name} must be a number, got {value!r}; for example {name}={example:g}.")
+    if not (0 <= value <= most and math.isfinite(value)):
+        wanted = f"lie between 0 and {most:g}" if math.isfinite(most) else "be a number of at least 0"
+        raise ArgumentError(f"{name} must {wanted}, got {value!r}; {way_out or f'for example {name}={example:g}'}.")

@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.objective import Losses
+from gradflow_export.arguments import check_number
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue, IssueType, Severity
@@ -113,10 +114,7 @@ class RLPolicyAnalyzer(Analyzer):
             ("min_std_threshold", min_std_threshold),
             ("max_std_threshold", max_std_threshold),
         ):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ArgumentTypeError(f"{name} must be a number, got {value!r}; for example {name}=0.5.")
-            if not value >= 0:
-                raise ArgumentError(f"{name} must be at least 0, got {value!r}; 0 switches a minimum off.")
+            check_number(name, value, example=0.5, way_out="0 switches a minimum off")
         self.min_entropy_threshold = float(min_entropy_threshold)
         self.min_std_threshold, self.max_std_threshold = float(min_std_threshold), float(max_std_threshold)
         self.track_distributions = track_distributions

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.objective import Objective
-from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.arguments import check_number
 from gradflow_export.metrics.recurrent import criticality, effective_radius, memory_length
 from gradflow_export.metrics.unrolled import Unrolled
 from gradflow_export.records import Issue, IssueType, Severity
@@ -139,8 +139,8 @@ class RecurrentAnalyzer(Analyzer):
     ) -> None:
         # The Jacobians of blocks say nothing of time, so the switch means those of the state here.
         super().__init__(model, enable_vector_analysis=enable_vector_analysis, blocks=blocks)
-        _check_number("optimal_radius", optimal_radius)
-        _check_number("critical_band", critical_band)
+        check_number("optimal_radius", optimal_radius, example=0.9)
+        check_number("critical_band", critical_band, example=0.15)
         self.state_jacobian = enable_jacobian
         self.optimal_radius, self.critical_band = float(optimal_radius), float(critical_band)
         self.track_hidden_states = track_hidden_states
@@ -243,13 +243,6 @@ class RecurrentAnalyzer(Analyzer):
                     groups = unrolled.trajectories(sample.values.cpu().numpy())
                     kept |= {site: states[0] for site, states in groups.items() if states}
         self._states = MappingProxyType(kept)
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{name} must be a number, got {value!r}; for example {name}=0.15.")
-    if not 0 <= value < math.inf:
-        raise ArgumentError(f"{name} must be a number of at least 0, got {value!r}.")
 
 
 def _judged_radius(layer: LayerDynamics) -> float:

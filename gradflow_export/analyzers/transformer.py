@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.objective import Objective
-from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.arguments import check_number
 from gradflow_export.records import Issue, Reading
 from gradflow_export.rules.attention import FixedDiversity, FixedEntropy, layer_of
 from gradflow_export.rules.base import Rule, number
@@ -129,8 +129,11 @@ class TransformerAnalyzer(Analyzer):
         super().__init__(
             model, enable_jacobian=enable_jacobian, enable_vector_analysis=enable_vector_analysis, blocks=blocks
         )
-        _check_threshold("min_entropy_threshold", min_entropy_threshold, most=1.0)
-        _check_threshold("min_diversity_threshold", min_diversity_threshold, most=2.0)
+        off = "None switches it off"
+        if min_entropy_threshold is not None:
+            check_number("min_entropy_threshold", min_entropy_threshold, example=0.5, most=1.0, way_out=off)
+        if min_diversity_threshold is not None:
+            check_number("min_diversity_threshold", min_diversity_threshold, example=0.3, most=2.0, way_out=off)
         self.min_entropy_threshold = min_entropy_threshold
         self.min_diversity_threshold = min_diversity_threshold
         self.track_attention_weights = track_attention_weights
@@ -180,15 +183,6 @@ class TransformerAnalyzer(Analyzer):
             tap.arm(on=True)
             objective.evaluate(objective.input_fn())
             self._weights = MappingProxyType({site: kept.cpu().numpy() for site, kept in tap.weights.items()})
-
-
-def _check_threshold(name: str, value: object, *, most: float) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{name} must be a number, got {value!r}; for example {name}=0.3.")
-    if not 0.0 <= value <= most:
-        raise ArgumentError(f"{name} must lie between 0 and {most:g}, got {value!r}; None switches it off.")
 
 
 def _statistics(recording: Recording, weights: Mapping[str, Weights]) -> AttentionStats:

@@ -330,7 +330,7 @@ def test_bad_arguments_are_named():
         RecurrentAnalyzer(Sequences(), critical_band=-1)
     with pytest.raises(ArgumentTypeError, match="min_std_threshold must be a number, got None"):
         RLPolicyAnalyzer(Policy(), min_std_threshold=None)
-    with pytest.raises(ArgumentError, match="max_std_threshold must be at least 0"):
+    with pytest.raises(ArgumentError, match="max_std_threshold must be a number of at least 0"):
         RLPolicyAnalyzer(Policy(), max_std_threshold=-2)
     x = torch.randn(8, 6)
     analyzer = RLPolicyAnalyzer(Policy())
