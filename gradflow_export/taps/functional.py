@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import is_compiled, site_name
 from gradflow_export.taps.patches import Spy, rectifier_spies
-from gradflow_export.taps.provenance import is_plain
+from gradflow_export.taps.provenance import is_plain, nearest_parameter
 
 UNSEEN_STEPS = 5
 """Sampled steps without any such call after which a model is taken to have none."""
@@ -137,13 +136,5 @@ def feeding_layer(model: nn.Module, tensor: Tensor, units: int) -> str | None:
         units: How many units it has.
     """
     names = {id(p): name for name, p in model.named_parameters() if p.dim() and p.shape[0] == units}
-    nodes: deque[Any] = deque([tensor.grad_fn])
-    for _ in range(NEAREST):
-        if not nodes:
-            break
-        node = nodes.popleft()
-        name = names.get(id(getattr(node, "variable", None)))
-        if name is not None:
-            return site_name(name.rpartition(".")[0])
-        nodes.extend(before for before, _ in getattr(node, "next_functions", ()) if before is not None)
-    return None
+    name = nearest_parameter(tensor, names, NEAREST)
+    return None if name is None else site_name(name.rpartition(".")[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from gradflow_export.metrics.policy import discrete_entropy, gaussian_entropy, m
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, stack_scalars
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.provenance import nearest_parameter
 
 _log = logging.getLogger("gradflow_export")
 
@@ -108,19 +108,11 @@ class PolicyTap:
         """Return the layer a tensor comes from, or the parameter where it belongs to no layer; empty when unknown."""
         model = self._model()
         names = {} if model is None else {id(p): site_name(name) for name, p in model.named_parameters()}
-        if id(tensor) in names:
-            return names[id(tensor)]
-        nodes: deque[Any] = deque([tensor.grad_fn])
-        for _ in range(NEAREST):
-            if not nodes:
-                break
-            node = nodes.popleft()
-            name = names.get(id(getattr(node, "variable", None)))
-            if name is not None:
-                layer, _, own = name.rpartition(".")
-                return layer if layer and own in {"weight", "bias"} else name
-            nodes.extend(before for before, _ in getattr(node, "next_functions", ()) if before is not None)
-        return RUN_SITE
+        name = nearest_parameter(tensor, names, NEAREST)
+        layer, _, own = (name or "").rpartition(".")
+        if name is None or id(tensor) in names:
+            return name or RUN_SITE
+        return layer if layer and own in {"weight", "bias"} else name
 
     def drain(self) -> Drained:
         """Give out what was read since the last call, and forget it."""

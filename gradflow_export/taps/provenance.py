@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -59,3 +61,28 @@ def _is_parameter(node: Any) -> bool:
 def _kind(node: Any) -> str:
     """Return what made a tensor, such as ``"Bmm"`` for ``BmmBackward0``; empty where nothing did."""
     return "" if node is None else str(node.name()).partition("Backward")[0]
+
+
+def nearest_parameter(tensor: Tensor, names: Mapping[int, str], within: int) -> str | None:
+    """Return the name of the parameter that stands nearest before a tensor in the graph of autograd.
+
+    Args:
+        tensor: What was computed, or a parameter itself.
+        names: Names of the parameters that are looked for, by ``id``.
+        within: How many nodes before the tensor are looked at.
+
+    Returns:
+        The name; ``None`` where none is among these nodes.
+    """
+    if id(tensor) in names:
+        return names[id(tensor)]
+    nodes: deque[Any] = deque([tensor.grad_fn])
+    for _ in range(within):
+        if not nodes:
+            break
+        node = nodes.popleft()
+        name = names.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            return name
+        nodes.extend(before for before, _ in getattr(node, "next_functions", ()) if before is not None)
+    return None
