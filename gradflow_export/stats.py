@@ -67,13 +67,6 @@ class Window:
         return np.array([value for _, value in self._pairs], dtype=np.float64)
 
 
-def mad(values: npt.NDArray[np.float64]) -> float:
-    """Median absolute deviation from the median, unscaled (x 1.4826 estimates a normal's sigma); NaN when empty."""
-    if values.size == 0:
-        return math.nan
-    return float(np.median(np.abs(values - np.median(values))))
-
-
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     """Median of the slopes between all pairs of points; unmoved by up to 29 % outliers.
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.stats import Welford, Window, mad, pair_slopes, theil_sen, theil_sen_bounds
+from gradflow_export.stats import Welford, Window, pair_slopes, theil_sen, theil_sen_bounds
 
 
 def test_nothing_seen_is_no_number():
@@ -34,12 +34,6 @@ def test_a_window_forgets_the_oldest():
     assert len(window) == 3
     assert window.steps.tolist() == [2, 3, 4]
     assert window.values.tolist() == [1.0, 1.5, 2.0]
-
-
-def test_mad_is_unmoved_by_one_outlier():
-    """The median deviation of (1, 2, 3, 4, 1000) is 1; of nothing NaN."""
-    assert mad(np.array([1.0, 2.0, 3.0, 4.0, 1000.0])) == 1.0
-    assert math.isnan(mad(np.array([])))
 
 
 def test_slopes_leave_out_equal_positions():
