@@ -12,12 +12,12 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
 from gradflow_export.schedule import Schedule
-from gradflow_export.taps.base import Drained, SampledTap, Tap
+from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.loss import LossTap
@@ -50,6 +50,12 @@ class Taps:
     moments: MomentTap
     clipping: ClippingTap
     sampled: tuple[SampledTap, ...] = ()
+    stepped: tuple[SteppedTap, ...] = ()
+
+    @property
+    def armed(self) -> tuple[SampledTap, ...]:
+        """Those that look on sampled steps only, when they are armed."""
+        return (*self.sampled, *self.stepped)
 
     def policy(self, policy: object) -> None:
         """Take the distribution of actions that the user hands over."""
@@ -60,7 +66,7 @@ class Taps:
     @property
     def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:
         """Those that see calls."""
-        return (self.blocks, *self.sampled, self.loss, self.origin)
+        return (self.blocks, *self.armed, self.loss, self.origin)
 
 
 class TrainingLoop:
@@ -89,7 +95,7 @@ class TrainingLoop:
         self._told = False
         self._unseen = 0
         self._backward_ended: float | None = None
-        self._step_began = self._step_ended = self._stepped_for = 0.0
+        self._step_began = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
         named: tuple[tuple[str, Tap], ...] = (
@@ -100,7 +106,7 @@ class TrainingLoop:
             ("loss", taps.loss),
             ("blocks", taps.blocks),
             ("origin", taps.origin),
-            *((tap.instrument, tap) for tap in taps.sampled),
+            *((tap.instrument, tap) for tap in taps.armed),
         )
         self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
         self._read_gradients = part("gradients")(self._take_gradients)
@@ -109,6 +115,8 @@ class TrainingLoop:
         self._updates_before = part("updates")(self._take_weights)
         self._read_moments = part("moments")(taps.moments.after)
         self._updates_after = part("updates")(self._take_updates)
+        self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
+        self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(self._take_memory)
         self._transfer = part("transfer")(self._pack)
 
@@ -117,16 +125,12 @@ class TrainingLoop:
         self.taps.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
             # First of all hooks, so that what other taps do after the step does not count as the step's time.
-            stack.callback(register_optimizer_step_post_hook(self._stamp).remove)
             for tap in self.taps.hooked:
                 stack.enter_context(tap.attach())
             if self.optimizers is not None:
                 stack.enter_context(self.optimizers.attach())
             self._plan()
             return stack.pop_all()
-
-    def _stamp(self, *_: object) -> None:
-        self._step_ended = time.perf_counter()
 
     def ask(self) -> None:
         """Read everything at the next step; called by the worker when an issue opens."""
@@ -146,19 +150,14 @@ class TrainingLoop:
             self._read_gradients(step)
         if "updates" in self._due:
             self._updates_before(step)
+        for look in self._look_before:
+            look(step)
         self._step_began = time.perf_counter()
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
-        if self._recorded and not step.closure:  # a closure holds the backward pass
-            self._stepped_for += max(self._step_ended - self._step_began, 0.0)
         if self._recorded:
-            if step.closure:
-                self._read_gradients(step)
-            if "updates" in self._due:
-                self._updates_after(step)
-            if "moments" in self._due:
-                self._read_moments(step)
+            self._read_after(step)
         self._collect(_learning_rate(step.optimizer))
         if self._open is not None:
             self._open.scaled |= step.scaled
@@ -170,10 +169,25 @@ class TrainingLoop:
         elif all(optimizer in self._stepped for optimizer in self._partners):
             self._finish()
 
+    def _read_after(self, step: OptimizerStep) -> None:
+        """Read what only shows once an optimizer has stepped."""
+        if step.closure:  # it holds the backward pass: gradients are there now, and the step cannot be timed
+            self._read_gradients(step)
+        else:
+            self._stepped_for += time.perf_counter() - self._step_began
+        if "updates" in self._due:
+            self._updates_after(step)
+        if "moments" in self._due:
+            self._read_moments(step)
+        for look in self._look_after:
+            look(step)
+
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
         self.taps.gradients.forget(step.optimizer)
         self.taps.blocks.forget()
+        for tap in self.taps.stepped:
+            tap.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook tells of; the updates are those since the last call."""
@@ -296,7 +310,7 @@ class TrainingLoop:
         self.taps.clipping.armed = "clipping" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due
         self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
-        for tap in self.taps.sampled:
+        for tap in self.taps.armed:
             tap.arm(on=tap.instrument in self._due)
 
 

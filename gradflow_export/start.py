@@ -89,7 +89,7 @@ def make_loop(
         )
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    discrete = DiscreteTap(model, pairs=pairs, only=only, guard=part("discrete"))
+    discrete = DiscreteTap(model, pairs=pairs)
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(enabled=not compiled), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
@@ -103,16 +103,13 @@ def make_loop(
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
         clipping,
-        (
-            *_sampled(model, guard, compiled=compiled),
-            *([discrete] if discrete.modules else []),
-            *([ReplicaTap(model, only=only, guard=part("replicas"))] if is_spread() else []),
-        ),
+        _sampled(model, guard, compiled=compiled),
+        (*([discrete] if discrete.modules else []), *([ReplicaTap(model)] if is_spread() else [])),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
-    sites.update((tap.instrument, tap.modules) for tap in taps.sampled)
+    sites.update((tap.instrument, tap.modules) for tap in taps.armed)
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
     loop.clock = StepClock(settings.budget)
     loop.optimizers = OptimizerSteps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from gradflow_export.catalog import MetricSpec
+
+if TYPE_CHECKING:
+    from gradflow_export.taps.optimizers import OptimizerStep
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,19 @@ class SampledTap(Tap, Protocol):
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
+
+
+class SteppedTap(SampledTap, Protocol):
+    """A sampled tap that looks at parameters around the steps of an optimizer; the loop tells it of them."""
+
+    def before(self, step: OptimizerStep) -> None:
+        """Look before an optimizer steps."""
+
+    def after(self, step: OptimizerStep) -> None:
+        """Look after it has stepped."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget what was looked at before a step that a gradient scaler skipped."""
 
 
 class ModuleHook:

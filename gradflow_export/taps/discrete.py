@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,11 +19,11 @@ from gradflow_export.metrics.local import local
 from gradflow_export.metrics.phase import correlations, quiet_share
 from gradflow_export.metrics.samples import row_sample
 from gradflow_export.records import RUN_SITE
-from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.base import Drained, Pending
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.expected import Meant, master_of, meant_update
 from gradflow_export.taps.nodes import ROWS, Moved, Nodes, Pairs, check_pairs, joined, nodes_of
-from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps
+from gradflow_export.taps.optimizers import OptimizerStep
 
 ENTRIES = 2**19
 """Entries looked at in one step, shared out evenly among the parameters; whole rows of each."""
@@ -61,12 +61,10 @@ class DiscreteTap:
     """Compares weights before and after the steps of an optimizer, while it is armed.
 
     Args:
-        model: Where the parameters are; only a weak reference to it is kept.
+        model: Where the parameters are; nothing of it is kept.
         pairs: Names of parameters that belong together, phase first, magnitude second; ``"rows"`` takes the direction
             and the length of each row of every real weight, and scores every parameter's update. ``None`` takes complex
             parameters alone, and scores those in formats coarser than float32.
-        only: Count only the steps of these optimizers.
-        guard: Wraps the optimizer hooks.
         entries: How many entries to look at in one step.
 
     Raises:
@@ -81,8 +79,6 @@ class DiscreteTap:
         model: nn.Module,
         *,
         pairs: Pairs = None,
-        only: Sequence[Optimizer] | None = None,
-        guard: Guard = unguarded,
         entries: int = ENTRIES,
     ) -> None:
         named = {site_name(name): parameter for name, parameter in model.named_parameters()}
@@ -103,8 +99,6 @@ class DiscreteTap:
         self._turns = max(-(-len(self._wanted) // AT_ONCE), 1) if alone else 1
         self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._share = max(entries // max(len(self._wanted), 1), 1)
-        reference = weakref.ref(model)
-        self._steps = OptimizerSteps(reference, self._before, self._after, only, skipped=self._skip, guard=guard)
         self._armed = False
         self._open: weakref.WeakKeyDictionary[object, list[_Entry]] = weakref.WeakKeyDictionary()
         self._out: Drained = []
@@ -123,8 +117,8 @@ class DiscreteTap:
         )
 
     def attach(self) -> contextlib.ExitStack:
-        """Begin to listen to optimizer steps, ahead of whoever drains this tap after them."""
-        stack = self._steps.attach()
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
         stack.callback(self._close)
         return stack
 
@@ -155,12 +149,14 @@ class DiscreteTap:
     def _take_real(self, tensor: Tensor) -> Tensor:
         return _real(self._take(tensor))
 
-    def _before(self, step: OptimizerStep) -> None:
+    def before(self, step: OptimizerStep) -> None:
+        """Copy some rows of weights and gradients before an optimizer steps."""
         if self._armed and isinstance(step.optimizer, Optimizer):
             with torch.no_grad():
                 self._open[step.optimizer] = list(self._look(step, step.optimizer))
 
-    def _skip(self, step: OptimizerStep) -> None:
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget them: the step was skipped."""
         self._open.pop(step.optimizer, None)
 
     def _look(self, step: OptimizerStep, optimizer: Optimizer) -> Iterator[_Entry]:
@@ -185,7 +181,8 @@ class DiscreteTap:
             kept = master_of(optimizer, parameter) is not None
             yield _Entry(int(place), parameter, self._take(parameter), used, meant, kept)
 
-    def _after(self, step: OptimizerStep) -> None:
+    def after(self, step: OptimizerStep) -> None:
+        """Compare with the weights after the step."""
         entries = self._open.pop(step.optimizer, None)
         if not entries:
             return

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import local, shards
+from gradflow_export.metrics.norms import dense_entries
 from gradflow_export.metrics.samples import even_sample
-from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
-from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps
+from gradflow_export.taps.base import Drained, Pending
+from gradflow_export.taps.optimizers import OptimizerStep
 
 ENTRIES = 128
 """Evenly spaced entries of each parameter that go into its checksum."""
@@ -37,16 +36,13 @@ class ReplicaTap:
     Nothing is compared here: each rank tells its own sums, and rank 0 looks at how far they are apart.
 
     Args:
-        model: Where the parameters are; only a weak reference to it is kept.
-        only: Count only the steps of these optimizers.
-        guard: Wraps the optimizer hooks.
+        model: Where the parameters are; nothing of it is kept.
     """
 
     instrument: ClassVar[str] = "replicas"
 
-    def __init__(self, model: nn.Module, *, only: Sequence[Optimizer] | None = None, guard: Guard = unguarded) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._modules = sum(1 for _ in model.parameters())
-        self._steps = OptimizerSteps(weakref.ref(model), self._read, _pass, only, skipped=_pass, guard=guard)
         self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._armed = False
         self._out: Drained = []
@@ -62,8 +58,8 @@ class ReplicaTap:
         return (spec("parameter.replica_gap"),)
 
     def attach(self) -> contextlib.ExitStack:
-        """Begin to listen to optimizer steps."""
-        stack = self._steps.attach()
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
         stack.callback(self.forget)
         return stack
 
@@ -80,7 +76,14 @@ class ReplicaTap:
         """Forget what was read: the step makes no record."""
         self._out = []
 
-    def _read(self, step: OptimizerStep) -> None:
+    def after(self, step: OptimizerStep) -> None:
+        """Read nothing: a step may leave copies apart for a moment."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Keep what was read: copies are equal whether the step was taken or not."""
+
+    def before(self, step: OptimizerStep) -> None:
+        """Read the weights that an optimizer is about to change."""
         if not self._armed:
             return
         owned = step.owned
@@ -92,7 +95,7 @@ class ReplicaTap:
         turns = -(-len(whole) // AT_ONCE)
         chosen = whole[turn % turns :: turns]
         with torch.no_grad():
-            sums = [checksum(even_sample(_real(local(owned.parameters[place])), ENTRIES)) for place in chosen]
+            sums = [checksum(even_sample(dense_entries(local(owned.parameters[place])), ENTRIES)) for place in chosen]
         values = torch.stack([value.to(sums[0].device) for value in sums])
         self._out.append(Pending("parameter.replica_gap", owned.sites, values, np.asarray(owned.where)[chosen]))
 
@@ -101,11 +104,3 @@ def _is_replica(parameter: Tensor) -> bool:
     # Megatron and its kin split plain tensors and leave this mark on them.
     plain = parameter.layout is torch.strided and not getattr(parameter, "tensor_model_parallel", False)
     return plain and shards(parameter) == 1 and parameter.numel() > 0
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _pass(_step: OptimizerStep) -> None:
-    """Nothing is read after a step."""

@@ -28,6 +28,7 @@ from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.recurrent import RecurrentTap
+from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
 
@@ -39,6 +40,7 @@ TAPS = (
     "gradients",
     "updates",
     "discrete",
+    "replicas",
     "moments",
     "clipping",
     "recurrent",
@@ -106,7 +108,11 @@ class Rig:
         if self.name == "attention":
             return AttentionTap(self.model, guard=self.guard)
         if self.name == "discrete":
-            tap = DiscreteTap(self.model, pairs="rows", guard=self.guard)
+            tap = DiscreteTap(self.model, pairs="rows")
+            tap.arm(on=True)
+            return tap
+        if self.name == "replicas":
+            tap = ReplicaTap(self.model)
             tap.arm(on=True)
             return tap
         if self.name == "loss":
@@ -127,14 +133,14 @@ class Rig:
         """Read what is read before the optimizer steps."""
         if self.name == "gradients":
             self.results.append(self.tap.read(step, statistics=True, histograms=True))
-        elif self.name == "updates":
+        elif self.name in {"updates", "discrete", "replicas"}:
             self.results.append(self.tap.before(step))
         elif self.name == "clipping":
             self.results.append(self.tap.compare(step, l2_norms([p.grad for p in step.owned.parameters])))
 
     def after(self, step):
         """Read what is read after it."""
-        if self.name in {"updates", "moments"}:
+        if self.name in {"updates", "moments", "discrete", "replicas"}:
             self.results.append(self.tap.after(step))
 
     @contextlib.contextmanager
