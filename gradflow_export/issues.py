@@ -43,6 +43,16 @@ class IssueType(str, enum.Enum):
     ROTATION = "ROTATION"
     OPTIMIZER_STATE = "OPTIMIZER_STATE"
     DESYNC = "DESYNC"
+    NOT_TRAINING = "NOT_TRAINING"
+    WRONG_LOSS = "WRONG_LOSS"
+    DATA_SCALE = "DATA_SCALE"
+    BAD_TARGETS = "BAD_TARGETS"
+    LEARNING_RATE = "LEARNING_RATE"
+    BAD_INIT = "BAD_INIT"
+    CAPACITY = "CAPACITY"
+    STALE_GRAD = "STALE_GRAD"
+    EVAL_RANDOM = "EVAL_RANDOM"
+    NOT_LEARNING = "NOT_LEARNING"
 
     def __str__(self) -> str:
         """Return the bare name, as it is printed."""

@@ -46,7 +46,17 @@ export type IssueType =
   | "RECURRENT_SUPERCRITICAL"
   | "ROTATION"
   | "OPTIMIZER_STATE"
-  | "DESYNC";
+  | "DESYNC"
+  | "NOT_TRAINING"
+  | "WRONG_LOSS"
+  | "DATA_SCALE"
+  | "BAD_TARGETS"
+  | "LEARNING_RATE"
+  | "BAD_INIT"
+  | "CAPACITY"
+  | "STALE_GRAD"
+  | "EVAL_RANDOM"
+  | "NOT_LEARNING";
 export type Severity =
   | "INFO"
   | "LOW"
