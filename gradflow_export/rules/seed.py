@@ -53,8 +53,8 @@ class FixedExploding(Rule):
 class FixedVanishing(Rule):
     """Find parameters whose gradient norm lies below a fixed number.
 
-    Parameters without a gradient are left out, and those that are zero by invariance: their module's other parameters
-    have a gradient ``invariant`` times as large.
+    Parameters without a gradient are left out, frozen ones, and those that are zero by invariance: their module's other
+    parameters have a gradient ``invariant`` times as large.
 
     Attributes:
         threshold: Least allowed norm.
@@ -69,6 +69,7 @@ class FixedVanishing(Rule):
 
     name: ClassVar[str] = "fixed-vanishing"
     needs: ClassVar[tuple[str, ...]] = ("parameter.gradient_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
     by_layer: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
 
@@ -77,7 +78,7 @@ class FixedVanishing(Rule):
         reading = record.get("parameter.gradient_norm")
         if reading is None:
             return ()
-        under = _where(reading, reading.values < self.threshold)
+        under = _where(reading, (reading.values < self.threshold) & ~_frozen(record, reading, history))
         if under.size == 0:
             return ()
         loudest: dict[str, float] = {}
@@ -99,7 +100,7 @@ class FixedVanishing(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedStagnation(Rule):
-    """Find parameters whose update norm lies below a fixed number.
+    """Find parameters, frozen ones left out, whose update norm lies below a fixed number.
 
     Attributes:
         threshold: Least allowed norm of an update.
@@ -112,6 +113,7 @@ class FixedStagnation(Rule):
 
     name: ClassVar[str] = "fixed-stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
     by_layer: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
 
@@ -120,7 +122,7 @@ class FixedStagnation(Rule):
         reading = record.get("parameter.update_norm")
         if reading is None:
             return ()
-        under = _where(reading, reading.values < self.threshold)
+        under = _where(reading, (reading.values < self.threshold) & ~_frozen(record, reading, history))
         if under.size == 0:
             return ()
         layers, value = _worst_first(reading, under, largest=False)
@@ -189,7 +191,7 @@ class FixedMemory(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedDead(Rule):
-    """Find parameters with more than a fixed share of zero gradient entries.
+    """Find parameters, frozen ones left out, with more than a fixed share of zero gradient entries.
 
     Attributes:
         threshold: Greatest allowed share.
@@ -201,6 +203,7 @@ class FixedDead(Rule):
 
     name: ClassVar[str] = "fixed-dead"
     needs: ClassVar[tuple[str, ...]] = ("parameter.zero_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
     by_layer: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
 
@@ -209,7 +212,7 @@ class FixedDead(Rule):
         reading = record.get("parameter.zero_share")
         if reading is None:
             return ()
-        over = _where(reading, reading.values > self.threshold)
+        over = _where(reading, (reading.values > self.threshold) & ~_frozen(record, reading, history))
         if over.size == 0:
             return ()
         layers, value = _worst_first(reading, over, largest=True)
@@ -257,6 +260,20 @@ class FixedUnstable(Rule):
 
 def _where(reading: Reading, hit: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     return np.flatnonzero(reading.present & hit & np.isfinite(reading.values))
+
+
+def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArray[np.bool_]:
+    """Return which sites of a reading are frozen, as far as is known. Shape: ``[len(reading.sites)]``.
+
+    A frozen parameter whose gradient is zeroed in place reads as nothing but zeros, and whether it is frozen is read more
+    rarely: until then nothing is said of such parameters.
+    """
+    known = history.at_sites("parameter.trainable")
+    if not len(known.steps):
+        return np.zeros(len(reading.sites), dtype=np.bool_)
+    unsure = (reading.values == 0.0) & (known.steps[-1] != record.step)
+    frozen = dict(zip(known.sites, known.present[-1] & (known.values[-1] == 0.0), strict=True))
+    return unsure | np.array([frozen.get(site, False) for site in reading.sites], dtype=np.bool_)
 
 
 def _worst_first(reading: Reading, where: npt.NDArray[np.int64], *, largest: bool) -> tuple[tuple[str, ...], float]:
