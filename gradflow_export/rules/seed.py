@@ -265,13 +265,13 @@ def _where(reading: Reading, hit: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64
 def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArray[np.bool_]:
     """Return which sites of a reading are frozen, as far as is known. Shape: ``[len(reading.sites)]``.
 
-    A frozen parameter whose gradient is zeroed in place reads as nothing but zeros, and whether it is frozen is read more
-    rarely: until then nothing is said of such parameters.
+    A frozen parameter whose gradient is zeroed in place reads as nothing but zeros, and whether it is frozen is read
+    more rarely: until then nothing is said of such parameters.
     """
     known = history.at_sites("parameter.trainable")
     if not len(known.steps):
         return np.zeros(len(reading.sites), dtype=np.bool_)
-    unsure = (reading.values == 0.0) & (known.steps[-1] != record.step)
+    unsure: npt.NDArray[np.bool_] = (reading.values == 0.0) & bool(known.steps[-1] != record.step)
     frozen = dict(zip(known.sites, known.present[-1] & (known.values[-1] == 0.0), strict=True))
     return unsure | np.array([frozen.get(site, False) for site in reading.sites], dtype=np.bool_)
 
