@@ -1,9 +1,10 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms } from "./api";
+import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type SeriesQuery } from "./api";
 import type { Choice } from "./choice";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
+import { Recent } from "./model/recent";
 import type { Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { Curves } from "./views/curves";
@@ -33,7 +34,7 @@ export interface Views {
   showError(message: string): void;
 }
 
-const [TREND_COLUMNS, MOST_SUGGESTED] = [60, 3];
+const [TREND_COLUMNS, MOST_SUGGESTED, KEPT_BYTES] = [60, 3, 12e6];
 
 export class Loader {
   /** Counts what was asked for. */
@@ -47,6 +48,8 @@ export class Loader {
   #histograms: readonly Listed[] = [];
   #issues: readonly Issue[] = [];
   #tableShows = "";
+  readonly #recent = new Recent<Series>(KEPT_BYTES, bytesOf);
+  readonly #series = (query: SeriesQuery): Promise<Series> => this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
 
   constructor(private readonly now: Choice, private readonly views: Views) {}
 
@@ -62,6 +65,7 @@ export class Loader {
   /** What was loaded of a run is not that of the next one. */
   forget(): void {
     [this.#version, this.#histograms] = ["", []];
+    this.#recent.forget();
     this.drop();
   }
 
@@ -86,6 +90,7 @@ export class Loader {
     const job = ++this.#job;
     const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.#meetOther(run)]);
     if (job !== this.#job) return;
+    this.#recent.forget();
     const fresh = now.meta === null;
     [now.run, this.#version, now.meta] = [run, version, meta];
     if (!meta.phases.includes(now.phase)) now.phase = "";
@@ -109,6 +114,7 @@ export class Loader {
   async other(): Promise<void> {
     this.#version = this.#version.replace(/\n.*$/, `\n${this.now.otherRun(this.now.run)?.version ?? ""}`);
     const job = ++this.#job;
+    this.#recent.forget();
     await this.guard(async () => {
       await this.#meetOther(this.now.run);
       if (job === this.#job) await this.#charts(job);
@@ -193,8 +199,8 @@ export class Loader {
       return map.clear(entry === null ? "this run holds no metric yet" : "not in this run", "", entry);
     }
     const query = { run, metric, phase, columns: map.columns, reduce, range };
-    const theirs = other !== undefined && this.#otherHolds.has(metric) ? fetchSeries({ ...query, run: other.run }) : null;
-    const [series, found] = await Promise.all([fetchSeries(query), theirs]);
+    const theirs = other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
+    const [series, found] = await Promise.all([this.#series(query), theirs]);
     if (job !== this.#job || series.metric !== now.metric) return;
     this.#otherSites = found?.sites ?? [];
     map.showMode(other === undefined ? null : now.mode);
@@ -233,6 +239,7 @@ export class Loader {
       range,
       extent,
       step: () => now.currentStep,
+      series: this.#series,
       started: [now.meta?.started ?? 0, other?.started ?? 0],
       spec: (name) => now.spec(name),
       entry: (name) => now.catalogued(name),
@@ -249,7 +256,7 @@ export class Loader {
     const shows = [run, this.#version, currentStep, group?.key, phase].join("\n");
     if (meta === null || group === null || metric === undefined || (shows === this.#tableShows && !anew)) return;
     const query = { run, metric: metric.name, phase, columns: TREND_COLUMNS, reduce: "extreme", range };
-    const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? fetchSeries(query) : null]);
+    const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? this.#series(query) : null]);
     if (job !== this.#job) return;
     this.#tableShows = shows;
     if (trend !== null) table.showTrend(trend, metric.scale === "log");
@@ -262,4 +269,10 @@ export class Loader {
     const found = await fetchHistograms(this.now.run, ridges.metric, ridges.site, MOST_RIDGES, this.now.range);
     if (job === this.#job) ridges.show(found);
   }
+}
+
+function bytesOf(series: Series): number {
+  let bytes = 3 * series.first.byteLength;
+  for (const { values } of series.blocks.values()) bytes += values.byteLength;
+  return bytes;
 }

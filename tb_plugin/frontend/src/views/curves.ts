@@ -1,8 +1,9 @@
 // The lines below the map: their common axis and smoothing, and what each of them asks the server for.
-import { fetchSeries, type CatalogEntry, type RunMetric } from "../api";
+import type { CatalogEntry, RunMetric, SeriesQuery } from "../api";
 import { el, setOptions } from "../dom";
 import { AXES, type AxisKind } from "../model/axis";
 import { offerMetrics } from "../model/offer";
+import type { Series } from "../model/series";
 import type { UrlState } from "../model/url";
 import type { MetricInfo } from "./info";
 import { LineCard, type LineCardEvents, type LineStyle } from "./lines";
@@ -35,6 +36,8 @@ export interface CurveContext {
   step(): number;
   readonly started: readonly [number, number];
   spec(metric: string): RunMetric | undefined;
+  /** Asks for a series, or returns what was answered before. */
+  series(query: SeriesQuery): Promise<Series>;
   /** What the catalogue knows of a metric. */
   entry(metric: string): CatalogEntry | undefined;
   /** Whether the answer is still wanted. */
@@ -128,8 +131,8 @@ export class Curves {
     const query = { metric, phase: at.phase, columns: card.columns, reduce: "mean,min,max", range: at.range };
     const other = at.otherHolds.has(metric) && (!pins || theirs?.length !== 0) ? at.other : null;
     const [series, found] = await Promise.all([
-      fetchSeries({ ...query, run: at.run, sites: sites ?? [] }),
-      other === null ? null : fetchSeries({ ...query, run: other, sites: theirs ?? [] }),
+      at.series({ ...query, run: at.run, sites: sites ?? [] }),
+      other === null ? null : at.series({ ...query, run: other, sites: theirs ?? [] }),
     ]);
     if (!at.current()) return;
     card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started });
