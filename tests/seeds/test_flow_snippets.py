@@ -40,22 +40,6 @@ issues, stats = analyzer.analyze(
 )
 """
 
-FLOW_REFERENCE = """
-from gradflow_export import GradientFlowAnalyzer
-
-analyzer = GradientFlowAnalyzer(
-    model,
-    enable_rnn_analyzer=False,  # Default: False (not needed for most cases)
-    enable_circular_flow_analyser=False,  # Default: False (no detection benefit)
-    vanishing_threshold=1e-6,  # Gradient magnitude threshold
-    exploding_threshold=10.0,  # Maximum safe gradient magnitude
-    dead_threshold=0.9,  # Ratio of zero gradients
-    unstable_cv_threshold=3.0  # Coefficient of variation limit
-)
-
-issues = analyzer.analyze(input_fn, loss_fn, steps=20)
-"""
-
 FEEDFORWARD = """
 analyzer = GradientFlowAnalyzer(
     model,
@@ -196,13 +180,6 @@ def test_policy_reference_with_its_own_extractor(names):
     stats = names["stats"]
     assert (stats.discrete_entropy_normalized, stats.continuous_std_mean) == pytest.approx((1.0, 0.5))
     assert (stats.entropy_collapse_risk, stats.exploration_adequacy) == ("LOW", "ADEQUATE")
-
-
-def test_flow_reference_with_its_import(names):
-    """A healthy model has no issue by the documented thresholds."""
-    del names["GradientFlowAnalyzer"]
-    exec(FLOW_REFERENCE, names)
-    assert names["issues"] == []
 
 
 @pytest.mark.parametrize("snippet", [FEEDFORWARD, RESIDUAL])
