@@ -1,0 +1,16 @@
+"""All instruments, in the order of the table. A new family is a module with ``INSTRUMENTS`` and a line here."""
+
+from __future__ import annotations
+
+import contextlib
+
+from instruments import gradflow, rivals
+from instruments.base import Instrument, Trainer
+
+__all__ = ["INSTRUMENTS", "Instrument", "Trainer"]
+
+INSTRUMENTS: tuple[Instrument, ...] = (
+    Instrument("nothing", lambda _trainer, _logdir: contextlib.nullcontext()),
+    *gradflow.INSTRUMENTS,
+    *rivals.INSTRUMENTS,
+)
