@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.runtime import RuntimeTap
+from gradflow_export.transfer import Bundle
 from gradflow_export.worker import Worker
 from gradflow_export.writers.base import Writer
 
@@ -119,14 +121,15 @@ class Exporter(Reports):
         self._loss: LossTap | None = None
         self._runtime = RuntimeTap()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
-        info, judge = describe(inner, self.settings), make_judge(self.settings, strict=strict)
+        info = describe(inner, self.settings)
+        self._judge = make_judge(self.settings, strict=strict)
         writers: list[Writer] = []
         if self.settings.enabled and info.rank:
             _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
         elif self.settings.enabled:
             writers = make_writers(backends, self.logdir, wandb)
         device, on_issue = self._runtime.read_device, self._on_issue
-        self._worker = Worker(info, judge, writers, device=device, on_issue=on_issue, strict=strict)
+        self._worker = Worker(info, self._judge, writers, device=device, on_issue=on_issue, strict=strict)
 
     def watch(
         self,
@@ -233,6 +236,9 @@ class Exporter(Reports):
             return
         if self._loop is not None:
             self._guard.part("close")(self._loop.finish)()
+            # What was found after the last record has one of its own.
+            if self._judge.waiting and self._worker.drain(CLOSE_SECONDS) and self._judge.waiting:
+                self._worker.put(Bundle(self._loop.steps + 1, time.time()))
         self._closed = True
         self._hooks.close()
         if self._loop is not None:
@@ -261,18 +267,19 @@ class _Watched(weakref.ref[nn.Module]):
 def suspended(model: nn.Module) -> contextlib.ExitStack:
     """Return a stack until whose closing the exporters that watch a model see nothing of what happens to it."""
     stack = contextlib.ExitStack()
-    for exporter in _watching(model):
+    for exporter in watching(model):
         stack.enter_context(exporter._guard.suspended())  # noqa: SLF001 - same module
     return stack
 
 
-def _watching(model: nn.Module) -> list[Exporter]:
-    known = [r.exporter() for r in weakref.getweakrefs(model) if isinstance(r, _Watched)]
+def watching(model: nn.Module) -> list[Exporter]:
+    """Return the open exporters that watch a model, wrapped or not."""
+    known = [r.exporter() for r in weakref.getweakrefs(unwrap(model)) if isinstance(r, _Watched)]
     return [exporter for exporter in known if exporter is not None and not exporter._closed]  # noqa: SLF001 - same
 
 
 def _close_earlier(model: nn.Module, now: Exporter) -> None:
-    for earlier in _watching(model):
+    for earlier in watching(model):
         if earlier is not now:
             _log.warning(
                 "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir

@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gradflow_export.config import Settings
 from gradflow_export.guard import Guard
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue
 from gradflow_export.summary import write_json
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.told import ToldJudge
 from gradflow_export.worker import Worker
 
 CLOSE_SECONDS = 10.0
@@ -20,7 +22,9 @@ class Reports:
     """The reading side of :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
 
     logdir: Path
+    settings: Settings
     _worker: Worker
+    _judge: ToldJudge
     _guard: Guard
     _loop: TrainingLoop | None
     _loss: LossTap | None
@@ -77,6 +81,23 @@ class Reports:
             ArgumentTypeError: ``analyzer`` is neither.
         """
         self._worker.add_analyzer(name, analyzer)
+
+    @property
+    def current_step(self) -> int:
+        """The step under way, counted from 1; 0 before ``watch()``."""
+        return 0 if self._loop is None else self._loop.steps + 1
+
+    def add_issue(self, issue: Issue) -> None:
+        """Write an issue that something else found with the record of its step, as if a rule had found it.
+
+        It is left out where a rule tells of the same type and layer already, and where ``alerts_enabled`` is False.
+
+        Args:
+            issue: Its steps are those of this exporter, see :attr:`current_step`. Once it has gone, hand it over again
+                with ``healed_step``.
+        """
+        if self._loop is not None and not self._closed and self.settings.alerts_enabled:
+            self._judge.tell(issue)
 
     def _catch_up(self) -> None:
         if self._loop is not None and not self._closed:

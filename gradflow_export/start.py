@@ -22,7 +22,6 @@ from gradflow_export.exchange import Exchange
 from gradflow_export.guard import Guard
 from gradflow_export.loop import Taps, TrainingLoop
 from gradflow_export.records import RunInfo
-from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.profiles import profile as rules_of
 from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.attention import AttentionTap
@@ -44,6 +43,7 @@ from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.shards import is_spread, this_rank
 from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.told import ToldJudge
 from gradflow_export.transfer import Bundle
 from gradflow_export.worker import Worker
 
@@ -98,7 +98,14 @@ def make_loop(
         block,
         GradientTap(),
         UpdateTap(reference),
-        LossTap(criterion, model=reference, on_backward=clipping.begin, on_loss=follow, guard=part("loss")),
+        LossTap(
+            criterion,
+            model=reference,
+            on_backward=clipping.begin,
+            wants_backward=lambda: clipping.armed,
+            on_loss=follow,
+            guard=part("loss"),
+        ),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
@@ -165,10 +172,10 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     worker.join(ranks)
 
 
-def make_judge(settings: Settings, *, strict: bool) -> Judge:
+def make_judge(settings: Settings, *, strict: bool) -> ToldJudge:
     """Return the judge that the settings ask for; one without rules when alerts are off or rank 0 judges."""
     rules = rules_of(settings.profile, settings.thresholds)
-    return Judge(rules if settings.alerts_enabled and this_rank() == 0 else (), strict=strict)
+    return ToldJudge(rules if settings.alerts_enabled and this_rank() == 0 else (), strict=strict)
 
 
 def is_compiled(model: nn.Module) -> bool:

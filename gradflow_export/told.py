@@ -1,0 +1,60 @@
+"""Issues that something other than the rules found: they join the record of the step in which they were told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from gradflow_export.records import RUN_SITE, Issue, StepRecord
+from gradflow_export.rules.base import Rule
+from gradflow_export.rules.judge import Judge
+
+CAPACITY = 1000
+"""Issues that may wait for a record, and open ones that are remembered; the oldest go first."""
+
+
+class ToldJudge(Judge):
+    """Asks the rules, and adds the issues it was told; what the rules say already is not said again.
+
+    Args:
+        rules: As for :class:`~gradflow_export.rules.judge.Judge`.
+        strict: As there.
+    """
+
+    def __init__(self, rules: Sequence[Rule], strict: bool = False) -> None:
+        super().__init__(rules, strict=strict)
+        # One thread appends and another takes: a deque needs no lock for that, and a fork finds none held.
+        self._waiting: deque[Issue] = deque(maxlen=CAPACITY)
+        self._told: dict[tuple[str, str, int], Issue] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an issue waits for a record."""
+        return bool(self._waiting)
+
+    def tell(self, issue: Issue) -> None:
+        """Add an issue, or one told before that has healed, to the record of its step or the next there is."""
+        self._waiting.append(issue)
+
+    def check(self, record: StepRecord) -> tuple[Issue, ...]:
+        """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does."""
+        events = list(super().check(record))
+        while self._waiting and (self._waiting[0].healed_step or self._waiting[0].step) <= record.step:
+            issue = self._waiting.popleft()
+            if not issue.open:
+                if self._told.pop(issue.key, None) is not None:
+                    events.append(issue)
+            elif not self._said(issue):
+                while len(self._told) >= CAPACITY:
+                    del self._told[next(iter(self._told))]
+                self._told[issue.key] = issue
+                events.append(issue)
+        return tuple(events)
+
+    def _said(self, issue: Issue) -> bool:
+        for other in (*self.issues, *self._told.values()):
+            if other.open and other.issue_type is issue.issue_type:
+                whole = RUN_SITE in (issue.layer, other.layer)
+                if whole or not set(other.layers).isdisjoint(issue.layers):
+                    return True
+        return False
