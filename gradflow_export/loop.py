@@ -78,6 +78,7 @@ class TrainingLoop:
 
     def __init__(self, taps: Taps, schedule: Schedule, guard: Guard, hand_over: Callable[[Bundle], None]) -> None:
         self.taps = taps
+        self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.steps = 0
         self.paused = False
         self.alone = True
@@ -271,7 +272,7 @@ class TrainingLoop:
             return
         self._read_memory(scalars)
         scalars.update(self.taps.loss.scalars(self._backward_ended))
-        drained: Drained = []
+        drained, self.noted = self.noted, []
         for drain in self._drains:
             drain(drained)
         if drained:
