@@ -8,6 +8,7 @@ from types import MappingProxyType
 from gradflow_export.catalog import (
     activations,
     attention,
+    debugging,
     discrete,
     flow,
     gradients,
@@ -39,6 +40,7 @@ _FAMILIES = (
     policy,
     origin,
     replicas,
+    debugging,
     runtime,
 )
 
