@@ -1,4 +1,4 @@
-"""Loss, logits and targets: from the criterion module, or handed over by the user."""
+"""Loss, logits and targets: from the criterion module, handed over by the user, or what ``backward`` is called on."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.backward import BackwardPasses
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
 from gradflow_export.taps.components import LossComponents
+from gradflow_export.taps.root import Roots
 
 _log = logging.getLogger("gradflow_export")
 
@@ -39,11 +40,15 @@ MICRO_BATCHES = 1024
 class LossTap:
     """Collects losses over the micro-batches of a step (their mean), and statistics of the last logits.
 
+    Where neither a criterion nor the user tells of a loss, it is what ``backward`` is called on, see :class:`Roots`.
+
     Args:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be told apart.
         on_backward: Called when a backward pass begins.
+        wants_backward: Whether ``on_backward`` has any use for being called.
         on_loss: Called with each loss that has a graph.
+        on_root: Called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.
     """
 
@@ -53,11 +58,16 @@ class LossTap:
         *,
         model: Callable[[], nn.Module | None] = lambda: None,
         on_backward: Callable[[], None] = lambda: None,
+        wants_backward: Callable[[], bool] = lambda: True,
         on_loss: Callable[[Tensor], None] = lambda _loss: None,
+        on_root: Callable[[Tensor], None] = lambda _root: None,
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
         self._guard, self._on_backward, self._on_loss = guard, on_backward, on_loss
+        self._wants_backward, self._on_root = wants_backward, on_root
+        self._roots = Roots(model, self._root, guard=guard)
+        self._counted = False
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
         self._unknown: set[str] = set()
@@ -78,6 +88,7 @@ class LossTap:
         """Begin to watch the criterion's calls."""
         stack = contextlib.ExitStack()
         stack.callback(self.drain)
+        stack.enter_context(self._roots.attach())
         if self._criterion is not None:
             begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
             stack.callback(self._criterion.register_forward_pre_hook(begin).remove)
@@ -100,7 +111,7 @@ class LossTap:
 
     def observe_loss(self, loss: Tensor | float) -> None:
         """Take one loss. A tensor is kept as a device reference; backward time is measured from its gradient."""
-        self.seen = True
+        self.seen, self._roots.keep = True, False
         if not isinstance(loss, Tensor):
             self._losses.append(torch.tensor(float(loss), dtype=torch.float64))
             return
@@ -130,6 +141,8 @@ class LossTap:
             losses = [loss.to(device, torch.float64) for loss in self._losses]
             mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
             out.append(Pending("loss", (RUN_SITE,), mean.reshape(1)))
+        elif (loss := self._roots.loss()) is not None:
+            out.append(Pending("loss", (RUN_SITE,), loss.reshape(1)))
         for names, values in self._statistics:
             out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
         out.extend(self._components.drain())
@@ -139,8 +152,10 @@ class LossTap:
     def forget(self) -> None:
         """Forget what was collected, without any work on it: the step makes no record."""
         self._losses.clear()
+        self._roots.forget()
         self._components.forget()
         self._passes.forget()
+        self._counted = False
         self._statistics, self._seconds = [], 0.0
 
     def scalars(self, backward_ended: float | None) -> dict[str, float]:
@@ -184,6 +199,18 @@ class LossTap:
             earlier = [entry for entry in self._statistics if entry[0] != UPSTREAM_METRICS]
             self._statistics = [*earlier, (UPSTREAM_METRICS, upstream_statistics(local(gradient)))]
 
-    def _backward(self, _gradient: Tensor) -> None:
+    def _root(self, root: Tensor) -> None:
+        """Begin a backward pass; what runs inside it has to be told from there."""
         self._passes.begin()
+        self._counted = True
+        if not self.seen:
+            self._on_loss(root)
+            if self._wants_backward():
+                root.register_hook(unserializable_hook(self._guard(self._backward)))  # type: ignore[no-untyped-call]
+        self._on_root(root)
+
+    def _backward(self, _gradient: Tensor) -> None:
+        if not self._counted:  # by ``torch.autograd.grad``, or before the root was known to be of this model
+            self._passes.begin()
+        self._counted = False
         self._on_backward()

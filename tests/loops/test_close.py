@@ -67,7 +67,8 @@ def test_nothing_is_left_after_close(tmp_path):
     train(model, criterion, optimizer, 3)
     assert hooks(model, criterion) > before[1]
     assert [len(x) for x in ours()] == [len(x) + 1 for x in before[2]]
-    assert torch_state() == before[0]
+    meanwhile = {key for key, now in torch_state().items() if before[0][key] != now}
+    assert meanwhile == {(str(torch.autograd), "backward")}
     exporter.close()
     loss = criterion(model(torch.ones(3, 4)), torch.tensor([0, 1, 2]))
     assert not loss._backward_hooks

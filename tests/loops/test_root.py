@@ -1,0 +1,185 @@
+"""Losses that nobody tells of: what ``backward`` is called on, in all the ways loops call it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.taps.root import listen
+
+X, Y = torch.linspace(-1, 1, 64).reshape(16, 4), torch.linspace(0, 1, 16).reshape(16, 1)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def seen(model, step, optimizer, **watch):
+    """Train three steps; return the losses that ``step`` tells as true, and those recorded."""
+    writer = MemoryWriter()
+    with Exporter(model, backends=[writer], strict=True).watch(**watch) as exporter:
+        truth = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            truth.append(step(exporter))
+            optimizer.step()
+    return truth, [record.value("loss") for record in writer.records]
+
+
+def mean_squared(model, rows=slice(None)):
+    return F.mse_loss(model(X[rows]), Y[rows])
+
+
+def plainly(loss):
+    loss.backward()
+    return loss.item()
+
+
+def in_parts(model):
+    return sum(plainly(mean_squared(model, slice(k, None, 4)) / 4) for k in range(4))
+
+
+def scaled(model):
+    loss = mean_squared(model)
+    (loss * torch.tensor(1024.0)).backward()
+    return loss.item()
+
+
+def through_a_list(model):
+    losses = [mean_squared(model), 0.5 * mean_squared(model)]
+    torch.autograd.backward(losses)
+    return sum(loss.item() for loss in losses)
+
+
+def with_graph(loss):
+    loss.backward(create_graph=True)
+    return loss.item()
+
+
+WAYS = {
+    "plain": lambda m: plainly(mean_squared(m)),
+    "accumulated": in_parts,
+    "scaled by a power of two, as GradScaler does": scaled,
+    "scaled by the user's own number": lambda m: plainly(mean_squared(m) * torch.tensor(3.0)),
+    "list": through_a_list,
+    "create_graph": lambda m: with_graph(mean_squared(m)),
+    "reentrant checkpoint": lambda m: plainly(
+        F.mse_loss(checkpoint(m, X.clone().requires_grad_(), use_reentrant=True), Y)
+    ),
+    "checkpoint": lambda m: plainly(checkpoint(lambda x: F.mse_loss(m(x), Y), X, use_reentrant=False)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_loss_is_what_backward_is_called_on(way):
+    """Without criterion and observe the record holds the loss, whichever way the loop calls ``backward``."""
+    model = network()
+    truth, got = seen(model, lambda _: WAYS[way](model), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert got == pytest.approx(truth, rel=1e-6)
+
+
+def test_real_scaler_is_divided_out():
+    """A GradScaler's factor is not part of the loss, and halving it changes nothing."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    writer, truth = MemoryWriter(), []
+    with Exporter(model, backends=[writer], strict=True).watch():
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = mean_squared(model)
+            truth.append(loss.item())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(scaler.get_scale() / 2)
+    assert [record.value("loss") for record in writer.records] == pytest.approx(truth, rel=1e-6)
+
+
+def test_what_is_told_wins():
+    """A criterion, or observe before or after the pass, is believed against the root."""
+    criterion, model = nn.MSELoss(), network()
+
+    def by_criterion(_):
+        loss = criterion(model(X), Y)
+        (7.0 * loss).backward()
+        return loss.item()
+
+    def by_hand(exporter):
+        loss = mean_squared(model)
+        loss.backward()
+        exporter.observe(loss=3.0 * loss)
+        return 3.0 * loss.item()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    truth, got = seen(model, by_criterion, optimizer, criterion=criterion)
+    assert got == pytest.approx(truth, rel=1e-6)
+    truth, got = seen(model, by_hand, optimizer)
+    assert got == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize("whose", ["generator", "critic"])
+def test_each_player_has_its_own_loss(whose):
+    """Of two players the one that is watched has its loss recorded, not the other's that runs through it."""
+    torch.manual_seed(0)
+    players = {"generator": nn.Linear(2, 4), "critic": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))}
+    made, judged = players["generator"], players["critic"]
+    optimizers = {name: torch.optim.SGD(player.parameters(), lr=0.1) for name, player in players.items()}
+    writer, truth = MemoryWriter(), {"generator": [], "critic": []}
+    with Exporter(players[whose], backends=[writer], strict=True).watch():
+        for _ in range(3):
+            noise = torch.randn(8, 2)
+            optimizers["critic"].zero_grad()
+            truth["critic"].append(plainly(judged(made(noise).detach()).mean() - judged(torch.randn(8, 4)).mean()))
+            optimizers["critic"].step()
+            optimizers["generator"].zero_grad()
+            truth["generator"].append(plainly(-judged(made(noise)).mean()))
+            optimizers["generator"].step()
+    assert [record.value("loss") for record in writer.records] == pytest.approx(truth[whose], rel=1e-6)
+
+
+def test_what_is_no_scalar_is_no_loss():
+    """A gradient handed to a vector of losses says nothing of one number."""
+    model = network()
+
+    def step(_):
+        model(X).backward(torch.ones(16, 1))
+
+    _, got = seen(model, step, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert got == [None, None, None]
+
+
+def test_backward_is_put_back_by_whoever_leaves_last():
+    """One function stands in for all listeners, in whatever order they leave, and none is left behind."""
+    original = torch.autograd.backward
+    first, second = listen(lambda _: None), listen(lambda _: None)
+    stand_in = torch.autograd.backward
+    first.close()
+    assert torch.autograd.backward is stand_in
+    second.close()
+    assert torch.autograd.backward is original
+
+
+def test_listeners_beneath_somebody_elses_wrapper_still_hear():
+    """Who wraps ``backward`` after us keeps working when we leave, and we when we come again."""
+    original, heard = torch.autograd.backward, []
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, torch.autograd, "backward", original)
+        first = listen(heard.append)
+        ours = torch.autograd.backward
+        torch.autograd.backward = functools.partial(ours)
+        first.close()
+        loss = torch.ones(1, requires_grad=True).sum()
+        loss.backward()
+        assert heard == []
+        with listen(heard.append):
+            loss = torch.ones(1, requires_grad=True).sum()
+            loss.backward()
+        assert heard == [loss]
