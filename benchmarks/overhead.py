@@ -15,6 +15,8 @@ which is not installed are left out, and that is said; ``pip install -e .[benchm
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import dataclasses
 import gc
 import importlib.util
@@ -142,6 +144,8 @@ def _all_cpu() -> float:
 
 def _resident() -> int:
     gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # another C library: freed memory stays in the figure
+        ctypes.CDLL(None).malloc_trim(0)
     process = psutil.Process()
     return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
 
