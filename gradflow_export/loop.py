@@ -20,6 +20,7 @@ from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.clipping import ClippingTap
+from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
@@ -32,7 +33,6 @@ from gradflow_export.transfer import Bundle, pack
 
 _log = logging.getLogger("gradflow_export")
 
-LONELY_BACKWARD_PASSES = 20
 ASK_AGAIN_STEPS = 10
 UNSEEN_STEPS = 5
 
@@ -76,8 +76,15 @@ class TrainingLoop:
     so two optimizers that step together make one record, and one that steps five times as often makes five.
     """
 
-    def __init__(self, taps: Taps, schedule: Schedule, guard: Guard, hand_over: Callable[[Bundle], None]) -> None:
-        self.taps = taps
+    def __init__(
+        self,
+        taps: Taps,
+        schedule: Schedule,
+        guard: Guard,
+        hand_over: Callable[[Bundle], None],
+        lonely: LonelyPasses,
+    ) -> None:
+        self.taps, self.lonely = taps, lonely
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.steps = 0
         self.paused = False
@@ -120,6 +127,7 @@ class TrainingLoop:
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(self._take_memory)
         self._transfer = part("transfer")(self._pack)
+        self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
@@ -214,15 +222,13 @@ class TrainingLoop:
             self._finish()
 
     def notice_lonely(self) -> None:
-        """Say once that backward passes come and no optimizer steps."""
-        passes = self.taps.blocks.store.backward_passes
-        if not self._told and self.clock.last is None and self._open is None and passes >= LONELY_BACKWARD_PASSES:
-            self._told = True
-            _log.warning(
-                "gradflow: %d backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call "
-                "exporter.step() once after each update.",
-                passes,
-            )
+        """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
+        if self.clock.last is None and self._open is None:
+            bundle = Bundle(self.steps + 1, time.time())
+            self._tell_lonely(bundle)
+            if bundle.packed and not self.paused:
+                self.steps += 1
+                self._hand_over(bundle)
 
     def _notice_unseen(self) -> None:
         """Say once that steps come and no watched block is called, as when the model was compiled after ``watch``."""
@@ -254,8 +260,9 @@ class TrainingLoop:
         scalars.update(self.taps.runtime.read())
 
     def _pack(self, drained: Drained, bundle: Bundle) -> None:
-        with torch.no_grad():
-            bundle.packed.extend(pack(drained))
+        if drained:
+            with torch.no_grad():
+                bundle.packed.extend(pack(drained))
 
     def _collect(self, scalars: dict[str, float]) -> None:
         """Put what the taps hold into the open bundle."""
@@ -275,8 +282,7 @@ class TrainingLoop:
         drained, self.noted = self.noted, []
         for drain in self._drains:
             drain(drained)
-        if drained:
-            self._transfer(drained, bundle)
+        self._transfer(drained, bundle)
         if "learning_rate" in scalars:
             scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
         bundle.scalars = {**bundle.scalars, **scalars}

@@ -23,6 +23,7 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "moments": 100,
         "clipping": 50,
         "replicas": 50,
+        "wiring": 100,
         "ranks": 500,
         "histograms": 500,
     }

@@ -24,6 +24,7 @@ from gradflow_export.loop import Taps, TrainingLoop
 from gradflow_export.records import RunInfo
 from gradflow_export.rules.profiles import profile as rules_of
 from gradflow_export.taps.activations import ActivationTap
+from gradflow_export.taps.arrivals import ArrivalTap
 from gradflow_export.taps.attention import AttentionTap
 from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
@@ -31,6 +32,7 @@ from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.nodes import Pairs
@@ -43,6 +45,7 @@ from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.shards import is_spread, this_rank
 from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.taps.wiring import WiringTap
 from gradflow_export.told import ToldJudge
 from gradflow_export.transfer import Bundle
 from gradflow_export.worker import Worker
@@ -94,6 +97,7 @@ def make_loop(
     calls, found = ModuleCalls(enabled=not compiled), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
     follow = part("blocks")(block.follow)
+    wiring, lonely = WiringTap(model, calls=not compiled, guard=part("wiring")), LonelyPasses(reference)
     taps = Taps(
         block,
         GradientTap(),
@@ -111,16 +115,32 @@ def make_loop(
         MomentTap(),
         clipping,
         _sampled(model, guard, compiled=compiled),
-        (*([discrete] if discrete.modules else []), *([ReplicaTap(model)] if is_spread() else [])),
+        (
+            *([discrete] if discrete.modules else []),
+            *([ReplicaTap(model)] if is_spread() else []),
+            wiring,
+            ArrivalTap(model, guard=part("wiring")),
+        ),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
     sites.update((tap.instrument, tap.modules) for tap in taps.armed)
-    loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over)
+    loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
     loop.clock = StepClock(settings.budget)
+
+    def foreign(stranger: Optimizer) -> None:
+        wiring.noticed(stranger)
+        lonely.noticed(stranger)
+
     loop.optimizers = OptimizerSteps(
-        reference, loop.before, loop.after, only, skipped=loop.skip, guard=part("the optimizer step")
+        reference,
+        loop.before,
+        loop.after,
+        only,
+        skipped=loop.skip,
+        foreign=foreign,
+        guard=part("the optimizer step"),
     )
     return loop
 

@@ -20,6 +20,7 @@ from gradflow_export.catalog import (
     replicas,
     runtime,
     updates,
+    wiring,
 )
 from gradflow_export.catalog.metric import SITE_KINDS, UNITS, MetricSpec
 from gradflow_export.errors import ArgumentError, nearest
@@ -40,6 +41,7 @@ _FAMILIES = (
     policy,
     origin,
     replicas,
+    wiring,
     debugging,
     runtime,
 )

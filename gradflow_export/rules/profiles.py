@@ -30,7 +30,9 @@ from gradflow_export.rules.seed import (
     FixedVanishing,
 )
 from gradflow_export.rules.stability import LossSpike, Unstable
+from gradflow_export.rules.stale import StaleGradient
 from gradflow_export.rules.units import Dead, Saturated
+from gradflow_export.rules.wiring import ClearedGradients, NotTraining
 
 PROFILES = ("robust", "seed")
 
@@ -115,6 +117,9 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         ExcessExploration(),
         Rotation(),
         Desync(),
+        NotTraining(),
+        ClearedGradients(),
+        StaleGradient(),
         MemoryUsage(),
         MemoryLeak(),
         *(_FIXED[key](value) for key, value in chosen.items()),

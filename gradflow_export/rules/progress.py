@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
@@ -49,7 +50,13 @@ class Stagnation(Rule):
 
     name: ClassVar[str] = "stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.update_norm", "parameter.weight_norm", *_SHUT)
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "parameter.update_norm",
+        "parameter.weight_norm",
+        "parameter.wiring",
+        *_SHUT,
+    )
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -70,6 +77,10 @@ class Stagnation(Rule):
         if not still.any():
             return ()
         reasons = self._reasons(record, sites, still)
+        if NOT_OWNED in reasons:
+            # An optimizer that steps more rarely than another has no learning rate to tell at this step.
+            held = _owned(history)
+            reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         if ZERO_GRADIENT in reasons and _shut(history):
@@ -227,6 +238,14 @@ def _advice(why: str, layer: str) -> str:
 def _resting(record: StepRecord, updates: SiteSeries) -> npt.NDArray[np.int64]:
     steps = updates.steps
     return steps[steps <= record.step]
+
+
+def _owned(history: History) -> set[str]:
+    """Return the parameters that some optimizer has stepped with."""
+    wiring = history.at_sites("parameter.wiring")
+    codes = np.where(np.isfinite(wiring.values), np.clip(wiring.values, 0, 127), 0).astype(np.int64)
+    held = (wiring.present & ((codes & Wiring.OWNED) > 0)).any(axis=0)
+    return {wiring.sites[index] for index in np.flatnonzero(held)}
 
 
 def _shut(history: History) -> bool:

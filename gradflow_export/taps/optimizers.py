@@ -137,9 +137,11 @@ class OptimizerSteps:
         only: Sequence[Optimizer] | None = None,
         *,
         skipped: Listener,
+        foreign: Callable[[Optimizer], None] = lambda _optimizer: None,
         guard: Guard = unguarded,
     ) -> None:
         self._model = model
+        self._foreign = foreign
         self._before, self._after, self._skipped = before, after, skipped
         self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
@@ -183,9 +185,11 @@ class OptimizerSteps:
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._only is not None and optimizer not in self._only:
+            self._foreign(optimizer)
             return
         owned = self.owned_by(optimizer)
         if owned is None:
+            self._foreign(optimizer)
             return
         running = self._open.get(optimizer)
         if running is not None and _is_nested(optimizer):

@@ -1,0 +1,52 @@
+"""Whether gradients, parameters and optimizers are connected as they should be, and in which mode the model runs."""
+
+from __future__ import annotations
+
+import enum
+
+from gradflow_export.catalog.metric import MetricSpec
+
+
+class Wiring(enum.IntFlag):
+    """What the bits of ``parameter.wiring`` and ``parameter.hidden`` mean."""
+
+    TRAINABLE = 1
+    OWNED = 2
+    GRADIENT = 4
+    ZERO_RATE = 8
+    CALLED = 16
+    UNCALLED = 32
+    WAITING = 64
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Return the metrics of this family, in the order of the documentation."""
+    s = MetricSpec
+    bits = (
+        "sum of 1 requires_grad, 2 in an optimizer that stepped, 4 has a .grad before a step, 8 learning rate 0, "
+        "16 its module was called, 32 its module was not called in the steps looked at, 64 in an optimizer that has "
+        "not stepped yet"
+    )
+    # fmt: off
+    return (
+        s("parameter.wiring", "how a parameter is connected", "count", "parameter", bits, "definition", "c", low=0.0),
+        s("parameter.hidden", "trained tensors that model.parameters() does not list", "count", "parameter",
+          "the same sum, of tensors in plain lists, dicts and attributes of modules, and of modules that are called "
+          "and not registered", "definition", "c", low=0.0),
+        s("parameter.stale_gradient", "gradient left over from earlier steps", "share", "parameter",
+          "least mean |.grad| that a backward pass since the last step found / mean |.grad| before this step, of 4 "
+          "followed parameters; 0 where it was cleared", "definition", "c sampled", low=0.0),
+        s("parameter.kept_gradient", "gradient that is still there at the step", "1", "parameter",
+          "mean |.grad| before the step / sum over the backward passes of mean |gradient that arrived|, of 4 followed "
+          "parameters; 0 where it was cleared in between", "definition", "c sampled", low=0.0),
+        s("wiring.orphans", "tensors in the optimizer that left the model", "count", "run",
+          "tensors of the optimizer that are no parameters of the model, have no gradient, and have the shape of a "
+          "parameter that no optimizer has", "definition", "c", low=0.0),
+        s("wiring.lonely_passes", "backward passes without any step", "count", "run",
+          "backward passes while no weight changed and no optimizer of the model stepped; told where gradients are "
+          "cleared in between, or a copy of the model is trained", "definition", "c", low=0.0),
+        s("wiring.foreign", "parameters whose copies are trained", "share", "run",
+          "share of the model's parameters of whose shape an optimizer that steps holds a tensor, and none of them",
+          "definition", "c", low=0.0, high=1.0),
+    )
+    # fmt: on

@@ -1,0 +1,66 @@
+"""Gradients of earlier steps that still lie in ``.grad``: STALE_GRAD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleGradient(Rule):
+    """Find optimizers whose steps use gradients of earlier steps too, because nothing cleared them.
+
+    Accumulation over micro-batches clears once per step and is not meant; nor are gradients that a pass of another
+    player's loss leaves behind and that are cleared before their own.
+
+    Attributes:
+        readings: Least number of steps with such a gradient, among the last 16 that were looked at.
+        share: Least share of them.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    share: float = 0.45
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "stale-gradient"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient", "parameter.kept_gradient")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the followed parameters of this record and of those before it."""
+        stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
+        if record.get("parameter.stale_gradient") is None or stale.sites != kept.sites or len(stale.steps) == 0:
+            return ()
+        if stale.values.shape != kept.values.shape:
+            return ()
+        # The first step after a pause of the instrument has nothing before it that could be left over.
+        told = stale.present & kept.present & (kept.values > 0) & np.isfinite(stale.values)
+        left = told & (stale.values > 0)
+        steps, here = left.sum(axis=0), told.sum(axis=0)
+        found = left[-1] & (steps >= self.readings) & (steps >= self.share * here)
+        if not found.any():
+            return ()
+        names = tuple(stale.sites[index] for index in np.flatnonzero(found))
+        worst = float(stale.values[-1][found].max())
+        first = int(stale.steps[int(np.argmax(left[:, found].any(axis=1)))])
+        everywhere = bool((found | ~told.any(axis=0)).all())
+        message = (
+            f"before the backward pass .grad of {some(names)} held a gradient of earlier steps, {number(worst)} times "
+            f"as large as the one used in this step, in {int(steps[found].max())} of {int(here[found].max())} steps "
+            "looked at: the optimizer uses a sum over steps."
+        )
+        advice = (
+            "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
+            f"{names[0]}; for accumulation call it after each optimizer.step()."
+        )
+        severity = Severity.HIGH if everywhere else Severity.MEDIUM
+        layers = ("",) if everywhere else names
+        return (Finding(IssueType.STALE_GRAD, severity, layers, worst, 0.0, message, advice, since=first),)

@@ -1,0 +1,350 @@
+"""Parameters that should learn and get no update, each mistake told apart: NOT_TRAINING."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.catalog.wiring import Wiring
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.signals import owner
+
+Codes = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_FOLLOWERS = re.compile(r"(^|[._])(target|teacher|ema|momentum|shadow|average\w*)([._]|$)|encoder_k([._]|$)")
+"""Names of copies that are moved by hand: they have no gradient on purpose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotTraining(Rule):
+    """Find trainable parameters that are not connected: to the loss, to an optimizer, or to the model.
+
+    Everything is told from descriptions, read in several steps: a connection seen once is a connection. What is
+    left without a gradient must be in an optimizer (whoever leaves it out of both wants it to rest), and modules that
+    are called rarely or that stand in a row of like ones (experts) have a longer time to get one. What must have no
+    update by its name (a target network) or because it is frozen before the rest (a backbone) is left in peace.
+
+    Attributes:
+        readings: Least number of steps looked at.
+        span: Least number of steps without a gradient.
+        rare: The same for one of several like modules, and for an optimizer that has not stepped yet.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 6
+    span: int = 15
+    rare: int = 100
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "not-training"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring", "wiring.lonely_passes")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "parameter.wiring",
+        "parameter.hidden",
+        "parameter.weight_norm",
+        "wiring.orphans",
+    )
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the connections of this record and of those before it."""
+        lonely = record.value("wiring.lonely_passes")
+        if lonely is not None and lonely > 0:
+            return (_lonely(lonely, record.value("wiring.foreign") or 0.0),)
+        series = history.at_sites("parameter.wiring")
+        if record.get("parameter.wiring") is None or len(series.steps) < self.readings:
+            return ()
+        codes = _codes(series)
+        span, since = int(series.steps[-1] - series.steps[0]) + 1, int(series.steps[0])
+        ever, always = np.bitwise_or.reduce(codes), np.bitwise_and.reduce(codes)
+        sites = series.sites
+        trainable = (ever & Wiring.TRAINABLE) > 0
+        total = int(trainable.sum())
+        owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
+        findings = [
+            *self._hidden(history),
+            *self._unowned(history, sites, trainable & reached & ~owned, ever, span),
+            *self._unreached(history, sites, trainable & owned & ~reached, ever, span),
+            *_rateless(sites, trainable & ((always & Wiring.ZERO_RATE) > 0), total),
+            *_frozen(sites, ~trainable, trainable & owned, (ever & Wiring.CALLED) > 0),
+        ]
+        return tuple(
+            Finding(
+                IssueType.NOT_TRAINING,
+                _severity(len(names), total, sure),
+                names,
+                float(len(names)),
+                0.0,
+                f"{len(names)} tensors ({some(names)}) got no update in {number(span)} steps: {what}.",
+                advice,
+                since=since,
+                cause=cause,
+                origin=cause,
+            )
+            for cause, names, what, advice, sure in findings
+        )
+
+    def _hidden(self, history: History) -> Iterable[_Told]:
+        series = history.at_sites("parameter.hidden")
+        if len(series.steps) < self.readings:
+            return
+        ever = np.bitwise_or.reduce(_codes(series))
+        wanted = Wiring.TRAINABLE | Wiring.GRADIENT
+        names = _chosen(series.sites, ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0))
+        if names:
+            holder = re.split(r"[\[ ]", names[0])[0]
+            yield (
+                "not registered",
+                names,
+                (
+                    "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
+                    "attribute holds them, so that no optimizer has them and state_dict() does not save them"
+                ),
+                (
+                    f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
+                    "or wrap the tensor in nn.Parameter, and build the optimizer afterwards."
+                ),
+                True,
+            )
+
+    def _unowned(
+        self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, span: int
+    ) -> Iterable[_Told]:
+        waiting = loose & ((ever & Wiring.WAITING) > 0)
+        names = _chosen(sites, waiting)
+        if names and span >= self.rare:
+            yield (
+                "optimizer never stepped",
+                names,
+                "an optimizer holds them and its step() was never called",
+                (
+                    "call step() of every optimizer, here of the one that holds "
+                    f"{names[0]}: loss.backward(); optimizer_b.step()."
+                ),
+                False,
+            )
+        names = _chosen(sites, loose & ~waiting)
+        if not names:
+            return
+        if history.run("wiring.orphans").last > 0:
+            yield (
+                "left the model",
+                names,
+                (
+                    "the optimizer holds tensors of these shapes that are no longer in the model, which was changed "
+                    "after the optimizer was made"
+                ),
+                (
+                    "replace modules, load or re-create the model and move it first, and make the optimizer last: "
+                    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
+                ),
+                True,
+            )
+            return
+        yield (
+            "in no optimizer",
+            names,
+            "gradients arrive there, and no optimizer that steps holds them",
+            (
+                "build the optimizer from model.parameters() after every module exists, or call "
+                f"optimizer.add_param_group({{'params': [...]}}); if {names[0]} shall rest, call "
+                "requires_grad_(False) on it."
+            ),
+            True,
+        )
+
+    def _unreached(
+        self, history: History, sites: tuple[str, ...], cut: Flags, ever: Codes, span: int
+    ) -> Iterable[_Told]:
+        if span < self.span or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
+            return
+        moved = _moved(history.at_sites("parameter.weight_norm"))
+        peers = _pattern_counts(sites, (ever & Wiring.GRADIENT) > 0)
+        names = tuple(
+            name
+            for name in _chosen(sites, cut)
+            if not _FOLLOWERS.search(name)
+            and name not in moved
+            and (span >= self.rare or not peers.get(_pattern(name), 0))
+        )
+        called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
+        used = tuple(name for name in names if called[name])
+        unused = tuple(name for name in names if not called[name])
+        if used:
+            yield (
+                "no gradient",
+                used,
+                (
+                    "forward() uses their modules, but no gradient ever came back: the graph is cut between them and "
+                    "the loss"
+                ),
+                (
+                    f"look after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
+                    "torch.no_grad(), argmax, rounding or torch.tensor(...), and use the tensor itself."
+                ),
+                True,
+            )
+        if unused:
+            yield (
+                "never called",
+                unused,
+                "forward() never calls their modules",
+                f"call {owner(unused[0]) or unused[0]} in forward(), or take it out of the model.",
+                True,
+            )
+
+
+_Told = tuple[str, tuple[str, ...], str, str, bool]
+"""Cause, layers, what is wrong, what to do, whether there is no doubt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClearedGradients(Rule):
+    """Find gradients that arrive and are gone when the optimizer steps.
+
+    Attributes:
+        readings: Least number of readings in a row.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "cleared-gradients"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the followed parameters of this record and of those before it."""
+        kept = history.at_sites("parameter.kept_gradient")
+        if record.get("parameter.kept_gradient") is None or len(kept.steps) < self.readings:
+            return ()
+        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
+        gone = present.all(axis=0) & (values == 0).all(axis=0)
+        if not gone.any() or (present & ~gone).any():
+            return ()
+        message = (
+            f"gradients arrived at {some(_chosen(kept.sites, gone))} in each of {self.readings} steps and none was "
+            "left when the optimizer stepped: they are cleared between backward() and step()."
+        )
+        advice = (
+            "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
+            "optimizer.step()."
+        )
+        since = int(kept.steps[-self.readings])
+        cause = "cleared before the step"
+        return (
+            Finding(
+                IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), 0.0, 0.0, message, advice, since=since, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip
+
+
+def _lonely(passes: float, foreign: float) -> Finding:
+    copied = foreign >= 0.5
+    message = f"{number(passes)} backward passes brought gradients and no weight changed: " + (
+        f"an optimizer steps that holds copies of {number(100 * foreign)} % of the parameters, and none of this model."
+        if copied
+        else "gradients are cleared each time, and no optimizer of this model stepped."
+    )
+    advice = (
+        "make the optimizer from the model that is trained, after it was copied, moved, compiled or loaded: "
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
+        if copied
+        else "call optimizer.step() after loss.backward(), of an optimizer made from model.parameters()."
+    )
+    cause = "optimizer of a copy" if copied else "step never called"
+    return Finding(
+        IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), passes, 0.0, message, advice, since=1, cause=cause,
+        urgent=True, origin=cause,
+    )  # fmt: skip
+
+
+def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:
+    names = _chosen(sites, still)
+    if names:
+        yield (
+            "learning rate 0",
+            names,
+            "the learning rate of their parameter group is exactly 0",
+            (
+                "give the group a learning rate above 0 (optimizer.param_groups[i]['lr'] = 1e-3), or look whether the "
+                "scheduler multiplies by 0: an integer division in LambdaLR, or a schedule that has run out."
+            ),
+            len(names) == total,
+        )
+
+
+def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags) -> Iterable[_Told]:
+    """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn."""
+    modules = list(dict.fromkeys(map(owner, sites)))
+    by_module: dict[str, list[int]] = {}
+    for index, site in enumerate(sites):
+        by_module.setdefault(owner(site), []).append(index)
+    cold = [m for m in modules if frozen[by_module[m]].all() and called[by_module[m]].all()]
+    warm = [m for m in modules if trained[by_module[m]].all()]
+    if not cold or len(warm) < 2 or len(warm) + len(cold) < len(modules):
+        return
+    last = cold == modules[-1:] and len(warm) >= 2
+    peers = [m for m in warm if _pattern(m) == _pattern(cold[0])]
+    among = len(cold) == 1 and len(peers) >= 3 and re.search(r"\d", cold[0]) is not None and cold[0] != modules[0]
+    if last or among:
+        names = tuple(sites[i] for i in by_module[cold[0]])
+        yield (
+            "frozen",
+            names,
+            f"requires_grad is False although everything {'before' if last else 'around'} them is trained",
+            (
+                f"call requires_grad_(True) on {cold[0]}, and see that the optimizer holds it; usually it is the "
+                "layers near the input that are frozen."
+            ),
+            False,
+        )
+
+
+def _severity(names: int, total: int, sure: bool) -> Severity:
+    if names >= total > 0 and sure:
+        return Severity.CRITICAL
+    return Severity.HIGH if sure else Severity.MEDIUM
+
+
+def _codes(series: SiteSeries) -> Codes:
+    """Return the codes of the window as whole numbers, 0 where none arrived. Shape: ``[readings, sites]``."""
+    values = np.where(series.present & np.isfinite(series.values), series.values, 0.0)
+    return np.clip(values, 0, 127).astype(np.int64)
+
+
+def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
+    return tuple(sites[index] for index in np.flatnonzero(flags))
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _pattern_counts(sites: tuple[str, ...], flags: Flags) -> dict[str, int]:
+    """Return how many of the flagged sites bear each name, numbers aside; only names that have a number."""
+    out: dict[str, int] = {}
+    for name in _chosen(sites, flags):
+        if re.search(r"expert", name, re.IGNORECASE):
+            out[_pattern(name)] = out.get(_pattern(name), 0) + 1
+    return out
+
+
+def _moved(weights: SiteSeries) -> set[str]:
+    """Return the parameters whose norm changed between any two readings."""
+    if len(weights.steps) < 2:
+        return set()
+    both = weights.present[1:] & weights.present[:-1]
+    return set(_chosen(weights.sites, (both & (weights.values[1:] != weights.values[:-1])).any(axis=0)))

@@ -1,0 +1,147 @@
+"""What lies in ``.grad`` when a gradient arrives, and whether it is still there when the optimizer steps."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.samples import even_sample
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.optimizers import OptimizerStep
+
+FOLLOWED = 4
+"""Parameters that carry a hook while the tap is armed."""
+ENTRIES = 256
+"""Evenly spaced entries of each that are looked at."""
+
+
+class _Arrivals:
+    """What came to one parameter since its optimizer stepped last."""
+
+    def __init__(self) -> None:
+        self.cleared = False
+        self.found: list[Tensor] = []
+        self.came: list[Tensor] = []
+
+
+class ArrivalTap:
+    """Follows a few parameters through the backward passes between two steps of their optimizer, while armed.
+
+    A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
+    the step was cleared in between. Both are told by the entries, so that clearing by ``None`` and by zeros are alike.
+
+    Args:
+        model: The unwrapped model; only weak references to parameters are kept.
+        guard: Wraps the hooks.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
+        self._model = weakref.ref(model)
+        self._take = guard(self._arrived)
+        self._handles: list[RemovableHandle] = []
+        self._seen: dict[int, _Arrivals] = {}
+        self._out: Drained = []
+
+    @property
+    def modules(self) -> int:
+        """The number of parameters followed does not grow with the model."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return spec("parameter.stale_gradient"), spec("parameter.kept_gradient")
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes every hook away."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Put hooks on a few parameters, or with ``on=False`` take them away."""
+        if on and not self._handles:
+            model = self._model()
+            parameters = [] if model is None else [p for p in model.parameters() if _can_follow(p)]
+            for parameter in parameters[:: -(-len(parameters) // FOLLOWED) or 1]:
+                hook = unserializable_hook(partial(self._take, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+        elif not on and self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self._seen.clear()
+
+    def before(self, step: OptimizerStep) -> None:
+        """Compare what arrived with what is there when an optimizer steps; with a closure nothing has arrived yet."""
+        if not self._seen or step.closure:
+            return
+        where, stale, kept = [], [], []
+        with torch.no_grad():
+            for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
+                seen = self._seen.pop(id(parameter), None)
+                if seen is None or not seen.came:
+                    continue
+                came = torch.stack(seen.came).sum()
+                there = came.new_zeros(()) if parameter.grad is None else _size(parameter.grad)
+                left = came.new_zeros(()) if seen.cleared else torch.stack(seen.found).amin()
+                where.append(place)
+                stale.append(left / there)
+                kept.append(there / came)
+        if where:
+            for name, values in (("stale", stale), ("kept", kept)):
+                told = torch.stack([value.to(values[0].device) for value in values])
+                metric, places = f"parameter.{name}_gradient", np.asarray(where)
+                self._out.append(Pending(metric, step.owned.sites, told, places, nan_is_missing=True))
+
+    def after(self, step: OptimizerStep) -> None:
+        """Forget what came within the step, as under a closure."""
+        for parameter in step.owned.parameters if self._seen else ():
+            self._seen.pop(id(parameter), None)
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget the gradients of a step that a gradient scaler skipped."""
+        self.after(step)
+        self._out = []
+
+    def drain(self) -> Drained:
+        """Give out what was compared since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def forget(self) -> None:
+        """Forget what was compared: the step makes no record."""
+        self._out = []
+
+    def _arrived(self, reference: Callable[[], Tensor | None], gradient: Tensor) -> None:
+        parameter = reference()
+        if parameter is None or gradient.layout is not torch.strided or torch.compiler.is_compiling():
+            return
+        seen = self._seen.setdefault(id(parameter), _Arrivals())
+        with torch.no_grad():
+            seen.came.append(_size(gradient))
+            if parameter.grad is None:
+                seen.cleared = True
+            elif not seen.cleared:
+                seen.found.append(_size(parameter.grad))
+
+
+def _can_follow(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.numel() > 0 and not hasattr(parameter, "placements")
+
+
+def _size(gradient: Tensor) -> Tensor:
+    """Return the mean size of evenly spaced entries, in float64. Shape: scalar."""
+    return even_sample(gradient.coalesce().values() if gradient.is_sparse else gradient, ENTRIES).abs().double().mean()

@@ -1,0 +1,108 @@
+"""Backward passes after which no optimizer of the model ever steps."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.samples import even_sample
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Drained, Pending
+
+_log = logging.getLogger("gradflow_export")
+
+LONELY_BACKWARD_PASSES = 20
+FOLLOWED = 4
+ENTRIES = 256
+MOST = 0.9
+"""Share of the parameters that a stranger's copies must have to be taken for copies of this model."""
+
+
+class LonelyPasses:
+    """Notices, before the first step, that gradients come and go and the weights stay.
+
+    A loop that accumulates gradients over many passes does not clear them, and one that updates weights by hand moves
+    them: neither is told of.
+
+    Args:
+        model: Returns the model.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
+        self._model = model
+        self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._passes = self._foreign_steps = 0
+        self._cleared = True
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this can give out."""
+        return spec("wiring.lonely_passes"), spec("wiring.foreign")
+
+    def noticed(self, optimizer: Optimizer) -> None:
+        """Take notice of an optimizer that steps and owns no parameter of the model."""
+        self._foreign.add(optimizer)
+        self._foreign_steps += 1
+
+    def begin(self) -> Drained:
+        """Count a backward pass that begins.
+
+        Returns:
+            At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
+            while no optimizer steps that holds copies of the parameters.
+        """
+        self._passes += 1
+        if self._passes == 1:
+            self._remember()
+        elif self._passes <= LONELY_BACKWARD_PASSES and self._cleared:
+            # Waits for the device where gradients were not cleared by None: once, for then they are kept.
+            gradients = [p.grad for p, _ in self._held()]
+            self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
+        if self._passes != LONELY_BACKWARD_PASSES:
+            return []
+        _log.warning(
+            "gradflow: %d backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call "
+            "exporter.step() once after each update.",
+            self._passes,
+        )
+        held, share = self._held(), self._share()
+        copied = share >= MOST and self._foreign_steps >= LONELY_BACKWARD_PASSES // 2
+        if not (held and (self._cleared or copied)):
+            return []
+        if not all(torch.equal(even_sample(p, ENTRIES), before) for p, before in held):
+            return []
+        return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
+
+    def _held(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the followed parameters that are still there, and what their entries were."""
+        return [
+            (p, before) for p, before in ((reference(), before) for reference, before in self._before) if p is not None
+        ]
+
+    def _share(self) -> float:
+        model = self._model()
+        parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+        shapes = Counter(p.shape for p in parameters)
+        greatest = 0
+        for optimizer in list(self._foreign):
+            held = Counter(p.shape for group in optimizer.param_groups for p in group["params"])
+            greatest = max(greatest, sum((held & shapes).values()))
+        return greatest / max(len(parameters), 1)
+
+    def _remember(self) -> None:
+        model = self._model()
+        parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad and p.numel()]
+        # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
+        self._before = [(weakref.ref(p), even_sample(p, ENTRIES).clone()) for p in parameters[:FOLLOWED]]
+
+
+def _run(metric: str, value: float) -> Pending:
+    return Pending(metric, (RUN_SITE,), torch.tensor([float(value)], dtype=torch.float64))

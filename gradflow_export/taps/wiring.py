@@ -1,0 +1,268 @@
+"""Which parameters are connected: to a gradient, to an optimizer, to the model at all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.catalog.wiring import Wiring
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.optimizers import OptimizerStep, names_of
+
+LOOKS = 5
+"""Armed steps in which calls of modules are looked at."""
+HIDDEN = 256
+"""Tensors outside ``model.parameters()`` that are followed at most."""
+ENTRIES = 256
+"""Entries of a plain container that are looked into."""
+SEARCHES = (5, 10)
+"""Armed steps at which optimizers that have not stepped are searched for, where a gradient has no optimizer."""
+
+_OWN = frozenset(vars(nn.Module()))
+
+
+class WiringTap:
+    """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry.
+
+    Args:
+        model: The unwrapped model; only weak references to what is found in it are kept.
+        calls: Whether calls of modules can be seen.
+        guard: Wraps the hooks that see calls.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module, *, calls: bool = True, guard: Guard = unguarded) -> None:
+        self._model = weakref.ref(model)
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._calls = Calls(self._model, guard=guard) if calls else None
+        self._hidden: dict[str, weakref.ref[Tensor]] = {}
+        self._armed = False
+        self._steps = 0
+        self._codes: dict[str, int] = {}
+        self._hidden_codes: dict[str, int] = {}
+        self._orphans = 0
+
+    @property
+    def modules(self) -> int:
+        """It reads descriptions, which cost no more for many modules than a step does."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(name) for name in ("parameter.wiring", "parameter.hidden", "wiring.orphans"))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._hidden.clear)
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, or with ``on=False`` read no more."""
+        self._armed = on
+        if self._calls is not None:
+            self._calls.arm(on=on and self._steps < LOOKS)
+
+    def noticed(self, optimizer: Optimizer) -> None:
+        """Take notice of an optimizer that steps and owns no parameter of the model."""
+        self._optimizers.add(optimizer)
+
+    def before(self, step: OptimizerStep) -> None:
+        """Read the connections just before an optimizer uses them."""
+        if isinstance(step.optimizer, Optimizer):
+            self._optimizers.add(step.optimizer)
+        model = self._model()
+        if not self._armed or model is None:
+            return
+        self._steps += 1
+        if self._steps <= LOOKS:
+            self._search_hidden(model)
+        owned = _ids(self._optimizers)
+        if not isinstance(step.optimizer, Optimizer):
+            owned |= {id(p): False for p in step.owned.parameters}
+        names = names_of(model)
+        parameters = list(model.parameters())
+        self._search_waiting(parameters, owned)
+        waiting = _ids(self._waiting)
+        for parameter in parameters:
+            name = names[id(parameter)][1]
+            code = _code(parameter, owned, waiting)
+            self._codes[name] = self._codes.get(name, 0) | code
+        for path, reference in self._hidden.items():
+            tensor = reference()
+            if tensor is not None and id(tensor) not in names:
+                self._hidden_codes[path] = self._hidden_codes.get(path, 0) | _code(tensor, owned, waiting)
+        self._orphans += _orphans(step.optimizer, parameters, owned)
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read nothing: what connects was read before the step."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Keep what was read: a skipped step changes no connection."""
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call."""
+        if not self._codes:
+            return []
+        calls = {} if self._calls is None else self._calls.codes()
+        codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
+        out: Drained = [_pending("parameter.wiring", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
+        if self._hidden_codes:
+            out.append(_pending("parameter.hidden", self._hidden_codes))
+        self.forget()
+        return out
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self._codes, self._hidden_codes, self._orphans = {}, {}, 0
+
+    def _search_hidden(self, model: nn.Module) -> None:
+        known = {id(p) for p in model.parameters()}
+        called = () if self._calls is None else self._calls.strangers()
+        for path, tensor in (*_kept_outside(model), *called):
+            if id(tensor) not in known and len(self._hidden) < HIDDEN:
+                known.add(id(tensor))
+                self._hidden.setdefault(path, weakref.ref(tensor))
+
+    def _search_waiting(self, parameters: Iterable[Tensor], owned: dict[int, bool]) -> None:
+        """Find optimizers that were made and have not stepped yet: another player's, or one that was forgotten."""
+        if self._steps not in SEARCHES:
+            return
+        loose = {id(p) for p in parameters if p.requires_grad and p.grad is not None and id(p) not in owned}
+        if loose:
+            # By type: asking an object for its class may run code of its owner.
+            made = [o for o in gc.get_objects() if Optimizer in type(o).__mro__]
+            found = [optimizer for optimizer in made if not loose.isdisjoint(_ids([optimizer]))]
+            self._waiting.update(found)
+
+
+class Calls:
+    """Sees which modules are called while the model's own forward pass runs, while armed.
+
+    Args:
+        model: Returns the model.
+        guard: Wraps the hooks.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
+        self._model = model
+        self._enter, self._leave = guard(self._entered), guard(self._left)
+        self._armed: contextlib.ExitStack | None = None
+        self._depth = 0
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._looked = False
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        if on and self._armed is None:
+            with contextlib.ExitStack() as stack:
+                stack.callback(register_module_forward_pre_hook(self._enter).remove)
+                stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+                self._armed = stack.pop_all()
+        elif not on and self._armed is not None:
+            self._armed.close()
+            self._armed = None
+
+    def codes(self) -> dict[str, int]:
+        """Return by name of module whether it was called; empty before the model's own forward pass was seen."""
+        model = self._model()
+        if model is None or not self._looked:
+            return {}
+        called, not_called = int(Wiring.CALLED), int(Wiring.UNCALLED)
+        return {site_name(name): called if m in self._seen else not_called for name, m in model.named_modules()}
+
+    def strangers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters of modules that were called and are no part of the model, with a name."""
+        model = self._model()
+        members = set() if model is None else {id(m) for m in model.modules()}
+        for module in list(self._seen):
+            if id(module) not in members:
+                yield from ((f"{type(module).__name__} (called).{name}", p) for name, p in module.named_parameters())
+
+    def _entered(self, module: nn.Module, _given: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if module is self._model():
+            self._depth, self._looked = 1, True
+        if self._depth:
+            self._seen.add(module)
+
+    def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling() and module is self._model():
+            self._depth = 0
+
+
+def _kept_outside(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the trainable tensors that modules keep in plain attributes, lists and dicts, with a path as name."""
+    for name, module in model.named_modules():
+        for key, value in list(vars(module).items()):
+            if key not in _OWN:
+                yield from _inside(f"{site_name(name)}.{key}".lstrip("."), value, 2)
+
+
+def _inside(path: str, value: object, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, nn.Module):
+        yield from ((f"{path}.{name}", p) for name, p in value.named_parameters() if p.requires_grad)
+    elif isinstance(value, Tensor):
+        if value.is_leaf and value.requires_grad:
+            yield path, value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        entries = list(value.items() if isinstance(value, dict) else enumerate(value))
+        for key, entry in entries[:ENTRIES]:
+            yield from _inside(f"{path}[{key!r}]", entry, depth - 1)
+
+
+def _ids(optimizers: Iterable[Optimizer]) -> dict[int, bool]:
+    """Return by ``id`` of each tensor that optimizers own whether its learning rate is 0 in all of them."""
+    out: dict[int, bool] = {}
+    for optimizer in list(optimizers):
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            host = not isinstance(rate, Tensor) or rate.device.type == "cpu"
+            zero = rate is not None and host and float(rate) == 0.0
+            for parameter in group["params"]:
+                out[id(parameter)] = out.get(id(parameter), True) and zero
+    return out
+
+
+def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> int:
+    here = id(tensor)
+    return (
+        Wiring.TRAINABLE * tensor.requires_grad
+        | Wiring.OWNED * (here in owned)
+        | Wiring.GRADIENT * (tensor.grad is not None)
+        | Wiring.ZERO_RATE * owned.get(here, False)
+        | Wiring.WAITING * (here in waiting)
+    )
+
+
+def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, bool]) -> int:
+    """Return how many tensors of an optimizer have no gradient, left the model, and would fit a parameter left out."""
+    groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+    members = {id(p) for p in parameters}
+    gone = Counter(p.shape for g in groups for p in g["params"] if id(p) not in members and p.grad is None)
+    if not gone:
+        return 0
+    left_out = Counter(p.shape for p in parameters if p.requires_grad and id(p) not in owned)
+    return sum((gone & left_out).values())
+
+
+def _pending(metric: str, values: dict[str, int]) -> Pending:
+    return Pending(metric, tuple(values), torch.tensor(list(values.values()), dtype=torch.float32))

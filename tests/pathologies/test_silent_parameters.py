@@ -1,0 +1,188 @@
+"""Loops in which parameters are not connected, or gradients are not cleared, each beside one that is right."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter, Severity
+
+KINDS = (IssueType.NOT_TRAINING, IssueType.STALE_GRAD)
+
+
+class Net(nn.Module):
+    """Three layers and, by name, one mistake."""
+
+    def __init__(self, mistake):
+        super().__init__()
+        self.mistake = mistake
+        self.enc, self.mid, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        self.extra = {
+            "list": [nn.Linear(16, 16)], "dict": {"a": nn.Linear(16, 16)}, "tensor": [torch.ones(16, requires_grad=True)],
+            "frozen list": [nn.Linear(16, 16).requires_grad_(False)],
+        }.get(mistake, [])  # fmt: skip
+
+    def forward(self, x):
+        h = F.relu(self.enc(x))
+        if self.mistake == "detach":
+            h = h.detach()
+        for layer in self.extra.values() if isinstance(self.extra, dict) else self.extra:
+            h = h * layer if isinstance(layer, torch.Tensor) else F.relu(layer(h))
+        return self.head(h if self.mistake == "unused" else F.relu(self.mid(h)))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def issues(model, optimizer, *, order="clear backward step", steps=30, each=lambda _step: None, zero=None, every=1):
+    """Train with the calls in the order given, and return what is found of both kinds."""
+    generator = torch.Generator().manual_seed(0)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(steps):
+            each(step)
+            x = torch.randn(32, 8, generator=generator)
+            loss = F.cross_entropy(model(x), (x[:, 0] > 0).long())
+            exporter.observe(loss=loss)
+            for call in order.split():
+                if call == "backward":
+                    loss.backward()
+                elif step % every == (0 if call == "clear" else every - 1):
+                    (zero or optimizer.zero_grad)() if call == "clear" else optimizer.step()
+        return [issue for issue in exporter.issues if issue.issue_type in KINDS]
+
+
+def told(found):
+    return [(str(issue.issue_type), issue.cause, issue.layer) for issue in found]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "cause", "layer"),
+    [
+        ("list", "not registered", "extra[0].weight"),
+        ("dict", "not registered", "extra['a'].weight"),
+        ("tensor", "not registered", "extra[0]"),
+        ("detach", "no gradient", "enc.weight"),
+        ("unused", "never called", "mid.weight"),
+    ],
+)
+def test_a_layer_that_is_not_connected_is_named_with_its_reason(mistake, cause, layer):
+    """Layers in plain containers, a cut graph and an unused layer are told apart, since step 1."""
+    model = Net(mistake)
+    found = issues(model, adam(model))
+    assert told(found) == [("NOT_TRAINING", cause, layer)]
+    assert found[0].step == 1
+
+
+@pytest.mark.parametrize("mistake", ["none", "frozen list"])
+def test_connected_layers_and_a_frozen_stranger_are_in_order(mistake):
+    """All layers learn; a frozen layer may be hidden in a list on purpose."""
+    model = Net(mistake)
+    assert issues(model, adam(model)) == []
+
+
+def test_the_ways_in_which_an_optimizer_misses_the_model():
+    """It holds a copy, a replaced layer, too little, a learning rate of 0, or its step is never called."""
+    model = mlp()
+    assert told(issues(model, adam(copy.deepcopy(model)))) == [("NOT_TRAINING", "optimizer of a copy", "")]
+    model = mlp()
+    assert told(issues(model, adam(model), order="clear backward")) == [("NOT_TRAINING", "step never called", "")]
+    model = mlp()
+    optimizer = adam(model)
+    model[4] = nn.Linear(16, 2)
+    assert told(issues(model, optimizer)) == [("NOT_TRAINING", "left the model", "4.weight")]
+    model = mlp()
+    assert told(issues(model, adam(model[:4]))) == [("NOT_TRAINING", "in no optimizer", "4.weight")]
+    model = mlp()
+    found = issues(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    assert told(found) == [("NOT_TRAINING", "learning rate 0", "0.weight")]
+    assert found[0].severity is Severity.CRITICAL
+
+
+def test_a_frozen_head_is_a_mistake_and_a_frozen_backbone_is_none():
+    """Layers near the input are frozen on purpose; the output layer alone is not."""
+    model = mlp()
+    model[4].requires_grad_(False)
+    assert told(issues(model, adam(model))) == [("NOT_TRAINING", "frozen", "4.weight")]
+    model = mlp()
+    model[:3].requires_grad_(False)
+    assert issues(model, adam(model)) == []
+
+
+def test_gradients_that_are_cleared_too_late_or_never():
+    """Between backward and step nothing is left; without any clearing, or that of another model, all is summed up."""
+    model = mlp()
+    assert told(issues(model, adam(model), order="backward clear step")) == [
+        ("NOT_TRAINING", "cleared before the step", "")
+    ]
+    for order, other in (("backward step", None), ("clear backward step", adam(mlp()))):
+        model = mlp()
+        zero = None if other is None else other.zero_grad
+        found = issues(model, adam(model), order=order, zero=zero)
+        assert told(found) == [("STALE_GRAD", "", "")]
+        assert found[0].step == 2
+
+
+@pytest.mark.parametrize("none", [True, False])
+def test_every_way_of_clearing_once_per_step_is_in_order(none):
+    """Before the backward pass, after the step, by None or by zeros, and once for four micro-batches."""
+    for order, every in (("clear backward step", 1), ("backward step clear", 1), ("clear backward step", 4)):
+        model = mlp()
+        optimizer = adam(model)
+        zero = lambda optimizer=optimizer: optimizer.zero_grad(set_to_none=none)  # noqa: E731 - short
+        assert issues(model, optimizer, order=order, zero=zero, every=every, steps=60) == []
+
+
+def test_accumulation_over_many_passes_and_updates_by_hand_are_no_lonely_passes():
+    """Thirty-two passes before the first step keep their gradients; updates by hand move the weights."""
+    model = mlp()
+    assert issues(model, adam(model), every=32, steps=96) == []
+    model = mlp()
+
+    def update(_step):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.0 if p.grad is None else 0.1 * p.grad)
+
+    assert issues(model, adam(model), order="clear backward", each=update) == []
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_two_players_whose_gradients_pass_through_each_other(clears):
+    """The discriminator collects gradients while the generator learns; only one that never clears them is told of."""
+    torch.manual_seed(0)
+    maker, judge = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 1))
+    model = nn.ModuleDict({"maker": maker, "judge": judge})
+    of_maker, of_judge = adam(maker), adam(judge)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(40):
+            if clears:
+                of_judge.zero_grad()
+            loss = (
+                F.softplus(judge(maker(torch.randn(16, 4)).detach())).mean()
+                + F.softplus(-judge(torch.ones(16, 8))).mean()
+            )
+            loss.backward()
+            of_judge.step()
+            if step % 5 == 0:
+                of_maker.zero_grad()
+                F.softplus(-judge(maker(torch.randn(16, 4)))).mean().backward()
+                of_maker.step()
+        found = [issue for issue in exporter.issues if issue.issue_type in KINDS]
+    assert told(found) == ([] if clears else [("STALE_GRAD", "", "judge.0.weight")])
+
+
+def test_hooks_are_gone_after_closing_and_a_watched_model_copies():
+    """Parameters carry hooks only while they are followed, and no copy carries them on."""
+    model = mlp()
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch():
+        assert any(p._backward_hooks for p in model.parameters())
+        twin = copy.deepcopy(model)
+        assert not any(p._backward_hooks for p in twin.parameters())
+    assert not any(p._backward_hooks for p in model.parameters())
