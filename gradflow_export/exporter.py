@@ -22,6 +22,7 @@ from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue
 from gradflow_export.reports import CLOSE_SECONDS, Reports
 from gradflow_export.start import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
+from gradflow_export.taps.base import Drained
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
@@ -276,6 +277,14 @@ def watching(model: nn.Module) -> list[Exporter]:
     """Return the open exporters that watch a model, wrapped or not."""
     known = [r.exporter() for r in weakref.getweakrefs(unwrap(model)) if isinstance(r, _Watched)]
     return [exporter for exporter in known if exporter is not None and not exporter._closed]  # noqa: SLF001 - same
+
+
+def note(exporter: Exporter, readings: Drained) -> None:
+    """Put readings that were made elsewhere into the record of the step under way; of one metric the last counts."""
+    loop = exporter._loop  # noqa: SLF001 - same module
+    if loop is not None and not exporter._closed:  # noqa: SLF001 - same module
+        # Steps that are not recorded leave them waiting.
+        loop.noted = [*({item.metric: item for item in (*loop.noted, *readings)}).values()]
 
 
 def _close_earlier(model: nn.Module, now: Exporter) -> None:
