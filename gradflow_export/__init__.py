@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from gradflow_export.analyzers.recurrent import RecurrentAnalyzer
     from gradflow_export.analyzers.transformer import TransformerAnalyzer
     from gradflow_export.catalog import CATALOG, MetricSpec
+    from gradflow_export.debugging import (
+        AsyncTrainingLogger,
+        DebugLevel,
+        DiffusionModelDebugger,
+        PyTorchDebugger,
+        TensorInfo,
+        TrainingDebugger,
+        TrainingPhase,
+        debug_context,
+    )
     from gradflow_export.diagnostics import (
         BackwardPassDiagnostics,
         DiscreteUpdateAnalyzer,
@@ -54,8 +64,11 @@ __all__ = [
     "CATALOG",
     "ArgumentError",
     "ArgumentTypeError",
+    "AsyncTrainingLogger",
     "BackwardPassDiagnostics",
     "ConsoleWriter",
+    "DebugLevel",
+    "DiffusionModelDebugger",
     "DiscreteUpdateAnalyzer",
     "Exporter",
     "GradflowError",
@@ -69,6 +82,7 @@ __all__ = [
     "MemoryWriter",
     "MetricSpec",
     "MissingPackageError",
+    "PyTorchDebugger",
     "RLPolicyAnalyzer",
     "Reading",
     "RecurrentAnalyzer",
@@ -77,12 +91,16 @@ __all__ = [
     "StepRecord",
     "StorageError",
     "TensorBoardWriter",
+    "TensorInfo",
     "TrainContext",
+    "TrainingDebugger",
+    "TrainingPhase",
     "TransformerAnalyzer",
     "WandbSink",
     "WandbWriter",
     "Writer",
     "create_modular_train_context",
+    "debug_context",
     "find_runs",
     "read_run",
 ]
@@ -93,6 +111,19 @@ _HOMES = (
     ("analyzers.recurrent", ("RecurrentAnalyzer",)),
     ("analyzers.transformer", ("TransformerAnalyzer",)),
     ("catalog", ("CATALOG", "MetricSpec")),
+    (
+        "debugging",
+        (
+            "AsyncTrainingLogger",
+            "DebugLevel",
+            "DiffusionModelDebugger",
+            "PyTorchDebugger",
+            "TensorInfo",
+            "TrainingDebugger",
+            "TrainingPhase",
+            "debug_context",
+        ),
+    ),
     (
         "diagnostics",
         ("BackwardPassDiagnostics", "DiscreteUpdateAnalyzer", "TrainContext", "create_modular_train_context"),

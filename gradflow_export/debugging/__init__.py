@@ -9,12 +9,42 @@ import importlib
 from typing import Any
 
 __all__ = [
+    "AsyncTrainingLogger",
+    "DebugLevel",
+    "DiffusionModelDebugger",
     "GradientClippingConfig",
     "NaNHandlingConfig",
+    "PyTorchDebugger",
     "PyTorchDebuggingConfig",
+    "TensorInfo",
+    "TrainingDebugger",
+    "TrainingPhase",
+    "debug_context",
 ]
 
-_HOMES = (("config", ("GradientClippingConfig", "NaNHandlingConfig", "PyTorchDebuggingConfig")),)
+_HOMES = (
+    (
+        "async_logger",
+        (
+            "AsyncTrainingLogger",
+            "TrainingPhase",
+        ),
+    ),
+    (
+        "config",
+        (
+            "GradientClippingConfig",
+            "NaNHandlingConfig",
+            "PyTorchDebuggingConfig",
+        ),
+    ),
+    ("debugger", ("PyTorchDebugger",)),
+    ("diffusion", ("DiffusionModelDebugger",)),
+    ("levels", ("DebugLevel",)),
+    ("tensor_info", ("TensorInfo",)),
+    ("training", ("TrainingDebugger",)),
+    ("watch", ("debug_context",)),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,156 @@
+"""TensorInfo: what there is to know of one tensor at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradflow_export.debugging.footprint import held_bytes
+from gradflow_export.metrics.tensors import EntryStatistics, entries_of_each, quick_entries_of_each
+from gradflow_export.records import number_to_json
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor at one moment; the tensor itself is not kept.
+
+    Statistics are over the entries that are neither NaN nor Inf: of complex entries over their magnitudes, of booleans
+    over 0 and 1, of sparse tensors over the stored entries, of a ``DTensor`` over the part in this process. They are
+    ``None`` where there is no such entry: in empty tensors, and on the meta device, which holds none.
+
+    Attributes:
+        name: As it was given.
+        shape: Of the whole tensor.
+        dtype: Such as ``"torch.float32"``.
+        device: Such as ``"cpu"``.
+        requires_grad: As the tensor says.
+        is_leaf: As the tensor says.
+        numel: Number of entries.
+        memory_usage: Bytes of the entries that are stored; 0 on the meta device.
+        has_nan: Whether an entry is NaN.
+        has_inf: Whether an entry is plus or minus Inf.
+        nan_count: How many are NaN.
+        inf_count: How many are Inf.
+        zero_count: How many are exactly 0.
+        mean_value: Mean.
+        std_value: Standard deviation with ddof=1, 0 for a single entry.
+        min_value: Least.
+        max_value: Greatest.
+        norm: L2 norm.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    requires_grad: bool
+    is_leaf: bool
+    numel: int
+    memory_usage: int
+    has_nan: bool = False
+    has_inf: bool = False
+    nan_count: int = 0
+    inf_count: int = 0
+    zero_count: int = 0
+    mean_value: float | None = None
+    std_value: float | None = None
+    min_value: float | None = None
+    max_value: float | None = None
+    norm: float | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no entry is NaN or Inf."""
+        return not (self.has_nan or self.has_inf)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all attributes, ready for ``json.dumps(..., allow_nan=False)``."""
+        out = {field.name: getattr(self, field.name) for field in fields(self)}
+        numbers = {key: number_to_json(value) for key, value in out.items() if isinstance(value, float)}
+        return {**out, **numbers, "shape": list(self.shape)}
+
+
+class Captured:
+    """Tensors as they are at one moment, to be described later and in another thread.
+
+    What can be read faster than it can be copied is read at once, the rest is copied; on an accelerator the copy is
+    only put into the queue of the device.
+
+    Args:
+        named: Tensors by name. Shape of each: any.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        held = [name for name, tensor in named.items() if not tensor.is_meta]
+        quick = dict(zip(held, quick_entries_of_each([named[name] for name in held]), strict=True))
+        self._infos = {name: _info(name, tensor, quick.get(name)) for name, tensor in named.items()}
+        self._copies = {name: named[name].detach().clone() for name in held if quick[name] is None}
+        self._queued = queued(self._copies.values())
+
+    def infos(self) -> dict[str, TensorInfo]:
+        """Return what there is to know of each tensor."""
+        wait_for(self._queued)
+        found = zip(self._copies, entries_of_each(list(self._copies.values())), strict=True)
+        return {**self._infos, **{name: _with(self._infos[name], seen) for name, seen in found}}
+
+
+def describe_tensors(named: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
+    """Return what there is to know of each tensor; entries are read once, all tensors by few calls.
+
+    Args:
+        named: Tensors by name. Shape of each: any.
+    """
+    held = [name for name, tensor in named.items() if not tensor.is_meta]
+    found = dict(zip(held, entries_of_each([named[name] for name in held]), strict=True))
+    return {name: _info(name, tensor, found.get(name)) for name, tensor in named.items()}
+
+
+def _info(name: str, tensor: Tensor, seen: EntryStatistics | None) -> TensorInfo:
+    info = TensorInfo(
+        name=name,
+        shape=() if tensor.is_nested else tuple(tensor.shape),
+        dtype=str(tensor.dtype),
+        device=str(tensor.device),
+        requires_grad=tensor.requires_grad,
+        is_leaf=tensor.is_leaf,
+        numel=tensor.numel(),
+        memory_usage=held_bytes(tensor),
+    )
+    return info if seen is None else _with(info, seen)
+
+
+def _with(info: TensorInfo, seen: EntryStatistics) -> TensorInfo:
+    some = seen.finite > 0
+    return replace(
+        info,
+        has_nan=seen.nan > 0,
+        has_inf=seen.inf > 0,
+        nan_count=seen.nan,
+        inf_count=seen.inf,
+        zero_count=seen.zeros,
+        mean_value=seen.mean if some else None,
+        std_value=seen.std if some else None,
+        min_value=seen.low if some else None,
+        max_value=seen.high if some else None,
+        norm=seen.norm if some else None,
+    )
+
+
+def queued(tensors: Iterable[Tensor]) -> list[torch.cuda.Event]:
+    """Return events that come once what was put into the queues of CUDA devices so far is done."""
+    events = []
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # PyTorch has no types for it
+        event.record(torch.cuda.current_stream(device))
+        events.append(event)
+    return events
+
+
+def wait_for(events: Iterable[torch.cuda.Event]) -> None:
+    """Wait for :func:`queued` events; other threads go on."""
+    for event in events:
+        event.synchronize()
