@@ -26,7 +26,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per set of extras: nothing is installed twice until pyproject.toml or constraints.txt changes.
-$(VENV)/.stamp-%: pyproject.toml constraints.txt gradflow_export/native/statistics.c | $(BIN)/python
+$(VENV)/.stamp-%: pyproject.toml constraints.txt $(wildcard gradflow_export/native/*.[ch]) | $(BIN)/python
 	$(PIP) -e '.[$*]'
 	@touch $@
 

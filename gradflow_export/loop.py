@@ -247,7 +247,7 @@ class TrainingLoop:
         self.taps.gradients.read(step, statistics="statistics" in due, histograms="histograms" in due)
         norms, self.taps.gradients.norms = self.taps.gradients.norms, None
         if norms is not None:
-            self._find_origin(step, norms)
+            self._find_origin(step, norms, self.taps.gradients.total)
             self._compare(step, norms)
 
     def _take_weights(self, step: OptimizerStep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,9 +36,26 @@ class Packed:
             self.arrived.synchronize()
         flat, start = self.host.numpy(), 0
         for item in self.items:
-            end = start + item.values.numel()
-            yield item, flat[start:end].reshape(tuple(item.values.shape))
+            shape = tuple(item.values.shape)
+            end = start + math.prod(shape)
+            yield item, flat[start:end].reshape(shape)
             start = end
+
+
+@dataclass(frozen=True)
+class Held:
+    """Values that taps gave out on the host: nothing to copy.
+
+    Attributes:
+        items: Each with an array of its own.
+    """
+
+    items: tuple[Pending | Sample, ...]
+
+    def unpack(self) -> Iterator[tuple[Pending | Sample, npt.NDArray[Any]]]:
+        """Yield each item with its values. Shape: that of the item's array."""
+        for item in self.items:
+            yield item, np.asarray(item.values)
 
 
 @dataclass
@@ -48,7 +66,7 @@ class Bundle:
         step: Counts optimizer steps from 1.
         wall_time: Seconds since the epoch at the end of the step.
         scalars: Run-level values the host knows already.
-        packed: One entry per device and optimizer.
+        packed: One entry per device and optimizer, and one for what was on the host.
         scaled: Whether a ``GradScaler`` called the step.
         layouts: How the parameters lie on the ranks of a distributed run, by optimizer.
     """
@@ -56,33 +74,42 @@ class Bundle:
     step: int
     wall_time: float
     scalars: Mapping[str, float] = field(default_factory=dict)
-    packed: list[Packed] = field(default_factory=list)
+    packed: list[Packed | Held] = field(default_factory=list)
     scaled: bool = False
     layouts: list[Layout] = field(default_factory=list)
 
 
-def pack(drained: Drained) -> list[Packed]:
+def pack(drained: Drained) -> list[Packed | Held]:
     """Copy what the taps gave out towards the host, without waiting for any device.
 
     Args:
         drained: Values and samples, on any devices.
 
     Returns:
-        One :class:`Packed` per device, and one per sample that brings its own analysis.
+        One :class:`Held` for what is on the host already, one :class:`Packed` per device, and one per sample that
+        brings its own analysis.
     """
     by_device: dict[torch.device, list[Pending | Sample]] = {}
-    alone: list[Packed] = []
+    held: list[Pending | Sample] = []
+    out: list[Packed | Held] = []
     for item in drained:
-        if isinstance(item, Sample) and item.analyse is not None:
+        values = item.values
+        if isinstance(values, np.ndarray):
+            held.append(item)
+        elif isinstance(item, Sample) and item.analyse is not None:
             # Such a sample is large and is a copy already: among the others it would be copied and widened once more.
-            alone.append(_send(item.values.device, item.values.reshape(-1), [item]))
+            out.append(_send(values.device, values.reshape(-1), [item]))
         else:
-            by_device.setdefault(item.values.device, []).append(item)
-    return [_pack_device(device, items) for device, items in by_device.items()] + alone
+            by_device.setdefault(values.device, []).append(item)
+    if held:
+        out.append(Held(tuple(held)))
+    out.extend(_pack_device(device, items) for device, items in by_device.items())
+    return out
 
 
 def _pack_device(device: torch.device, items: list[Pending | Sample]) -> Packed:
-    return _send(device, torch.cat([item.values.detach().reshape(-1) for item in items]), items)
+    every = [item.values for item in items if isinstance(item.values, Tensor)]
+    return _send(device, torch.cat([values.detach().reshape(-1) for values in every]), items)
 
 
 def _send(device: torch.device, flat: Tensor, items: list[Pending | Sample]) -> Packed:

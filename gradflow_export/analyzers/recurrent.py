@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
@@ -240,7 +241,7 @@ class RecurrentAnalyzer(Analyzer):
             for sample in tap.drain():
                 unrolled = getattr(sample, "analyse", None)
                 if isinstance(unrolled, Unrolled):
-                    groups = unrolled.trajectories(sample.values.cpu().numpy())
+                    groups = unrolled.trajectories(torch.as_tensor(sample.values).cpu().numpy())
                     kept |= {site: states[0] for site, states in groups.items() if states}
         self._states = MappingProxyType(kept)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,6 +55,13 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 def cosine_of(sums: Tensor) -> Tensor:
     """Return ``<a, b> / (||a|| ||b||)`` from :func:`products`, NaN when either is zero. Shape: ``[3]``; scalar."""
     return torch.div(sums[0], sums[1].sqrt() * sums[2].sqrt())
+
+
+def cosine_of_host(parts: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Return :func:`cosine_of` of the sum of products on the host. Shape of each: ``[3]``."""
+    both, one, other = (sum(values) for values in zip(*(part.tolist() for part in parts), strict=True))
+    lengths = math.sqrt(one) * math.sqrt(other)
+    return math.nan if lengths == 0 else both / lengths
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

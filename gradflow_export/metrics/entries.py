@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,12 +33,24 @@ def entry_statistics(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     known = native_statistics(tensors)
     if known is None:
         return l2_norms(tensors), torch.stack([_statistics_of(tensor) for tensor in tensors], dim=1)
-    norms, magnitudes, high, low, zeros, nonfinite = known
     counts = np.array([max(tensor.numel(), 1) for tensor in tensors], dtype=np.float64)
+    return torch.from_numpy(known[0]), torch.from_numpy(statistics_of_rows(known, counts))
+
+
+def statistics_of_rows(rows: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the statistics of ``ENTRY_STATISTICS`` from those of the C library.
+
+    Args:
+        rows: As named in ``native.ROWS``. Shape: ``[6, tensors]``.
+        counts: Entries of each tensor, at least 1. Shape: ``[tensors]``.
+
+    Returns:
+        Shape: ``[5, tensors]``.
+    """
+    _, magnitudes, high, low, zeros, nonfinite = rows
     # The library passes over NaN in the greatest and least entry; a sum of magnitudes cannot.
     greatest = np.where(np.isnan(magnitudes), np.nan, np.maximum(np.maximum(high, -low), 0.0))
-    rows = np.stack([magnitudes, greatest, magnitudes / counts, zeros / counts, nonfinite])
-    return torch.from_numpy(norms), torch.from_numpy(rows)
+    return np.stack([magnitudes, greatest, magnitudes / counts, zeros / counts, nonfinite])
 
 
 def _statistics_of(tensor: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -12,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export import native
+from gradflow_export.native.tensors import TensorReader, interface_of
 
 THREADED_ENTRIES = 2**20
 """Least number of entries for which starting further threads is worth it."""
@@ -20,6 +25,50 @@ _IS_CPU, _LAYOUT, _DTYPE = attrgetter("is_cpu"), attrgetter("layout"), attrgette
 _KINDS: Mapping[torch.dtype, int] = MappingProxyType(
     {getattr(torch, name): number for number, name in enumerate(native.KINDS)}
 )
+
+
+def tensor_reader(
+    count: int, judged: int, copies: Sequence[tuple[int, int, int]] = (), compared: int = 0, entries: int = 0
+) -> TensorReader | None:
+    """Return a reader of many tensors, ``None`` where there is no library or this PyTorch cannot be asked.
+
+    The tensors must be plain ones, no subclass: a DTensor may look like its shard and hold its entries elsewhere.
+
+    Args:
+        count: How many tensors.
+        judged: Of how many, from the first on, statistics are made.
+        copies: Place, stride and number of the entries to copy.
+        compared: How many copied entries are multiplied with those before.
+        entries: About how many entries there are in all, which decides on threads.
+    """
+    interface = _interface() if native.available() else None
+    if interface is None:
+        return None
+    threads = torch.get_num_threads() if entries >= THREADED_ENTRIES else 1
+    return TensorReader(interface, count, judged, copies, compared, threads)
+
+
+@functools.lru_cache(maxsize=1)
+def _interface() -> ctypes.Array[ctypes.c_int64] | None:
+    """Find PyTorch's C interface in the library that is loaded, and try it on tensors that are known."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        try:
+            # What is not loaded yet must stay so: a second PyTorch in one process ends it.
+            library = ctypes.CDLL(str(folder / name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        except (OSError, AttributeError):
+            continue
+        interface = interface_of(library)
+        return interface if interface is not None and _works(interface) else None
+    return None
+
+
+def _works(interface: ctypes.Array[ctypes.c_int64]) -> bool:
+    """Whether tensors are told as they are: a part of a longer one is read, one that is not contiguous is refused."""
+    part = torch.arange(7, dtype=torch.float64, device="cpu")[2:]
+    read = TensorReader(interface, 1, 1, [(0, 2, 3)]).read([part])
+    refused = TensorReader(interface, 1, 1).read([part[::2]])
+    return read is not None and refused is None and read[4:7].tolist() == [2.0, 4.0, 6.0]
 
 
 def native_statistics(tensors: Sequence[Tensor]) -> npt.NDArray[np.float64] | None:

@@ -50,26 +50,44 @@ def statistics(
         MemoryError: The library found no memory for its own lists.
         RuntimeError: The library is missing; ask :func:`available` first.
     """
-    library = _library()
-    if library is None:
+    if _library() is None:
         raise RuntimeError("the C library was not built; ask available() first, or install again with a C compiler.")
     out = np.empty((len(ROWS), len(counts)), dtype=np.float64)
     addresses = np.array(pointers, dtype=np.uint64)
     arrays = (ctypes.c_void_p(array.ctypes.data) for array in (addresses, counts, kinds))
-    failed = library(*arrays, ctypes.c_int64(len(counts)), ctypes.c_int32(threads), ctypes.c_void_p(out.ctypes.data))
+    call = function("gradflow_statistics", release=True)
+    failed = call(*arrays, ctypes.c_int64(len(counts)), ctypes.c_int32(threads), ctypes.c_void_p(out.ctypes.data))
     if failed:
         raise MemoryError("the C library found no memory for its lists")
     return out
 
 
+def function(name: str, *, release: bool) -> Callable[..., Any]:
+    """Return a function of the library.
+
+    Args:
+        name: What it is called in C.
+        release: Whether other Python threads may run meanwhile.
+
+    Raises:
+        RuntimeError: The library is missing; ask :func:`available` first.
+    """
+    libraries = _library()
+    if libraries is None:
+        raise RuntimeError("the C library was not built; ask available() first, or install again with a C compiler.")
+    found: Callable[..., Any] = getattr(libraries[int(release)], name)
+    return found
+
+
 @functools.lru_cache(maxsize=1)
-def _library() -> Callable[..., Any] | None:
+def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = _FOLDER / f"_statistics{suffix}"
         if path.is_file():
             try:
-                function: Callable[..., Any] = ctypes.CDLL(str(path)).gradflow_statistics
-            except OSError:  # built for another machine
+                both = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+                both[0].gradflow_read  # noqa: B018 - an AttributeError tells that it was built from an older version
+            except (OSError, AttributeError):  # built for another machine
                 continue
-            return function
+            return both
     return None

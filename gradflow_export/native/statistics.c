@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "statistics.h"
+
 #ifndef _WIN32
 #include <pthread.h>
 #define THREADED 1
@@ -21,14 +23,12 @@
 #define FOR_EACH_CPU
 #endif
 
-#if defined(_WIN32)
-#define PUBLIC __declspec(dllexport)
-#else
-#define PUBLIC __attribute__((visibility("default")))
+#if !defined(__GNUC__)
+#define __builtin_prefetch(address) ((void)(address))
 #endif
 
-enum { LANES = 16, RUN = 4096, CHUNK = 1 << 18, MOST_THREADS = 64 };
-enum { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
+
+enum { LANES = 16, WIDE = 64, AHEAD = 4, RUN = 4096, CHUNK = 1 << 18, MOST_THREADS = 64 };
 
 /* What is known of one chunk, or of one array. */
 typedef struct {
@@ -124,6 +124,26 @@ DEFINE_CHUNK(chunk_float64, double, double, uint64_t, bits_of_double, 0x7fffffff
 DEFINE_CHUNK(chunk_bfloat16, uint16_t, float, uint32_t, bits_of_float, 0x7fffffffu, 0x7f800000u, WIDE_BFLOAT16)
 DEFINE_CHUNK(chunk_float16, uint16_t, float, uint32_t, bits_of_float, 0x7fffffffu, 0x7f800000u, WIDE_FLOAT16)
 
+/* The sum of squares alone, for what is read at every step: half the work, so that memory is what it waits for. */
+#define DEFINE_SQUARES(NAME, ENTRY, REAL, READ)                                                                        \
+    FOR_EACH_CPU static double NAME(const ENTRY *x, int64_t n) {                                                       \
+        double sum = 0.0;                                                                                              \
+        for (int64_t start = 0; start < n; start += RUN) {                                                             \
+            int64_t end = start + RUN < n ? start + RUN : n, whole = start + (end - start) / WIDE * WIDE;              \
+            REAL squares[WIDE] = {0};                                                                                  \
+            for (int64_t i = start; i < whole; i += WIDE)                                                              \
+                for (int j = 0; j < WIDE; j++) squares[j] += READ(i + j) * READ(i + j);                                \
+            for (int64_t i = whole; i < end; i++) squares[i - whole] += READ(i) * READ(i);                             \
+            for (int j = 0; j < WIDE; j++) sum += squares[j];                                                          \
+        }                                                                                                              \
+        return sum;                                                                                                    \
+    }
+
+DEFINE_SQUARES(squares_float32, float, float, PLAIN)
+DEFINE_SQUARES(squares_float64, double, double, PLAIN)
+DEFINE_SQUARES(squares_bfloat16, uint16_t, float, WIDE_BFLOAT16)
+DEFINE_SQUARES(squares_float16, uint16_t, float, WIDE_FLOAT16)
+
 static size_t size_of(int32_t kind) { return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2; }
 
 static void sum_chunk(const char *data, int64_t n, int32_t kind, Sums *out) {
@@ -135,7 +155,16 @@ static void sum_chunk(const char *data, int64_t n, int32_t kind, Sums *out) {
     }
 }
 
-static double entry(const char *data, int64_t i, int32_t kind) {
+static double squares_of(const char *data, int64_t n, int32_t kind) {
+    switch (kind) {
+    case FLOAT64: return squares_float64((const double *)data, n);
+    case BFLOAT16: return squares_bfloat16((const uint16_t *)data, n);
+    case FLOAT16: return squares_float16((const uint16_t *)data, n);
+    default: return squares_float32((const float *)data, n);
+    }
+}
+
+double gradflow_entry(const char *data, int64_t i, int32_t kind) {
     switch (kind) {
     case FLOAT64: return ((const double *)data)[i];
     case BFLOAT16: return from_bfloat16(((const uint16_t *)data)[i]);
@@ -155,6 +184,7 @@ typedef struct {
     const Piece *pieces;
     Sums *sums;
     int64_t count, next;
+    int32_t squares_only;
 } Work;
 
 static void *take_pieces(void *argument) {
@@ -166,7 +196,14 @@ static void *take_pieces(void *argument) {
         int64_t i = work->next++;
 #endif
         if (i >= work->count) return NULL;
-        sum_chunk(work->pieces[i].data, work->pieces[i].n, work->pieces[i].kind, &work->sums[i]);
+        const Piece *piece = &work->pieces[i];
+        /* Small arrays lie apart, and the first lines of each are waited for: ask for those of the next one now. */
+        if (i + 1 < work->count)
+            for (int64_t line = 0; line < AHEAD; line++) __builtin_prefetch(piece[1].data + 64 * line);
+        if (work->squares_only)
+            work->sums[i].squares = squares_of(piece->data, piece->n, piece->kind);
+        else
+            sum_chunk(piece->data, piece->n, piece->kind, &work->sums[i]);
     }
 }
 
@@ -194,7 +231,7 @@ static double norm_of(const char *data, int64_t n, int32_t kind, Sums *sums) {
     if (greatest == 0.0 || (sums->squares < INFINITY && sums->magnitudes < INFINITY && greatest > least))
         return sqrt(sums->squares);
     for (int64_t i = 0; i < n; i++) {
-        double part = entry(data, i, kind) / greatest;
+        double part = gradflow_entry(data, i, kind) / greatest;
         scaled += part * part;
         magnitudes += fabs(part);
     }
@@ -202,11 +239,32 @@ static double norm_of(const char *data, int64_t n, int32_t kind, Sums *sums) {
     return greatest * sqrt(scaled);
 }
 
-/* Fill out[6][tensors]: L2 norm, sum of magnitudes, max, min, zeros, non-finite entries. An array without entries has
- * norm and sum 0, max -Inf and min Inf; NaN is in norm and sum where an entry is NaN, max and min pass over it.
- * Returns 0, or 1 when there is no memory. */
-PUBLIC int gradflow_statistics(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
-                               int32_t threads, double *out) {
+static Sums join(const Sums *sums, int64_t chunks) {
+    Sums all = NOTHING;
+    for (const Sums *one = sums; one < sums + chunks; one++) {
+        all.squares += one->squares;
+        all.magnitudes += one->magnitudes;
+        all.max = one->max > all.max ? one->max : all.max;
+        all.min = one->min < all.min ? one->min : all.min;
+        all.zeros += one->zeros;
+        all.nonfinite += one->nonfinite;
+    }
+    return all;
+}
+
+/* All statistics of one array, in this thread, in the same chunks. */
+static Sums sum_alone(const char *data, int64_t n, int32_t kind) {
+    Sums all = NOTHING;
+    for (int64_t start = 0; start < n; start += CHUNK) {
+        Sums both[2] = {all, NOTHING};
+        sum_chunk(data + (size_t)start * size_of(kind), n - start < CHUNK ? n - start : CHUNK, kind, &both[1]);
+        all = join(both, 2);
+    }
+    return all;
+}
+
+int gradflow_statistics_of(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
+                           int32_t threads, int32_t norms_only, double *out) {
     int64_t pieces = 0, i = 0;
     for (int64_t t = 0; t < tensors; t++) pieces += (counts[t] + CHUNK - 1) / CHUNK;
     Piece *list = malloc(sizeof(Piece) * (size_t)(pieces + 1));
@@ -223,20 +281,26 @@ PUBLIC int gradflow_statistics(const void *const *data, const int64_t *counts, c
             list[i].n = left < CHUNK ? left : CHUNK;
             list[i++].kind = kinds[t];
         }
-    Work work = {list, sums, pieces, 0};
+    Work work = {list, sums, pieces, 0, norms_only};
     do_work(&work, threads);
     i = 0;
     for (int64_t t = 0; t < tensors; t++) {
-        Sums all = NOTHING;
-        for (int64_t start = 0; start < counts[t]; start += CHUNK) {
-            const Sums *one = &sums[i++];
-            all.squares += one->squares;
-            all.magnitudes += one->magnitudes;
-            all.max = one->max > all.max ? one->max : all.max;
-            all.min = one->min < all.min ? one->min : all.min;
-            all.zeros += one->zeros;
-            all.nonfinite += one->nonfinite;
+        int64_t chunks = (counts[t] + CHUNK - 1) / CHUNK;
+        if (norms_only) {
+            double squares = 0.0;
+            for (int64_t c = 0; c < chunks; c++) squares += sums[i + c].squares;
+            i += chunks;
+            /* Beyond this range digits may have been lost, and of NaN and Inf the ordinary way knows what to say. */
+            if (squares > 1e-28 && squares < 1e76) {
+                out[t] = sqrt(squares);
+            } else {
+                Sums all = sum_alone(data[t], counts[t], kinds[t]);
+                out[t] = norm_of(data[t], counts[t], kinds[t], &all);
+            }
+            continue;
         }
+        Sums all = join(sums + i, chunks);
+        i += chunks;
         out[t] = norm_of(data[t], counts[t], kinds[t], &all);
         out[tensors + t] = all.magnitudes;
         out[2 * tensors + t] = all.max;
@@ -247,4 +311,12 @@ PUBLIC int gradflow_statistics(const void *const *data, const int64_t *counts, c
     free(list);
     free(sums);
     return 0;
+}
+
+/* Fill out[6][tensors]: L2 norm, sum of magnitudes, max, min, zeros, non-finite entries. An array without entries has
+ * norm and sum 0, max -Inf and min Inf; NaN is in norm and sum where an entry is NaN, max and min pass over it.
+ * Returns 0, or 1 when there is no memory. */
+PUBLIC int gradflow_statistics(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
+                               int32_t threads, double *out) {
+    return gradflow_statistics_of(data, counts, kinds, tensors, threads, 0, out);
 }

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pending:
-    """Values of one metric that still lie on the device.
+    """Values of one metric that still lie on the device, or on the host already.
 
     Attributes:
         metric: A name of the metric catalogue.
         sites: All sites of this metric.
-        values: One value for each entry of ``where``. Shape: ``[len(where)]``.
+        values: One value for each entry of ``where``; an array is the tap's own. Shape: ``[len(where)]``.
         where: Indices into ``sites`` that a value arrived for; ``None`` means all of them, in order.
         nan_is_missing: Whether NaN says that there is nothing to tell, which only the device knew.
     """
 
     metric: str
     sites: tuple[str, ...]
-    values: Tensor
+    values: Tensor | npt.NDArray[np.floating]
     where: npt.NDArray[np.int64] | None = None
     nan_is_missing: bool = False
 
@@ -48,15 +48,15 @@ class Sample:
     Attributes:
         metric: What it will become.
         site: The layer or parameter.
-        values: Shape: ``[rows, columns]`` or ``[entries]``. With ``analyse`` it is the tap's own copy, contiguous, in
-            float32 or float64.
+        values: Shape: ``[rows, columns]`` or ``[entries]``. With ``analyse``, and as an array, it is the tap's own
+            copy, contiguous, in float32 or float64.
         analyse: Runs on the worker thread with the values on the host, so that the training thread pays for one copy
             only; it may be as slow as the worker can bear. Holds what it needs beside them, but no module or tensor.
     """
 
     metric: str
     site: str
-    values: Tensor
+    values: Tensor | npt.NDArray[np.floating]
     analyse: Callable[[npt.NDArray[Any]], Analysed] | None = None
 
 

@@ -83,17 +83,18 @@ class OriginTap:
             stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
         return stack
 
-    def inspect(self, step: OptimizerStep, norms: Tensor) -> None:
+    def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None) -> None:
         """Look whether the gradients that are about to be used are finite, and if not, where that began.
 
         Args:
             step: The optimizer about to step. A step under a ``GradScaler`` may overflow and is passed over.
             norms: Their norms. Shape: ``[n]``, in the order of ``step.owned`` without those that have none.
+            total: Their sum, where it is known.
         """
         if self._rerun is False or (self._rerun is None and norms.device.type != "cpu"):
             return
         # One sum instead of a look at each: it is finite unless one of them is not, or is beyond all that is healthy.
-        was, self._broken = self._broken, not math.isfinite(float(norms.sum()))
+        was, self._broken = self._broken, not math.isfinite(float(norms.sum()) if total is None else total)
         if self._broken and not was and self._left and not step.scaled and not step.closure:
             self._left -= 1
             self._find(step, norms)

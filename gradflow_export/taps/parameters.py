@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.direction import cosine_of, evenly_chosen, gradient_sample, products
-from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
+from gradflow_export.metrics.direction import cosine_of, cosine_of_host, evenly_chosen, gradient_sample, products
+from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics, statistics_of_rows
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
@@ -19,6 +20,7 @@ from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
 from gradflow_export.taps.path import PathTap
+from gradflow_export.taps.reading import Floats, GradientReader, Sketch
 
 HISTOGRAMS = 16
 HISTOGRAM_ENTRIES = 4096
@@ -29,11 +31,14 @@ class GradientTap:
 
     def __init__(self) -> None:
         self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
-        self._products: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
+        self._products: weakref.WeakKeyDictionary[object, Tensor | Floats] = weakref.WeakKeyDictionary()
+        self._readers: weakref.WeakKeyDictionary[object, GradientReader] = weakref.WeakKeyDictionary()
         self._path = PathTap()
         self._out: Drained = []
         self.norms: Tensor | None = None
         """Norms of the gradients read last, in the order of the optimizer's parameters that have one."""
+        self.total: float | None = None
+        """Their sum, where it is known without a look at the device."""
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -49,8 +54,37 @@ class GradientTap:
             statistics: Whether to take L1, Linf, mean, zero share and non-finite counts too.
             histograms: Whether to take samples for histograms of gradients and weights.
         """
+        self.norms = self.total = None
+        sketch = self._sketch(step, everything=statistics)
+        if sketch is None:
+            self._read_by_torch(step, statistics=statistics)
+        else:
+            self._take_sketch(step, sketch)
+        if histograms:
+            with torch.no_grad():
+                self._take_histograms(step.owned)
+
+    def _sketch(self, step: OptimizerStep, *, everything: bool) -> Sketch | None:
+        """Read all by one call; ``None`` where torch must do it."""
+        if step.scale is not None or not isinstance(step.optimizer, Optimizer):
+            return None
+        reader = self._readers.get(step.optimizer)
+        if reader is None or reader.owned is not step.owned:
+            reader = self._readers[step.optimizer] = GradientReader(step.owned, self._path.followed(step))
+        return reader.read(everything=everything)
+
+    def _take_sketch(self, step: OptimizerStep, sketch: Sketch) -> None:
+        norms, sites, where = sketch.rows[0], step.owned.sites, sketch.where
+        self._out.append(Pending("parameter.gradient_norm", sites, norms, where))
+        self._take_products(step.optimizer, sketch.products)
+        if sketch.path is not None and not step.closure:
+            self._out.append(self._path.sample(step, sketch.path))
+        if len(sketch.rows) > 1:
+            self._give_statistics(step, statistics_of_rows(sketch.rows, sketch.counts), where)
+        self.norms, self.total = torch.from_numpy(norms), sketch.total
+
+    def _read_by_torch(self, step: OptimizerStep, *, statistics: bool) -> None:
         owned = step.owned
-        self.norms = None
         gradients = [p.grad for p in owned.parameters]
         arrived = [g for g in gradients if g is not None]
         if set(map(type, arrived)) != {Tensor}:
@@ -72,9 +106,9 @@ class GradientTap:
             self._take_direction(step.optimizer, arrived)
             self._out.extend(self._path.read(step))
             if rows is not None:
-                self._take_statistics(step, rows, where)
-            if histograms:
-                self._take_histograms(owned)
+                if step.scale is not None:
+                    rows[:3] /= step.scale.to(rows)
+                self._give_statistics(step, rows, where)
         self.norms = norms
 
     def drain(self) -> Drained:
@@ -87,6 +121,8 @@ class GradientTap:
         self._out = []
         self._previous.pop(optimizer, None)
         self._products.pop(optimizer, None)
+        if optimizer in self._readers:
+            self._readers[optimizer].forget()
 
     def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
         chosen = evenly_chosen(gradients)
@@ -95,18 +131,28 @@ class GradientTap:
         now = gradient_sample(chosen)
         before = self._previous.get(optimizer)
         self._previous[optimizer] = now.clone() if now.data_ptr() == gradients[0].data_ptr() else now
+        if before is not None and before.shape == now.shape and before.device == now.device:
+            self._take_products(optimizer, products(before, now.to(before.dtype)))
+        else:
+            self._take_products(optimizer, None)
+
+    def _take_products(self, optimizer: object, own: Tensor | Floats | None) -> None:
         # The optimizers of one record make one gradient; each one's cosine replaces that of those before it.
         if optimizer in self._products:
             self._products.clear()
-        if before is not None and before.shape == now.shape and before.device == now.device:
-            own = self._products[optimizer] = products(before, now.to(before.dtype))
-            whole = [own, *(other.to(own) for key, other in self._products.items() if key is not optimizer)]
-            total = own if len(whole) == 1 else torch.stack(whole).sum(dim=0)
-            self._out.append(Pending("gradient.cosine", (RUN_SITE,), cosine_of(total).reshape(1)))
+        if own is None:
+            return
+        self._products[optimizer] = own
+        whole = list(self._products.values())
+        there = [part for part in whole if isinstance(part, np.ndarray)]
+        if len(there) == len(whole):
+            value: Tensor | Floats = np.array([cosine_of_host(there)])
+        else:
+            first = next(part for part in whole if isinstance(part, Tensor))
+            value = cosine_of(torch.stack([torch.as_tensor(part).to(first) for part in whole]).sum(dim=0)).reshape(1)
+        self._out.append(Pending("gradient.cosine", (RUN_SITE,), value))
 
-    def _take_statistics(self, step: OptimizerStep, rows: Tensor, where: npt.NDArray[np.int64]) -> None:
-        if step.scale is not None:
-            rows[:3] /= step.scale.to(rows)
+    def _give_statistics(self, step: OptimizerStep, rows: Tensor | Floats, where: npt.NDArray[np.int64]) -> None:
         names = {"l1": "gradient_l1", "linf": "gradient_linf", "mean": "gradient_mean"}
         for row, name in zip(rows, ENTRY_STATISTICS, strict=True):
             self._out.append(Pending(f"parameter.{names.get(name, name)}", step.owned.sites, row, where))

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -36,8 +36,6 @@ STRIDES = (1, 4, 16)
 """Steps between two points of a window: a slow rotation shows only in a long one."""
 
 Floats = npt.NDArray[np.float64]
-_Entries = tuple[Tensor, tuple[int], tuple[int]]
-"""A parameter, and shape and stride of the view that is followed."""
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -53,6 +51,21 @@ METRICS: Mapping[str, str] = MappingProxyType(
 """Metric of each field of :class:`~gradflow_export.metrics.path.PathStatistics`."""
 
 
+@dataclass(frozen=True)
+class Followed:
+    """Evenly spaced entries of one parameter, in the order in which they lie in memory.
+
+    Attributes:
+        parameter: Contiguous, or so with channels last.
+        stride: From one entry to the next; the first is the first of all.
+        count: How many.
+    """
+
+    parameter: Tensor
+    stride: int
+    count: int
+
+
 class PathTap:
     """Samples weights and gradients at the same evenly spaced entries, optimizer by optimizer.
 
@@ -61,7 +74,7 @@ class PathTap:
     """
 
     def __init__(self) -> None:
-        self._chosen: weakref.WeakKeyDictionary[object, tuple[object, list[_Entries]]] = weakref.WeakKeyDictionary()
+        self._chosen: weakref.WeakKeyDictionary[object, tuple[object, list[Followed]]] = weakref.WeakKeyDictionary()
         self._paths = Paths()
 
     @property
@@ -69,35 +82,42 @@ class PathTap:
         """The metrics this tap can give out."""
         return tuple(spec(name) for name in (*METRICS.values(), RADIUS))
 
-    def read(self, step: OptimizerStep) -> Drained:
-        """Return the sketch of one optimizer, nothing where weights and gradients of one moment cannot be had.
-
-        Called under ``torch.no_grad()``.
-        """
+    def followed(self, step: OptimizerStep) -> list[Followed]:
+        """Return what is followed of one optimizer: nothing where weights and gradients cannot be had together."""
         if step.closure or not isinstance(step.optimizer, Optimizer):
             return []
         known = self._chosen.get(step.optimizer)
         if known is None or known[0] is not step.owned:
             known = self._chosen[step.optimizer] = step.owned, _followed(step.owned.parameters)
+        return known[1]
+
+    def read(self, step: OptimizerStep) -> Drained:
+        """Return the sketch of one optimizer, nothing where weights and gradients of one moment cannot be had.
+
+        Called under ``torch.no_grad()``.
+        """
         weights, pulls = [], []
-        for parameter, shape, stride in known[1]:
-            gradient = parameter.grad
-            weights.append(parameter.as_strided(shape, stride))
+        for entry in self.followed(step):
+            parameter, gradient = entry.parameter, entry.parameter.grad
+            weights.append(parameter.as_strided((entry.count,), (entry.stride,)))
             if gradient is None:
                 pulls.append(torch.zeros_like(weights[-1]))
             elif gradient.layout is torch.strided and gradient.stride() == parameter.stride():
-                pulls.append(gradient.as_strided(shape, stride))
+                pulls.append(gradient.as_strided((entry.count,), (entry.stride,)))
             else:
                 return []
         if not weights:
             return []
         both = torch.cat([*weights, *pulls])
-        both = both if both.dtype is torch.float64 else both.float()
+        return [self.sample(step, both if both.dtype is torch.float64 else both.float())]
+
+    def sample(self, step: OptimizerStep, values: Tensor | Floats) -> Sample:
+        """Return what the worker makes of the entries that are followed: weights, then gradients. Shape: ``[2 k]``."""
         site = step.owned.sites[int(step.owned.where[0])]
-        return [Sample("flow.winding", site, both, analyse=partial(self._paths.take, site))]
+        return Sample("flow.winding", site, values, analyse=partial(self._paths.take, site))
 
 
-def _followed(parameters: Sequence[Tensor]) -> list[_Entries]:
+def _followed(parameters: Sequence[Tensor]) -> list[Followed]:
     """Choose a few parameters and evenly spaced entries of each, in the order in which they lie in memory."""
     usable = [p for p in parameters if _is_plain(p)]
     chosen = [p for p in evenly_chosen(usable) if p.device == usable[0].device]
@@ -108,7 +128,7 @@ def _followed(parameters: Sequence[Tensor]) -> list[_Entries]:
         # A stride that divides the width would follow one column only.
         while stride > 1 and math.gcd(stride, parameter.shape[-1] if parameter.dim() else 1) > 1:
             stride -= 1
-        out.append((parameter, (-(-parameter.numel() // stride),), (stride,)))
+        out.append(Followed(parameter, stride, -(-parameter.numel() // stride)))
     return out
 
 

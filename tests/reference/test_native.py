@@ -10,7 +10,7 @@ import torch
 from gradflow_export import native
 from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.norms import l2_norms
-from gradflow_export.metrics.onepass import native_statistics
+from gradflow_export.metrics.onepass import native_statistics, tensor_reader
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COUNTS = (0, 1, 3, 15, 16, 17, 4095, 4096, 4097, 10_000)
@@ -124,3 +124,51 @@ def test_a_missing_library_says_what_to_do(monkeypatch):
     assert not native.available()
     with pytest.raises(RuntimeError, match="ask available"):
         native.statistics([], np.array([], dtype=np.int64), np.array([], dtype=np.int32))
+
+
+def parts_of(reader, values, gradients):
+    """Split what a reader returned: products, sum of the norms, copied entries, rows."""
+    end = 4 + reader.copied
+    return values[:3], values[3], values[4:end], values[end:].reshape(-1, gradients)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_one_call_reads_norms_rows_copies_and_products(dtype):
+    """Tensors told by their addresses give the norms and rows of the other way, and the copied entries themselves."""
+    every = [some_entries(count, dtype, count) for count in (5000, 300_001, 3, 0)]
+    reader = tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], compared=700)
+    for everything in (False, True):
+        products, total, copied, rows = parts_of(reader, reader.read(every, everything=everything), gradients=3)
+        assert rows[0].tolist() == pytest.approx(native_statistics(every[:3])[0].tolist(), rel=1e-6)
+        assert total == pytest.approx(rows[0].sum())
+        assert copied.tolist() == [*every[0][::7][:700].tolist(), *every[2].tolist()]
+        sample = every[0][::7][:700].double()
+        if everything:
+            assert rows[1:].tolist() == native_statistics(every[:3])[1:].tolist()
+            assert products.tolist() == pytest.approx([float(sample @ sample)] * 3)
+        else:
+            assert np.isnan(products).all()
+    reader.forget()
+    assert np.isnan(reader.read(every)[0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e-30, 1e30, 0.0])
+def test_norms_alone_are_those_with_all_rows(bad):
+    """Also where squares leave the range, or an entry is not finite, both kernels say the same."""
+    tensor = torch.full((300_000,), 1e-35 if bad < 1 else 1.0)
+    tensor[77] = bad
+    reader = tensor_reader(1, 1)
+    quick, whole = (reader.read([tensor], everything=everything)[4] for everything in (False, True))
+    assert quick == pytest.approx(whole, rel=1e-6, nan_ok=True)
+
+
+def test_what_cannot_be_read_in_one_call_is_refused():
+    """Nothing is read of strided, sparse, complex, whole-number or shorter tensors, nor beyond a storage's end."""
+    plain = torch.randn(6, 4)
+    cut = torch.randn(64)
+    cut.untyped_storage().resize_(32)
+    others = (plain.t(), plain[:, ::2], plain.expand(2, 6, 4), plain.to_sparse(), plain.to(torch.complex64), cut)
+    for other in (*others, plain.int(), torch.randn(5), plain.to("meta")):
+        assert tensor_reader(2, 2, [(1, 4, 6)]).read([plain, other]) is None
+    assert tensor_reader(2, 2, [(1, 4, 6)]).read([plain, plain[1:]]) is None
+    assert tensor_reader(1, 1, [(0, 4, 5)]).read([plain[1:]]) is not None

@@ -211,10 +211,9 @@ def test_few_entries_are_sampled_and_no_generator_is_drawn_from():
                 model(torch.randn(2, 3, 8, 8)).square().mean().backward()
                 optimizer.step()
         ((_, followed),) = tap._chosen.values()
-        assert sum(shape[0] for _, shape, _ in followed) <= 1.5 * ENTRIES
-        columns = {
-            int(i) * stride[0] % p.shape[-1] for p, shape, stride in followed for i in range(shape[0]) if p.dim() > 1
-        }
+        assert sum(entry.count for entry in followed) <= 1.5 * ENTRIES
+        wide = [entry for entry in followed if entry.parameter.dim() > 1]
+        columns = {i * entry.stride % entry.parameter.shape[-1] for entry in wide for i in range(entry.count)}
         assert len(columns) > 8
         runs.append((writer.records[-1].get("flow.work"), torch.get_rng_state()))
     assert runs[0][0] == runs[1][0]

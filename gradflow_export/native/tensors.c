@@ -1,0 +1,91 @@
+/* Reads many torch tensors in one call: what they are, the statistics of their entries, and a few of the entries.
+ *
+ * Tensors are told apart by PyTorch's own C interface for ahead-of-time compiled models, whose functions are handed in
+ * by address, so that neither headers nor a link to torch are needed. A handle there is the address of a pointer to a
+ * tensor's implementation. Nothing is read of a tensor that is not contiguous, real, floating and on the CPU, or whose
+ * memory is smaller than it says.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "statistics.h"
+
+typedef int32_t (*Pointer)(void *, void **);
+typedef int32_t (*Long)(void *, int64_t *);
+typedef int32_t (*Int)(void *, int32_t *);
+typedef int32_t (*Flag)(void *, _Bool *);
+
+/* Functions of the interface, and its numbers for the types of entries. */
+typedef struct {
+    Pointer data;
+    Long numel, storage_offset, storage_size;
+    Int dtype, device, layout;
+    Flag contiguous;
+    int64_t codes[KINDS];
+} Interface;
+
+static int32_t kind_of(const Interface *torch, int32_t code) {
+    for (int32_t kind = 0; kind < KINDS; kind++)
+        if (torch->codes[kind] == code) return kind;
+    return -1;
+}
+
+/* Describe one tensor; 0 when it can be read. */
+static int describe(const Interface *torch, void **tensor, const void **data, int64_t *count, int32_t *kind) {
+    int32_t device = -1, layout = -1, code = -1;
+    int64_t offset = 0, bytes = 0;
+    void *first = NULL;
+    _Bool contiguous = 0;
+    if (torch->device(tensor, &device) || device != 0 || torch->layout(tensor, &layout) || layout != 0) return 1;
+    if (torch->dtype(tensor, &code) || (*kind = kind_of(torch, code)) < 0) return 1;
+    if (torch->contiguous(tensor, &contiguous) || !contiguous || torch->numel(tensor, count)) return 1;
+    if (torch->storage_offset(tensor, &offset) || torch->storage_size(tensor, &bytes)) return 1;
+    int64_t size = *kind == FLOAT64 ? 8 : *kind == FLOAT32 ? 4 : 2;
+    if (*count > 0 && (bytes / size < *count || bytes / size - *count < offset)) return 1;
+    if (torch->data(tensor, &first) || (first == NULL && *count > 0)) return 1;
+    *data = first;
+    return 0;
+}
+
+/* Entries to be copied: those at first, first + stride, ... of one tensor. */
+typedef struct {
+    int64_t tensor, stride, count;
+} Copy;
+
+enum { HEAD = 4 };
+
+/* Read tensors[all]. Into out go: <a,b>, <a,a> and <b,b> of the first `compared` copied entries with those that the
+ * reading `before` has in the same place, NaN where there is none; the sum of the norms; from out[HEAD] on the entries
+ * that `copies` names; then the statistics of the first `judged` tensors, [rows][judged] (rows 1: norms; 6: all).
+ *
+ * Returns 0; 1 when a tensor cannot be read, or is too short for its copy; 2 when there is no memory. */
+PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
+                         int32_t threads, const Copy *copies, int64_t parts, int64_t compared, const double *before,
+                         double *out) {
+    const void **data = calloc((size_t)all + 1, sizeof(void *) + sizeof(int64_t) + sizeof(int32_t));
+    if (data == NULL) return 2;
+    int64_t *counts = (int64_t *)(data + all);
+    int32_t *kinds = (int32_t *)(counts + all);
+    int failed = 0;
+    double *copied = out + HEAD, *to = copied;
+    for (int64_t t = 0; t < all && !failed; t++) failed = describe(torch, &tensors[t], &data[t], &counts[t], &kinds[t]);
+    for (int64_t p = 0; p < parts && !failed; p++) {
+        int64_t t = copies[p].tensor;
+        failed = copies[p].count > 0 && (copies[p].count - 1) * copies[p].stride >= counts[t];
+        for (int64_t i = 0; i < copies[p].count && !failed; i++)
+            *to++ = gradflow_entry(data[t], i * copies[p].stride, kinds[t]);
+    }
+    if (!failed && gradflow_statistics_of(data, counts, kinds, judged, threads, rows == 1, to)) failed = 2;
+    if (!failed) {
+        out[0] = out[1] = out[2] = before == NULL ? NAN : 0.0;
+        for (int64_t i = 0; before != NULL && i < compared; i++) {
+            out[0] += before[HEAD + i] * copied[i];
+            out[1] += before[HEAD + i] * before[HEAD + i];
+            out[2] += copied[i] * copied[i];
+        }
+        out[3] = 0.0;
+        for (int64_t t = 0; t < judged; t++) out[3] += to[t];
+    }
+    free(data);
+    return failed;
+}

@@ -1,0 +1,123 @@
+"""Reads many torch tensors by one call of the C library, which PyTorch's own C interface tells what they are.
+
+That interface (``aoti_torch_*``) is meant for compiled models and is kept stable from one version of torch to the next.
+It spares the training thread a handful of Python calls for each tensor at each step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.native import KINDS, ROWS, available, function
+
+_FUNCTIONS = (
+    "get_data_ptr",
+    "get_numel",
+    "get_storage_offset",
+    "get_storage_size",
+    "get_dtype",
+    "get_device_type",
+    "get_layout",
+    "is_contiguous",
+)
+_HEAD = 4
+"""Doubles before the copied entries: three products, and the sum of all norms."""
+_ADDRESS = attrgetter("_cdata")
+"""Gives the address of a tensor's implementation."""
+
+
+def interface_of(library: ctypes.CDLL) -> ctypes.Array[ctypes.c_int64] | None:
+    """Return what the C library needs to know of PyTorch, ``None`` where this PyTorch lacks a part of it.
+
+    Args:
+        library: PyTorch's own library with the functions ``aoti_torch_*``.
+    """
+    try:
+        found = [ctypes.cast(getattr(library, f"aoti_torch_{name}"), ctypes.c_void_p).value for name in _FUNCTIONS]
+        codes = [int(getattr(library, f"aoti_torch_dtype_{kind}")()) for kind in KINDS]
+    except AttributeError:
+        return None
+    every = [*(address or 0 for address in found), *codes]
+    return (ctypes.c_int64 * len(every))(*every)
+
+
+class TensorReader:
+    """Reads the same number of tensors again and again: statistics of each, and a few entries of some.
+
+    Args:
+        interface: What :func:`interface_of` returned.
+        count: How many tensors are read.
+        judged: Of how many of them, from the first on, statistics are made.
+        copies: Entries to copy: place of the tensor, stride from its first entry, and how many.
+        compared: How many of the copied entries, from the first on, are multiplied with those of the reading before.
+        threads: Greatest number of threads; with more than one other Python threads run meanwhile, and the caller must
+            hold references to the tensors.
+    """
+
+    def __init__(
+        self,
+        interface: ctypes.Array[ctypes.c_int64],
+        count: int,
+        judged: int,
+        copies: Sequence[tuple[int, int, int]] = (),
+        compared: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self.count, self.judged = count, judged
+        self.copied = sum(entries for _, _, entries in copies)
+        # A call that gives up the lock of the interpreter may wait for it afterwards, longer than it lasts itself.
+        self._call = function("gradflow_read", release=threads > 1) if available() else None
+        self._pack = struct.Struct(f"={count}Q").pack_into
+        self._addresses = (ctypes.c_uint64 * max(count, 1))()
+        flat = [number for copy in copies for number in copy]
+        self._copies = (ctypes.c_int64 * max(len(flat), 1))(*flat)
+        self._before: ctypes.Array[ctypes.c_double] | None = None
+        self._interface = interface
+        self._sizes = tuple(map(ctypes.c_int64, (count, judged, len(copies), compared)))
+        self._threads = ctypes.c_int32(threads)
+        self._rows = {rows: ctypes.c_int32(rows) for rows in (1, len(ROWS))}
+        self._types = {rows: ctypes.c_double * (_HEAD + self.copied + rows * judged) for rows in self._rows}
+
+    @property
+    def compares(self) -> bool:
+        """Whether the next reading has one before it."""
+        return self._before is not None
+
+    def forget(self) -> None:
+        """Compare the next reading with none."""
+        self._before = None
+
+    def read(self, tensors: Sequence[Any], *, everything: bool = False) -> npt.NDArray[np.float64] | None:
+        """Read the tensors.
+
+        Args:
+            tensors: The tensors, of no subclass.
+            everything: Whether to take all of ``native.ROWS``, not only the norms.
+
+        Returns:
+            Products of this reading with the one before (``<a, b>``, ``<a, a>``, ``<b, b>``, NaN without), sum of the
+            norms, copied entries, rows. ``None`` where a tensor is not contiguous, real, floating and on the CPU, or
+            is shorter than its copy. Shape: ``[4 + copied + rows * judged]``.
+        """
+        if self._call is None:
+            return None
+        rows = len(ROWS) if everything else 1
+        out = self._types[rows]()
+        self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
+        count, judged, parts, compared = self._sizes
+        failed = self._call(
+            self._interface, self._addresses, count, judged, self._rows[rows], self._threads,
+            self._copies, parts, compared, self._before, out,
+        )  # fmt: skip
+        if failed:
+            return None
+        self._before = out
+        buffer: Any = out
+        return np.frombuffer(buffer, dtype=np.float64)

@@ -1,0 +1,129 @@
+"""All gradients of one optimizer, and a few entries of its weights, by one call of the C library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gradflow_export.metrics.direction import ENTRIES, evenly_chosen
+from gradflow_export.metrics.onepass import tensor_reader
+from gradflow_export.native.tensors import TensorReader
+from gradflow_export.taps.optimizers import Owned
+from gradflow_export.taps.path import Followed
+
+Floats = npt.NDArray[np.float64]
+GRADIENT = attrgetter("grad")
+_PLAIN = frozenset({Tensor})
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """What one reading of an optimizer's gradients gave, on the host.
+
+    Attributes:
+        rows: Rows of ``native.ROWS``, norms first, or the norms alone. Shape: ``[1 or 6, gradients]``.
+        where: Places of the parameters that have a gradient. Shape: ``[gradients]``.
+        counts: Entries of each, at least 1. Shape: ``[gradients]``.
+        products: ``<a, b>``, ``<a, a>``, ``<b, b>`` of a sample of the gradients before and now; ``None`` the first
+            time. Shape: ``[3]``.
+        path: Followed entries of weights, then of their gradients; ``None`` where they cannot be had.
+        total: Sum of all norms: not finite if one is not.
+    """
+
+    rows: Floats
+    where: npt.NDArray[np.int64]
+    counts: Floats
+    products: Floats | None
+    path: Floats | None
+    total: float
+
+
+class GradientReader:
+    """Reads the gradients of one optimizer at every step; what does not change between steps is looked up once.
+
+    Args:
+        owned: The optimizer's parameters.
+        followed: Entries of weights and gradients that are followed.
+    """
+
+    def __init__(self, owned: Owned, followed: Sequence[Followed]) -> None:
+        self.owned = owned
+        self._followed = followed
+        self._absent: tuple[int, ...] | None = None
+        self._reader: TensorReader | None = None
+        self._weights: list[Tensor] = []
+        self._where = owned.where
+        self._counts = np.ones(0)
+        self._sampled = 0
+
+    def read(self, *, everything: bool) -> Sketch | None:
+        """Read the gradients as they are now.
+
+        Args:
+            everything: Whether to take all of ``native.ROWS``, not only the norms.
+
+        Returns:
+            What was read; ``None`` where torch must read it: gradients that are not plain, contiguous, real, floating
+            and on the CPU, or none at all.
+        """
+        gradients: list[Tensor | None] = list(map(GRADIENT, self.owned.parameters))
+        kinds = set(map(type, gradients))
+        absent: tuple[int, ...] = ()
+        if kinds != _PLAIN:
+            if kinds != {Tensor, type(None)}:
+                return None
+            absent = tuple(place for place, gradient in enumerate(gradients) if gradient is None)
+        arrived = gradients if not absent else [gradient for gradient in gradients if gradient is not None]
+        if absent != self._absent:
+            self._plan(absent)
+        reader = self._reader
+        if reader is None:
+            return None
+        compares = reader.compares
+        values = reader.read([*arrived, *self._weights], everything=everything)
+        if values is None:
+            reader.forget()
+            return None
+        start, end = 4 + self._sampled, 4 + reader.copied
+        path = values[start:end] if self._weights else None
+        products = values[:3] if compares else None
+        return Sketch(
+            values[end:].reshape(-1, len(arrived)), self._where, self._counts, products, path, float(values[3])
+        )
+
+    def forget(self) -> None:
+        """Compare the next gradients with none."""
+        if self._reader is not None:
+            self._reader.forget()
+
+    def _plan(self, absent: tuple[int, ...]) -> None:
+        """Choose what is copied, now that other parameters have a gradient than before."""
+        self._absent = absent
+        missing = set(absent)
+        arrived = [p for place, p in enumerate(self.owned.parameters) if place not in missing]
+        self._where = np.delete(self.owned.where, list(absent)) if absent else self.owned.where
+        self._counts = np.array([max(p.numel(), 1) for p in arrived], dtype=np.float64)
+        places = {id(p): place for place, p in enumerate(arrived)}
+        copies = []
+        for parameter in evenly_chosen(arrived):
+            stride = max(-(-parameter.numel() // ENTRIES), 1)
+            copies.append((places[id(parameter)], stride, -(-parameter.numel() // stride)))
+        self._sampled = sum(count for _, _, count in copies)
+        together = all(id(entry.parameter) in places and entry.parameter.is_contiguous() for entry in self._followed)
+        self._weights = [entry.parameter for entry in self._followed] if together else []
+        weights = [(len(arrived) + n, e.stride, e.count) for n, e in enumerate(self._followed)]
+        pulls = [(places.get(id(e.parameter), 0), e.stride, e.count) for e in self._followed]
+        if together:
+            copies += [*weights, *pulls]
+        self._reader = tensor_reader(
+            len(arrived) + len(self._weights),
+            len(arrived),
+            copies,
+            self._sampled,
+            int(self._counts.sum()),
+        )
