@@ -22,6 +22,7 @@ from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.modes import ModeTap
 from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.taps.origin import OriginTap
@@ -62,6 +63,11 @@ class Taps:
         for tap in self.sampled:
             if isinstance(tap, PolicyTap):
                 tap.observe(policy)
+
+    @property
+    def news(self) -> bool:
+        """Whether a tap holds what no further step may come to tell of."""
+        return any(tap.news for tap in self.sampled if isinstance(tap, ModeTap))
 
     @property
     def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:
@@ -217,7 +223,9 @@ class TrainingLoop:
             self._updates_before(step)
 
     def finish(self) -> None:
-        """Hand over a step that is still open."""
+        """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
+        if self._open is None and self._recorded and self.taps.news:
+            self._collect({})
         if self._open is not None:
             self._finish()
 

@@ -34,6 +34,7 @@ from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, 
 from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.loss import LossTap
+from gradflow_export.taps.modes import ModeTap
 from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.optimizers import OptimizerSteps
@@ -98,6 +99,7 @@ def make_loop(
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
     follow = part("blocks")(block.follow)
     wiring, lonely = WiringTap(model, calls=not compiled, guard=part("wiring")), LonelyPasses(reference)
+    modes = ModeTap(model, guard=part("wiring"))
     taps = Taps(
         block,
         GradientTap(),
@@ -114,7 +116,7 @@ def make_loop(
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
         clipping,
-        _sampled(model, guard, compiled=compiled),
+        (*_sampled(model, guard, compiled=compiled), modes),
         (
             *([discrete] if discrete.modules else []),
             *([ReplicaTap(model)] if is_spread() else []),

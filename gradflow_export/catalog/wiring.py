@@ -48,5 +48,14 @@ def specs() -> tuple[MetricSpec, ...]:
         s("wiring.foreign", "parameters whose copies are trained", "share", "run",
           "share of the model's parameters of whose shape an optimizer that steps holds a tensor, and none of them",
           "definition", "c", low=0.0, high=1.0),
+        s("mode.evaluation_dropout", "dropout in evaluation mode", "share", "module",
+          "share that dropout drops where it was called in a pass of the model in evaluation mode that drew random "
+          "numbers", "definition", "c sampled", low=0.0, high=1.0),
+        s("mode.evaluation_training", "evaluations in training mode", "count", "module",
+          "passes without gradients since the last step in which dropout or BatchNorm acted as in training",
+          "definition", "c", low=0.0),
+        s("mode.training_evaluation", "training in evaluation mode", "1", "module",
+          "1 where every pass of the step had dropout and BatchNorm in evaluation mode although earlier steps had not",
+          "definition", "c", low=0.0, high=1.0),
     )
     # fmt: on

@@ -13,6 +13,7 @@ from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
+from gradflow_export.rules.modes import WrongMode
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
@@ -120,6 +121,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         NotTraining(),
         ClearedGradients(),
         StaleGradient(),
+        WrongMode(),
         MemoryUsage(),
         MemoryLeak(),
         *(_FIXED[key](value) for key, value in chosen.items()),

@@ -29,6 +29,8 @@ class Spy:
         self._own = True
         self._original: Any = None
         self._stand_in: Any = None
+        self.always = False
+        """Whether calls without gradients are shown too."""
 
     @property
     def live(self) -> bool:
@@ -50,7 +52,7 @@ class Spy:
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if spy.live and _is_training():
+            if spy.live and _is_seen(spy.always):
                 see(args, kwargs)
             return result
 
@@ -69,9 +71,9 @@ class Spy:
         self._stand_in = None
 
 
-def _is_training() -> bool:
-    """Whether a call has gradients and is neither compiled nor traced."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+def _is_seen(always: bool) -> bool:
+    """Whether a call has gradients, unless that does not matter, and is neither compiled nor traced."""
+    if torch.compiler.is_compiling() or not (always or torch.is_grad_enabled()):
         return False
     return torch._C._get_tracing_state() is None  # noqa: SLF001 - torch.jit.is_tracing is untyped
 

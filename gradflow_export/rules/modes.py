@@ -1,0 +1,132 @@
+"""Evaluation that drops and training that does not: EVAL_RANDOM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History, SiteSeries
+
+_DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_training", "mode.training_evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongMode(Rule):
+    """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
+
+    Sampling by other means than dropout is what some models are for, and is not meant. Passes without gradients in
+    training mode count as evaluation where they come between some steps only: methods that need one for each step
+    (pseudo-labels, adversarial directions) are in order. A model that trains in evaluation mode from the first step
+    has its statistics frozen on purpose.
+
+    Attributes:
+        episodes: Least number of steps before which the model was evaluated in training mode.
+        often: Greatest share of such steps.
+        asleep: Least number of steps in evaluation mode.
+        patience: One; the numbers above are the patience.
+    """
+
+    episodes: int = 2
+    often: float = 0.4
+    asleep: int = 5
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "wrong-mode"
+    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _TRAINING, _ASLEEP)
+    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _ASLEEP)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the modes of the passes since the last step."""
+        return (*self._dropout(record), *self._training(record, history), *self._asleep(record, history))
+
+    def _dropout(self, record: StepRecord) -> Iterable[Finding]:
+        reading = record.get(_DROPOUT)
+        names, worst = _above(reading)
+        if names:
+            message = (
+                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: two "
+                "evaluations of the same data differ."
+            )
+            advice = (
+                "tie it to the mode: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else "
+                "0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
+            )
+            yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
+
+    def _training(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, passes = _above(record.get(_TRAINING))
+        episodes = _episodes(history.at_sites(_TRAINING))
+        if names and len(episodes) >= self.episodes and record.step >= 5:
+            recent = record.step - episodes[0] + 1
+            if len(episodes) <= self.often * recent:
+                message = (
+                    f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
+                    f"{recent} steps, ran in training mode: {some(names)} drop or use and change batch statistics."
+                )
+                advice = "call model.eval() before evaluation and model.train() after it."
+                yield _finding(
+                    Severity.MEDIUM, names, passes, 0.0, message, advice, "evaluation in training mode", episodes[0]
+                )
+
+    def _asleep(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, _ = _above(record.get(_ASLEEP))
+        episodes = _episodes(history.at_sites(_ASLEEP))
+        if names and len(episodes) >= self.asleep:
+            message = (
+                f"the model trains in evaluation mode since step {episodes[0]}: {some(names)} do not drop and do not "
+                "learn batch statistics, as they did before."
+            )
+            advice = "call model.train() after each evaluation, before the next training step."
+            first = float(len(episodes))
+            yield _finding(
+                Severity.HIGH, names, first, 0.0, message, advice, "training in evaluation mode", episodes[0]
+            )
+
+
+def _finding(
+    severity: Severity,
+    names: tuple[str, ...],
+    value: float,
+    threshold: float,
+    message: str,
+    advice: str,
+    cause: str,
+    since: int | None = None,
+) -> Finding:
+    return Finding(
+        IssueType.EVAL_RANDOM,
+        severity,
+        names,
+        value,
+        threshold,
+        message,
+        advice,
+        since=since,
+        cause=cause,
+        origin=cause,
+    )
+
+
+def _above(reading: Reading | None) -> tuple[tuple[str, ...], float]:
+    """Return the sites with a finite value above 0, and the greatest."""
+    if reading is None:
+        return (), 0.0
+    here = reading.present & np.isfinite(reading.values) & (reading.values > 0)
+    if not here.any():
+        return (), 0.0
+    return tuple(reading.sites[i] for i in np.flatnonzero(here)), float(reading.values[here].max())
+
+
+def _episodes(series: SiteSeries) -> list[int]:
+    """Return the steps of the window at which any value was above 0."""
+    if len(series.steps) == 0:
+        return []
+    above = (series.present & np.isfinite(series.values) & (series.values > 0)).any(axis=1)
+    return [int(step) for step in series.steps[above]]

@@ -1,0 +1,237 @@
+"""In which mode the model runs: whether it evaluates without dropout, and trains with it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.patches import Spy, spies_on
+
+FIRST_LOOKS = 2
+"""Passes in evaluation mode that are looked at closely at first; later one whenever random numbers were drawn."""
+SHOWN = 32
+"""Modules named at most."""
+
+
+class ModeTap:
+    """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
+
+    Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
+    mode, and at the 4th, 8th, 16th and so on. Only dropout is told of: sampling is what some models are for.
+
+    Args:
+        model: The unwrapped model; only a weak reference is kept.
+        guard: Wraps the hooks.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
+        self._model = weakref.ref(model)
+        self._guard = guard
+        self._evaluations = 0
+        self._close = False
+        self._look: _Look | None = None
+        self._before: list[Tensor] = []
+        self._trained = self._slept = False
+        self._training = self._quiet = self._asleep = 0
+        self._dropout: dict[str, float] = {}
+
+    @property
+    def modules(self) -> int:
+        """Nothing is read for each module."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(
+            spec(f"mode.{name}") for name in ("evaluation_dropout", "evaluation_training", "training_evaluation")
+        )
+
+    @property
+    def news(self) -> bool:
+        """Whether something was seen in evaluation that no step has told of yet."""
+        return bool(self._dropout)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes the hooks away."""
+        stack = contextlib.ExitStack()
+        model = self._model()
+        if model is not None:
+            begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
+            stack.callback(self._stop)
+            stack.callback(model.register_forward_pre_hook(begin).remove)
+            stack.callback(model.register_forward_hook(end, always_call=True).remove)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Do nothing: a mode is known at every pass."""
+
+    def forget(self) -> None:
+        """Forget the passes since the last step."""
+        self._training = self._quiet = self._asleep = 0
+        self._dropout = {}
+
+    def drain(self) -> Drained:
+        """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
+        out: Drained = []
+        model = self._model()
+        if self._dropout:
+            out.append(_pending("mode.evaluation_dropout", self._dropout))
+        if self._quiet and model is not None and (names := acting(model, training=True)):
+            out.append(_pending("mode.evaluation_training", dict.fromkeys(names, float(self._quiet))))
+        asleep = self._asleep > 0 and self._training == 0 and self._trained
+        if model is not None and (asleep or self._slept) and (names := acting(model, training=not asleep)):
+            out.append(_pending("mode.training_evaluation", dict.fromkeys(names, float(asleep))))
+            self._slept = asleep
+        self._trained |= self._training > 0
+        self.forget()
+        return out
+
+    def _begin(self, module: nn.Module, _args: Any, _output: Any = None) -> None:
+        gradients = torch.is_grad_enabled()
+        if module.training:
+            self._training += gradients
+            self._quiet += not gradients
+            return
+        self._asleep += gradients
+        self._evaluations += 1
+        count = self._evaluations
+        if self._look is None and (count <= FIRST_LOOKS or self._close or count & (count - 1) == 0):
+            self._before = _states(module)
+            if count <= FIRST_LOOKS or self._close:
+                self._look = _Look(module, self._guard)
+
+    def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        before, self._before = self._before, []
+        look, self._look = self._look, None
+        if look is not None:
+            look.close()
+        if not before:
+            return
+        drawn = any(not torch.equal(a, b) for a, b in zip(before, _states(module), strict=False))
+        self._close = drawn and look is None
+        if drawn and look is not None:
+            self._dropout.update(look.found)
+
+    def _stop(self) -> None:
+        self._end(nn.Identity(), (), None)
+        self.forget()
+
+
+class _Look:
+    """One pass in evaluation mode, in which each call of a dropout function is seen, and the module that makes it."""
+
+    def __init__(self, model: nn.Module, guard: Guard) -> None:
+        self.found: dict[str, float] = {}
+        self._names = {id(m): site_name(name) for name, m in model.named_modules()}
+        self._calls: list[nn.Module] = [model]
+        self._done = ""
+        self._stack = contextlib.ExitStack()
+        enter, leave = guard(self._enter), guard(self._leave)
+        self._stack.callback(register_module_forward_pre_hook(enter).remove)
+        self._stack.callback(register_module_forward_hook(leave, always_call=True).remove)
+        for function in (
+            nn.functional.dropout,
+            nn.functional.dropout1d,
+            nn.functional.dropout2d,
+            nn.functional.dropout3d,
+            nn.functional.alpha_dropout,
+            nn.functional.feature_alpha_dropout,
+        ):
+            self._spy(spies_on(function, guard(self._dropped)))
+        self._spy(spies_on(nn.functional.scaled_dot_product_attention, guard(self._attended)))
+        self._spy(spies_on(torch.bernoulli, guard(self._masked)))
+        self._spy([Spy(Tensor, name, guard(self._masked)) for name in ("bernoulli_", "bernoulli")])
+
+    def close(self) -> None:
+        """Put everything back."""
+        self._stack.close()
+
+    def _spy(self, spies: list[Spy]) -> None:
+        for spy in spies:
+            spy.always = True
+            spy.install()
+            self._stack.callback(spy.remove)
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self._calls.append(module)
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        while len(self._calls) > 1 and self._calls.pop() is not module:
+            pass
+        self._done = self._names.get(id(module), self._done)
+
+    def _dropped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        share = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+        module = self._calls[-1]
+        said = len(args) > 2 or "training" in kwargs
+        # A layer of the model that stands in training mode, or a literal True, was put there by somebody.
+        stray = isinstance(module, _DropoutNd) and id(module) not in self._names and module.training
+        if stray or (not said and not isinstance(module, _DropoutNd)):
+            self._tell(share)
+
+    def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._tell(float(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)))
+
+    def _masked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take a mask whose entries are all drawn alike, as dropout by hand and stochastic depth draw it."""
+        p = args[1] if len(args) > 1 else kwargs.get("p")
+        if p is None and isinstance(args[0], Tensor) and args[0].is_floating_point() and args[0].numel() > 1:
+            low, high = torch.aminmax(args[0])
+            p = float(low) if bool(low == high) else None
+        if isinstance(p, float) and 0 < p < 1:
+            self._tell(1 - p)
+
+    def _tell(self, share: float) -> None:
+        if not share > 0 or len(self.found) >= SHOWN:
+            return
+        caller = next((m for m in reversed(self._calls) if id(m) in self._names), None)
+        name = "" if caller is None else self._names[id(caller)]
+        # Of a module that calls others, the one just before tells where in it.
+        within = caller is not None and any(True for _ in caller.children()) and self._done.startswith(name)
+        self.found[self._done if within and self._done else name] = share
+
+
+def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:
+    """Return the modules that do something else in training than in evaluation, and stand in that mode.
+
+    Args:
+        model: Where to look.
+        training: The mode.
+    """
+    found = [
+        site_name(name)
+        for name, module in model.named_modules()
+        if module.training is training
+        and (
+            (isinstance(module, _DropoutNd) and module.p > 0)
+            or (isinstance(module, _BatchNorm) and module.track_running_stats)
+            or (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0)
+        )
+    ]
+    return tuple(found[:SHOWN])
+
+
+def _states(model: nn.Module) -> list[Tensor]:
+    """Return the states of the generators that a pass of the model may draw from."""
+    states = [torch.get_rng_state()]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def _pending(metric: str, values: dict[str, float]) -> Pending:
+    return Pending(metric, tuple(values), torch.tensor(list(values.values()), dtype=torch.float64))

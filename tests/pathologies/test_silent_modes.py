@@ -1,0 +1,125 @@
+"""Evaluation with dropout and training without it, each beside a loop that is right."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+
+class Net(nn.Module):
+    """Dropout of several kinds beside BatchNorm."""
+
+    def __init__(self, kind=""):
+        super().__init__()
+        self.kind, self.hidden = kind, [nn.Dropout(0.3)]
+        self.first, self.drop, self.last = nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 2)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        h = F.relu(self.first(x))
+        if self.kind == "functional":
+            h = F.dropout(h, 0.3)
+        elif self.kind == "unregistered":
+            h = self.hidden[0](h)
+        elif self.kind == "attention":
+            h = F.scaled_dot_product_attention(h[None], h[None], h[None], dropout_p=0.2)[0]
+        elif self.kind == "mask":
+            h = h * torch.bernoulli(torch.full_like(h, 0.8))
+        elif self.kind == "on purpose":
+            h = F.dropout(h, 0.3, training=True)
+        elif self.kind == "sampling":
+            h = h + torch.randn_like(h)
+        return self.last(self.drop(self.norm(h)))
+
+
+def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, after=False):
+    """Train with an evaluation every ``each`` steps, ``quiet`` passes without gradients per step, or one at the end."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    x = torch.randn(32, 8)
+
+    def evaluate():
+        model.train(not to_eval)
+        with torch.no_grad():
+            for _ in range(3):
+                model(x)
+        model.train(to_train)
+
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for _ in range(quiet):
+                    model(x)
+            if each and step % each == each - 1:
+                evaluate()
+        if after:
+            evaluate()
+        found = [issue for issue in exporter.issues if issue.issue_type is IssueType.EVAL_RANDOM]
+    return [(issue.cause, issue.layer) for issue in found]
+
+
+@pytest.mark.parametrize("kind", ["functional", "unregistered", "attention", "mask"])
+def test_dropout_that_does_not_know_the_mode_is_found_after_its_layer(kind):
+    """A functional call, a layer in a plain list, an attention's probability and a mask by hand."""
+    assert issues(Net(kind)) == [("dropout in evaluation", "first")]
+
+
+def test_one_evaluation_after_training_suffices():
+    """No step follows that could tell of it."""
+    assert issues(Net("functional"), each=0, after=True) == [("dropout in evaluation", "first")]
+
+
+@pytest.mark.parametrize("kind", ["", "on purpose", "sampling"])
+def test_sampling_and_dropout_on_purpose_are_in_order(kind):
+    """Noise is what some models are for, and a literal True is a decision."""
+    assert issues(Net(kind)) == []
+
+
+def test_a_layer_that_is_set_to_training_by_itself_is_in_order():
+    """Dropout that is kept on in evaluation by its own train() is wanted."""
+    model = Net()
+    model.eval()
+    model.drop.train()
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter, torch.no_grad():
+        model(torch.randn(4, 8))
+    assert exporter.issues == ()
+
+
+def test_the_wrong_mode_is_told_of_with_the_layers_that_act():
+    """Evaluation without eval(), and training after it without train()."""
+    assert issues(Net(), to_eval=False) == [("evaluation in training mode", "drop")]
+    assert issues(Net(), to_train=False) == [("training in evaluation mode", "drop")]
+
+
+def test_passes_without_gradients_in_each_step_are_no_evaluation():
+    """Pseudo-labels are made in training mode."""
+    assert issues(Net(), each=0, quiet=2) == []
+
+
+def test_a_model_without_dropout_may_be_in_any_mode():
+    """Nothing acts differently."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    assert issues(model, to_eval=False) == []
+    assert issues(model, to_train=False) == []
+
+
+def test_looking_draws_no_random_number_and_puts_every_function_back():
+    """Evaluation gives the same with an exporter as without, and so does training after it."""
+    functions = (F.dropout, torch.bernoulli, F.scaled_dot_product_attention)
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(1)
+        model = Net("functional")
+        exporter = Exporter(model, backends=[MemoryWriter()], strict=True, enabled=watched).watch()
+        model.eval()
+        with torch.no_grad():
+            results.append([model(torch.ones(4, 8)) for _ in range(5)])
+        exporter.close()
+        results[-1].append(torch.rand(3))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert (F.dropout, torch.bernoulli, F.scaled_dot_product_attention) == functions
