@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradflow_export.metrics.local import all_local
 from gradflow_export.metrics.norms import l2_norms, stored
+from gradflow_export.metrics.onelaunch import device_statistics
 from gradflow_export.metrics.onepass import native_statistics
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -27,11 +28,15 @@ def entry_statistics(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     Returns:
         Norms ``[len(tensors)]``, and sum of magnitudes, greatest magnitude, mean magnitude, share of exact zeros and
         number of NaN or Inf entries, in the order of ``ENTRY_STATISTICS``, float64 ``[5, len(tensors)]``. Contiguous
-        tensors on the CPU are read once for all of it where the C library was built.
+        tensors on the CPU are read once for all of it where the C library was built, and plain ones on a GPU where
+        there is triton.
     """
     tensors = all_local(tensors)
     known = native_statistics(tensors)
     if known is None:
+        launched = device_statistics(tensors)
+        if launched is not None:
+            return _from_rows(launched)
         return l2_norms(tensors), torch.stack([_statistics_of(tensor) for tensor in tensors], dim=1)
     counts = np.array([max(tensor.numel(), 1) for tensor in tensors], dtype=np.float64)
     return torch.from_numpy(known[0]), torch.from_numpy(statistics_of_rows(known, counts))
@@ -51,6 +56,15 @@ def statistics_of_rows(rows: npt.NDArray[np.float64], counts: npt.NDArray[np.flo
     # The library passes over NaN in the greatest and least entry; a sum of magnitudes cannot.
     greatest = np.where(np.isnan(magnitudes), np.nan, np.maximum(np.maximum(high, -low), 0.0))
     return np.stack([magnitudes, greatest, magnitudes / counts, zeros / counts, nonfinite])
+
+
+def _from_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    norms, magnitudes, high, low, zeros, nonfinite, counts = rows
+    counts = counts.clamp(min=1)
+    greatest = torch.maximum(high, -low).clamp(min=0.0)
+    # The kernel passes over NaN in the greatest and least entry; a sum of magnitudes cannot.
+    greatest = torch.where(magnitudes.isnan(), magnitudes, greatest)
+    return norms, torch.stack([magnitudes, greatest, magnitudes / counts, zeros / counts, nonfinite])
 
 
 def _statistics_of(tensor: Tensor) -> Tensor:
