@@ -129,6 +129,7 @@ class Exporter(Reports):
             _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
         elif self.settings.enabled:
             writers = make_writers(backends, self.logdir, wandb)
+        self._writers = tuple(writers)
         device, on_issue = self._runtime.read_device, self._on_issue
         self._worker = Worker(info, self._judge, writers, device=device, on_issue=on_issue, strict=strict)
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gradflow_export.config import Settings
+from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
+from gradflow_export.long_form import write_table
 from gradflow_export.loop import TrainingLoop
-from gradflow_export.records import Issue
+from gradflow_export.records import Issue, StepRecord
+from gradflow_export.store import read_run
 from gradflow_export.summary import write_json
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.told import ToldJudge
 from gradflow_export.worker import Worker
+from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
+from gradflow_export.writers.base import Writer
 
 CLOSE_SECONDS = 10.0
 
@@ -25,6 +31,7 @@ class Reports:
     settings: Settings
     _worker: Worker
     _judge: ToldJudge
+    _writers: tuple[Writer, ...]
     _guard: Guard
     _loop: TrainingLoop | None
     _loss: LossTap | None
@@ -60,13 +67,26 @@ class Reports:
         print(self.report())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`summary` as JSON.
+        """Write what was recorded.
+
+        Args:
+            path: ``.json``: :meth:`summary`. ``.csv`` or ``.parquet``: every value of every record, in the columns
+                ``step``, ``wall_time``, ``metric``, ``site`` and ``value``, as :mod:`gradflow_export.long_form`
+                describes; they are read back from what a writer keeps.
 
         Raises:
-            ArgumentError: The path does not end in ``.json``.
+            ArgumentError: The path has another ending, or no writer keeps records.
+            MissingPackageError: It ends in ``.parquet`` and pyarrow is not installed.
             StorageError: The file cannot be written.
         """
-        write_json(path, self.summary())
+        suffix = os.path.splitext(path)[1]  # noqa: PTH122 - of a string too
+        if suffix not in {".json", ".csv", ".parquet"}:
+            raise ArgumentError(f"save expects a path ending in .json, .csv or .parquet, got {str(path)!r}.")
+        if suffix == ".json":
+            write_json(path, self.summary())
+            return
+        self._catch_up()
+        write_table(path, self._records())
 
     def register_analyzer(self, name: str, analyzer: Any) -> None:
         """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
@@ -98,6 +118,20 @@ class Reports:
         """
         if self._loop is not None and not self._closed and self.settings.alerts_enabled:
             self._judge.tell(issue)
+
+    def _records(self) -> Iterable[StepRecord]:
+        """Return the records that a writer keeps, file or memory; nothing is held here."""
+        for writer in self._writers:
+            if isinstance(writer, MemoryWriter):
+                return writer.records
+            if isinstance(writer, (TensorBoardWriter, JsonlWriter)):
+                writer.flush()
+                return read_run(writer.path.parent).records if writer.path is not None else ()
+        names = ", ".join(writer.name for writer in self._writers) or "none"
+        raise ArgumentError(
+            f"save expects a writer that keeps records, got {names}; add 'tensorboard', 'jsonl' or 'memory' to "
+            "backends."
+        )
 
     def _catch_up(self) -> None:
         if self._loop is not None and not self._closed:

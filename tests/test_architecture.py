@@ -223,6 +223,7 @@ def test_everything_public_is_documented():
         "from gradflow_export.cli import main; assert main(['report', LOGDIR]) == 0",
         "from gradflow_export.cli import main; assert main(['report', LOGDIR, '--json']) == 0",
         "from gradflow_export.cli import main; assert main(['schema']) == 0",
+        "from gradflow_export.cli import main; assert main(['export', LOGDIR, '--format', 'csv']) == 0",
         "import tensorboard_plugin_gradflow.loader",
         "from tensorboard_plugin_gradflow.loader import GradflowLoader; GradflowLoader().define_flags",
         "import gradflow_export.rules, gradflow_export.writers, gradflow_export.store",

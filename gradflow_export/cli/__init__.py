@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from gradflow_export.cli.dashboard import add_parser as add_dashboard
 from gradflow_export.cli.demo import add_parser as add_demo
 from gradflow_export.cli.doctor import add_parser as add_doctor
+from gradflow_export.cli.export import add_parser as add_export
 from gradflow_export.cli.replay import add_parser as add_replay
 from gradflow_export.cli.report import add_parser as add_report
 from gradflow_export.cli.schema import add_parser as add_schema
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_parser in (add_demo, add_report, add_doctor, add_replay, add_dashboard, add_schema, add_view):
+    for add_parser in (add_demo, add_report, add_doctor, add_replay, add_export, add_dashboard, add_schema, add_view):
         add_parser(commands)
     args = parser.parse_args(argv)
     try:

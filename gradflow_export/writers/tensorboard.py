@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,7 @@ class TensorBoardWriter:
         self._opened = self._flushed = self._clock()
         self._packer: Packer | None = None
         self._file: AppendFile | None = None
+        self._lock = threading.Lock()  # a reader asks for a flush from a thread of its own
 
     @property
     def path(self) -> Path | None:
@@ -100,24 +102,29 @@ class TensorBoardWriter:
         """
         if self._file is None or self._packer is None:
             raise StorageError("TensorBoardWriter expects open(run) before write(record); call open first.")
-        if self._file.closed:
-            return
-        if (record.phase, record.rank) != self._kind:
-            self.flush()
-            self._kind = record.phase, record.rank
-        self._packer.add(record)
-        self._last = record.wall_time
-        self._frames += b"".join(map(frame, self._stock.events(record)))
-        self._urgent = self._urgent or bool(record.issues)
-        if self._due():
-            self.flush()
+        with self._lock:
+            if self._file.closed:
+                return
+            if (record.phase, record.rank) != self._kind:
+                self._flush()
+                self._kind = record.phase, record.rank
+            self._packer.add(record)
+            self._last = record.wall_time
+            self._frames += b"".join(map(frame, self._stock.events(record)))
+            self._urgent = self._urgent or bool(record.issues)
+            if self._due():
+                self._flush()
 
     def flush(self) -> None:
-        """Write what is buffered as one chunk.
+        """Write what is buffered as one chunk; any thread may ask for it.
 
         Raises:
             OSError: As for ``write``.
         """
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         if self._file is None or self._packer is None or self._file.closed or not self._packer.rows:
             return
         frames, self._frames = self._frames, bytearray()
@@ -132,11 +139,12 @@ class TensorBoardWriter:
         Raises:
             OSError: As for ``write``.
         """
-        try:
-            self.flush()
-        finally:
-            if self._file is not None:
-                self._file.close()
+        with self._lock:
+            try:
+                self._flush()
+            finally:
+                if self._file is not None:
+                    self._file.close()
 
     def _due(self) -> bool:
         if self._packer is not None and self._packer.rows >= self._rows:

@@ -230,9 +230,9 @@ def test_errors_leave_nothing_behind(tmp_path):
 
 
 def test_save_names_what_it_wants(tmp_path):
-    """save() wants a .json path that can be written."""
+    """save() wants a path with a known ending that can be written."""
     exporter = Exporter(net(), backends=[MemoryWriter()])
-    with pytest.raises(ArgumentError, match=r"ending in \.json, got '.*report\.txt'"):
+    with pytest.raises(ArgumentError, match=r"ending in \.json, \.csv or \.parquet, got '.*report\.txt'"):
         exporter.save(tmp_path / "report.txt")
     with pytest.raises(StorageError, match=r"cannot write .*x\.json"):
         exporter.save(tmp_path / "none" / "x.json")

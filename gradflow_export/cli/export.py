@@ -1,0 +1,65 @@
+"""``gradflow export LOGDIR --format csv``: every value of a run as a table. Reads files; never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gradflow_export.errors import StorageError
+from gradflow_export.long_form import FORMATS, write_table
+from gradflow_export.store import find_runs, read_run
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("export", help="write every value of a run as CSV, Parquet or JSON")
+    parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
+    parser.add_argument("--format", choices=list(FORMATS), required=True, help="how to write it")
+    parser.add_argument(
+        "--output", type=Path, help="a file, or a folder for a file per run; csv and json go to the terminal without it"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the runs; 2 when there is none, or no place for them."""
+    runs = find_runs(args.logdir) if args.logdir.is_dir() else {}
+    if not runs:
+        why = "holds no gradflow run" if args.logdir.is_dir() else "is not a folder"
+        sys.stderr.write(f"gradflow: {args.logdir} {why}; give the logdir of an Exporter, such as runs/\n")
+        return 2
+    if args.output is None:
+        return _to_terminal(next(iter(runs.values())), args.format, len(runs))
+    one_file = args.output.suffix == f".{args.format}" and not args.output.is_dir()
+    if one_file and len(runs) > 1:
+        sys.stderr.write(f"gradflow: {args.logdir} holds {len(runs)} runs; give a folder with --output, or one run\n")
+        return 2
+    if not one_file:
+        _make(args.output)
+    for name, path in runs.items():
+        stem = path.resolve().name if name == "." else name.replace("/", "__")
+        target = args.output if one_file else args.output / f"{stem}.{args.format}"
+        stored = read_run(path)
+        write_table(target, stored.records, stored.info)
+        print(f"{target}: {len(stored.records)} steps")
+    return 0
+
+
+def _to_terminal(path: Path, form: str, runs: int) -> int:
+    if runs > 1:
+        sys.stderr.write(f"gradflow: expected one run, got {runs}; give a folder with --output, or one of them\n")
+        return 2
+    if form == "parquet":
+        sys.stderr.write("gradflow: a Parquet file is not for a terminal; give a file with --output\n")
+        return 2
+    stored = read_run(path)
+    FORMATS[form](sys.stdout, stored.records, stored.info)
+    return 0
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"expected a folder to write to, got {folder}: {error.strerror or error}.") from error
