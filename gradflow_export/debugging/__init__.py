@@ -9,20 +9,41 @@ import importlib
 from typing import Any
 
 __all__ = [
+    "AnomalyMode",
     "AsyncTrainingLogger",
+    "CudaDevices",
     "DebugLevel",
     "DiffusionModelDebugger",
+    "GradientCheck",
     "GradientClippingConfig",
+    "MemoryWatch",
     "NaNHandlingConfig",
+    "NumericalAnomalyError",
+    "NumericalStabilityManager",
+    "ProfilerWindow",
     "PyTorchDebugger",
     "PyTorchDebuggingConfig",
+    "PyTorchDebuggingManager",
+    "TensorCensus",
     "TensorInfo",
     "TrainingDebugger",
     "TrainingPhase",
+    "TrainingWrapper",
+    "anomaly_mode",
+    "check_gradients",
+    "create_training_wrapper",
     "debug_context",
+    "plot_debug_session",
 ]
 
 _HOMES = (
+    (
+        "anomaly",
+        (
+            "AnomalyMode",
+            "anomaly_mode",
+        ),
+    ),
     (
         "async_logger",
         (
@@ -39,8 +60,35 @@ _HOMES = (
         ),
     ),
     ("debugger", ("PyTorchDebugger",)),
+    ("devices", ("CudaDevices",)),
     ("diffusion", ("DiffusionModelDebugger",)),
+    ("faults", ("NumericalAnomalyError",)),
+    (
+        "gradcheck",
+        (
+            "GradientCheck",
+            "check_gradients",
+        ),
+    ),
+    (
+        "leaks",
+        (
+            "MemoryWatch",
+            "TensorCensus",
+        ),
+    ),
     ("levels", ("DebugLevel",)),
+    ("manager", ("PyTorchDebuggingManager",)),
+    ("plots", ("plot_debug_session",)),
+    ("profiling", ("ProfilerWindow",)),
+    (
+        "stability",
+        (
+            "NumericalStabilityManager",
+            "TrainingWrapper",
+            "create_training_wrapper",
+        ),
+    ),
     ("tensor_info", ("TensorInfo",)),
     ("training", ("TrainingDebugger",)),
     ("watch", ("debug_context",)),

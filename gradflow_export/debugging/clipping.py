@@ -144,9 +144,9 @@ def unit_norms(tensor: Tensor) -> Tensor:
     Source: Brock et al. 2021, arXiv:2102.06171, section 4.
     """
     wide = tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor
-    if tensor.dim() <= 1:
-        return wide.norm()
-    return torch.linalg.vector_norm(wide, dim=tuple(range(1, tensor.dim())), keepdim=True)
+    within = tuple(range(1, tensor.dim())) or None
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=within, keepdim=within is not None)
+    return norms
 
 
 def gradient_stats(total: int, norms: Sequence[float]) -> Mapping[str, float | int | None]:
