@@ -14,6 +14,7 @@ from gradflow_export import writers
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.writers import make_writer
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.preflight import PreflightWriter
 
 
 def check_model(model: object) -> None:
@@ -80,6 +81,11 @@ def make_writers(
         )
     own = writers.WandbWriter(**wandb)
     return [own if backend == "wandb" else make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
+
+
+def make_preflight(steps: int) -> list[Writer]:
+    """Return the writer that sums up the first steps in print; none for 0 steps."""
+    return [PreflightWriter(steps)] if steps else []
 
 
 def check_number(name: str, value: object, *, example: float, most: float = math.inf, way_out: str = "") -> None:

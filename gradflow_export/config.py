@@ -13,10 +13,10 @@ import yaml
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.rules.profiles import THRESHOLDS
-from gradflow_export.schedule import Schedule
+from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
 
 SECTION = "diagnostics"
-_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget"})
+_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "preflight"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Settings:
         rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
             where it costs no waiting for a device.
         budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
+        preflight: First steps that are read densely and summed up in print, 0 for none.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -41,6 +42,7 @@ class Settings:
     alerts_enabled: bool = True
     rerun_nonfinite: bool | None = None
     budget: float | None = None
+    preflight: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON-ready values, for the run's description."""
@@ -82,15 +84,25 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         raise ArgumentTypeError(
             f"intervals must map instruments to steps, got {intervals!r}; for example {{'blocks': 50}}."
         )
+    preflight = _check_preflight(values.get("preflight", False))
     return Settings(
-        schedule=Schedule(values.get("every", 1), dict(intervals)),
+        schedule=Schedule(values.get("every", 1), dict(intervals), max(DENSE_STEPS, preflight)),
         profile=values.get("profile", "robust"),
         thresholds={key: values[key] for key in THRESHOLDS if key in values},
         enabled=values.get("enabled", True),
         alerts_enabled=values.get("alerts_enabled", True),
         rerun_nonfinite=values.get("rerun_nonfinite"),
         budget=_check_budget(values.get("budget")),
+        preflight=preflight,
     )
+
+
+def _check_preflight(value: object) -> int:
+    if not isinstance(value, int):
+        raise ArgumentTypeError(f"preflight must be True, False or a number of steps, got {value!r}; for example 50.")
+    if value < 0:
+        raise ArgumentError(f"preflight must be a number of steps of at least 0, got {value}; False leaves it out.")
+    return PREFLIGHT_STEPS * value if isinstance(value, bool) else value
 
 
 def _check_budget(value: object) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.arguments import check_model, check_start, check_watch, make_writers
+from gradflow_export.arguments import check_model, check_start, check_watch, make_preflight, make_writers
 from gradflow_export.config import make_settings
 from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
@@ -73,6 +73,7 @@ class Exporter(Reports):
             because on other devices looking makes the training thread wait for the device at every step.
         budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
             stretched until it is kept. What is read at every step is never given up.
+        preflight: Read the first 50 steps, or the number of steps given, densely, and print what was found in them.
         start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
@@ -98,6 +99,7 @@ class Exporter(Reports):
         alerts_enabled: bool | None = None,
         rerun_nonfinite: bool | None = None,
         budget: float | None = None,
+        preflight: bool | int | None = None,
         start_step: int = 0,
         strict: bool = False,
         **thresholds: float,
@@ -107,7 +109,7 @@ class Exporter(Reports):
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
-            "budget": budget, **thresholds,
+            "budget": budget, "preflight": preflight, **thresholds,
         }  # fmt: skip
         self.settings = make_settings(config, given)
         inner = unwrap(model)
@@ -128,7 +130,7 @@ class Exporter(Reports):
         if self.settings.enabled and info.rank:
             _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
         elif self.settings.enabled:
-            writers = make_writers(backends, self.logdir, wandb)
+            writers = [*make_writers(backends, self.logdir, wandb), *make_preflight(self.settings.preflight)]
         self._writers = tuple(writers)
         device, on_issue = self._runtime.read_device, self._on_issue
         self._worker = Worker(info, self._judge, writers, device=device, on_issue=on_issue, strict=strict)

@@ -34,6 +34,7 @@ Loss, gradient norms, cosine and runtime are read every step.
 """
 
 DENSE_STEPS = 10
+PREFLIGHT_STEPS = 50
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
 SITES_PER_INTERVAL = 100
@@ -50,11 +51,13 @@ class Schedule:
     Attributes:
         every: Steps between two records.
         intervals: Overrides of ``INTERVALS`` by instrument; afterwards the interval of every instrument.
+        dense: First steps in which everything but what is dear is read.
         chosen: Instruments whose interval was overridden.
     """
 
     every: int = 1
     intervals: Mapping[str, int] = field(default_factory=dict)
+    dense: int = DENSE_STEPS
     chosen: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +80,7 @@ class Schedule:
             for name, count in sites.items()
             if name not in self.chosen
         }
-        return Schedule(self.every, {**self.intervals, **grown})
+        return Schedule(self.every, {**self.intervals, **grown}, self.dense)
 
     def recorded(self, step: int) -> bool:
         """Return whether this step makes a record at all."""
@@ -108,7 +111,7 @@ class Schedule:
             and step <= SETTLING_STEPS
             and step % min(math.ceil(SETTLING_INTERVAL * stretch), interval) == 0
         )
-        return asked or step <= DENSE_STEPS or settling or step % interval == 0
+        return asked or step <= self.dense or settling or step % interval == 0
 
 
 def _check_interval(name: str, value: object) -> None:

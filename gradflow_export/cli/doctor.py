@@ -1,4 +1,4 @@
-"""``gradflow doctor``: what is installed, what would fail, and the way out."""
+"""``gradflow doctor``: what is installed, what would fail, and the way out; with a script, what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from gradflow_export.cli.checkup import add_options, examine_script
 
 PLUGIN_GROUP, PLUGIN_NAME = "tensorboard_plugins", "gradflow"
 LEAST_FREE_MB = 100
@@ -69,13 +71,24 @@ NEEDS = (
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("doctor", help="what is installed, what would fail, and the way out")
+    parser = commands.add_parser(
+        "doctor",
+        help="what is installed, what would fail, and the way out; or what is wrong with a training script",
+        description="Without a script: check this installation. With one: run it for a few optimizer steps and say "
+        "which mistakes it makes silently; exit status 1 for a CRITICAL finding, 2 when the script fails or trains "
+        "nothing.",
+    )
+    parser.add_argument("script", type=Path, nargs="?", help="a training script to examine")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    add_options(parser)
     parser.add_argument("--logdir", type=Path, default=Path("runs"), help="where runs would go (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; 1 when something would fail."""
+    """Print every finding; 1 when something would fail, or when a script has a critical one."""
+    if args.script is not None:
+        return examine_script(args.script, args.words, args)
     findings = examine(args.logdir)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

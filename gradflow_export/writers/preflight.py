@@ -1,0 +1,103 @@
+"""A writer that says after the first steps what it found in them, and then nothing more."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO, final
+
+from gradflow_export.errors import ArgumentError
+from gradflow_export.records import Issue, IssueType, RunInfo, Severity, StepRecord
+
+
+@final
+class PreflightWriter:
+    """Prints one summary of the issues found in the first steps, worst first.
+
+    Args:
+        steps: After which step it is printed; earlier when the run ends before.
+        stream: Where to print; ``None`` is whatever ``sys.stderr`` is at that moment.
+
+    Raises:
+        ArgumentError: ``steps`` is below 1.
+    """
+
+    name = "preflight"
+
+    def __init__(self, steps: int = 50, stream: TextIO | None = None) -> None:
+        if steps < 1:
+            raise ArgumentError(f"steps expects a whole number of steps of at least 1, got {steps}; for example 50.")
+        self._steps, self._stream = steps, stream
+        self._issues: dict[tuple[str, str, int], Issue] = {}
+        self._last = 0
+        self._told = False
+
+    def open(self, run: RunInfo) -> None:
+        """Print nothing: nothing is known yet."""
+
+    def write(self, record: StepRecord) -> None:
+        """Take in the record's issues, and print when the last of the first steps has come."""
+        if self._told:
+            return
+        self._issues.update({issue.key: issue for issue in record.issues})
+        self._last = record.step
+        if record.step >= self._steps:
+            self._tell()
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._target.flush()
+
+    def close(self) -> None:
+        """Print what is known, if that has not been done."""
+        if not self._told and self._last:
+            self._tell()
+
+    @property
+    def _target(self) -> TextIO:
+        return sys.stderr if self._stream is None else self._stream
+
+    def _tell(self) -> None:
+        self._told = True
+        self._target.write(f"gradflow: preflight, {findings(list(self._issues.values()), self._last)}\n")
+
+
+def findings(issues: list[Issue], steps: int) -> str:
+    """Return issues as text, worst first: a line that counts them, and three lines for each.
+
+    Args:
+        issues: What was found.
+        steps: In how many steps.
+    """
+    if not issues:
+        return f"{steps} steps: nothing found."
+    shown = merged(issues)
+    count = "1 finding" if len(shown) == 1 else f"{len(shown)} findings"
+    lines = [f"{steps} steps: {count}."]
+    for issue in shown:
+        more = f" (+{len(issue.layers) - 1} more)" if len(issue.layers) > 1 else ""
+        gone = "" if issue.open else f", gone at step {issue.healed_step}"
+        where = f"{issue.layer or 'the whole model'}{more}"
+        lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")
+        lines.append(f"    seen  {issue.message}")
+        lines.append(f"    do    {issue.advice}")
+    return "\n".join(lines)
+
+
+def merged(issues: list[Issue]) -> list[Issue]:
+    """Return the issues worst first, without those that tell only that weights rest of which another tells why.
+
+    Args:
+        issues: What was found.
+    """
+    known = {layer for issue in issues if issue.issue_type is IssueType.NOT_TRAINING for layer in issue.layers}
+    left = [
+        issue
+        for issue in issues
+        if issue.issue_type is not IssueType.STAGNATION or not ("" in known or known.issuperset(issue.layers))
+    ]
+    return sorted(left, key=lambda issue: (not issue.open, -issue.severity, issue.step))
+
+
+def worst(issues: list[Issue]) -> Severity | None:
+    """Return the greatest severity among the issues that are open, ``None`` without any."""
+    return max((issue.severity for issue in issues if issue.open), default=None)

@@ -1,0 +1,137 @@
+"""``gradflow doctor script.py``: a training script is run for a few steps, and its silent mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+
+from gradflow_export.cli import main
+
+SCRIPT = """
+    import sys
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 2)
+            self.extra = [nn.Linear(16, 16)] if "list" in sys.argv else nn.ModuleList([nn.Linear(16, 16)])
+
+        def forward(self, x):
+            h = self.first(x).relu()
+            for layer in self.extra:
+                h = layer(h).relu()
+            return self.last(h)
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0 if "still" in sys.argv else 1e-2)
+    print("arguments", sys.argv[1:])
+    for step in range(1000):
+        if "fail" in sys.argv and step == 5:
+            raise RuntimeError("no more data")
+        optimizer.zero_grad()
+        x = torch.randn(16, 8)
+        nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+        try:
+            optimizer.step()
+        except Exception:
+            print("swallowed")
+    print("ran to its end")
+"""
+STEP_LINE = 28
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    return path
+
+
+def test_a_sound_script_passes_and_is_stopped(script, capsys):
+    """It gets its own arguments, runs for the steps asked for, and everything is put back."""
+    before = sys.argv, sys.path[:]
+    assert main(["doctor", str(script), "--mine", "3", "--steps", "12"]) == 0
+    out = capsys.readouterr().out
+    assert "arguments ['--mine', '3']" in out
+    assert "(Net), 12 steps: nothing found." in out
+    assert "ran to its end" not in out
+    assert "swallowed" not in out
+    assert before == (sys.argv, sys.path)
+
+
+def test_findings_name_layer_line_and_way_out(script, capsys):
+    """Layers in a plain list are told of with the line of the step, and a critical finding is the exit status."""
+    assert main(["doctor", str(script), "list", "--steps", "15"]) == 0
+    text = capsys.readouterr().out
+    assert "[HIGH] NOT_TRAINING in extra[0].weight (+1 more) since step 1" in text
+    assert "nn.ModuleList" in text
+    assert main(["doctor", "--format", "json", str(script), "still"]) == 1
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert "arguments ['still']" in printed.err
+    assert told["steps"] == 50
+    assert told["models"] == ["Net"]
+    assert [(f["issue_type"], f["severity"], f["line"]) for f in told["findings"]] == [
+        ("NOT_TRAINING", "CRITICAL", STEP_LINE)
+    ]
+
+
+def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
+    """Version, tool, rules by index, message, location with file and line, and nothing that is null."""
+    target = tmp_path / "found.sarif"
+    assert main(["doctor", str(script), "--format", "sarif", "--output", str(target), "--", "list"]) == 0
+    assert capsys.readouterr().out == ""
+    text = target.read_text(encoding="utf-8")
+    log = json.loads(text)
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert run["tool"]["driver"]["name"] == "gradflow"
+    assert run["invocations"] == [{"executionSuccessful": True}]
+    (result,) = run["results"]
+    assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == "NOT_TRAINING"
+    assert result["level"] == "error"
+    assert result["message"]["text"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"].endswith("train.py")
+    assert place["region"]["startLine"] == STEP_LINE
+    assert "null" not in text
+
+
+def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, capsys):
+    """Its traceback is shown; a missing script, one without a step and a bad number are told apart."""
+    assert main(["doctor", str(script), "fail"]) == 2
+    err = capsys.readouterr().err
+    assert "RuntimeError: no more data" in err
+    assert "failed by itself after 5 steps" in err
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1\n", encoding="utf-8")
+    assert main(["doctor", str(empty)]) == 2
+    assert "no step of a torch.optim.Optimizer" in capsys.readouterr().err
+    assert main(["doctor", str(tmp_path / "none.py")]) == 2
+    assert "is no file" in capsys.readouterr().err
+    assert main(["doctor", str(script), "--steps", "0"]) == 2
+    assert "--steps expects" in capsys.readouterr().err
+
+
+def test_all_lets_the_script_run_to_its_end(tmp_path, capsys):
+    """The number of steps is not limited, and exit(0) is no failure."""
+    path = tmp_path / "short.py"
+    path.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(8):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(2, 4)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "raise SystemExit(0)\n",
+        encoding="utf-8",
+    )
+    assert main(["doctor", str(path), "--steps", "3", "--all"]) == 0
+    assert "(Linear), 8 steps" in capsys.readouterr().out
