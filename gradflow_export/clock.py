@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
-from statistics import median
 
 WINDOW = 32
 """Steps between two decisions, and steps whose median gives the throughput."""
@@ -27,6 +27,7 @@ class StepClock:
         self.last: float | None = None
         self._spent_before = 0.0
         self._times: deque[float] = deque(maxlen=WINDOW)
+        self._ranked: list[float] = []
         self._elapsed = self._spent = 0.0
         self._steps = 0
 
@@ -44,13 +45,22 @@ class StepClock:
         out: dict[str, float] = {} if self.budget is None else {"schedule.stretch": self.stretch}
         if self.last is not None:
             elapsed, own = now - self.last, spent - self._spent_before
-            self._times.append(elapsed)
             out["runtime.step_time"] = elapsed
-            out["runtime.throughput"] = 1.0 / max(median(self._times), 1e-9)
+            out["runtime.throughput"] = 1.0 / max(self._median(elapsed), 1e-9)
             out["overhead"] = min(own / max(elapsed, 1e-9), 1.0)
             self._judge(elapsed, own)
         self.last, self._spent_before = now, spent
         return out
+
+    def _median(self, elapsed: float) -> float:
+        """Return the median of the last steps; their order is kept, because sorting them anew costs more."""
+        ranked = self._ranked
+        if len(self._times) == WINDOW:
+            del ranked[bisect_left(ranked, self._times[0])]
+        self._times.append(elapsed)
+        insort(ranked, elapsed)
+        half = len(ranked) // 2
+        return ranked[half] if len(ranked) % 2 else (ranked[half - 1] + ranked[half]) / 2
 
     def _judge(self, elapsed: float, own: float) -> None:
         """Stretch when a window of steps cost more than the budget; relax slowly when it cost less than half."""

@@ -6,9 +6,11 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
@@ -67,7 +69,9 @@ class LossTap:
         self._guard, self._on_backward, self._on_loss = guard, on_backward, on_loss
         self._wants_backward, self._on_root = wants_backward, on_root
         self._roots = Roots(model, self._root, guard=guard)
-        self._counted = False
+        self._counted = self._rooted = False
+        self._told = False
+        self._begun = unserializable_hook(guard(self._backward))  # type: ignore[no-untyped-call]
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
         self._unknown: set[str] = set()
@@ -115,10 +119,13 @@ class LossTap:
         if not isinstance(loss, Tensor):
             self._losses.append(torch.tensor(float(loss), dtype=torch.float64))
             return
-        self._losses.append(local(loss).detach().mean())
+        held = local(loss).detach()
+        self._losses.append(held if held.numel() == 1 else held.mean())
         if loss.requires_grad and not torch.compiler.is_compiling():
             self._on_loss(loss)
-            loss.register_hook(unserializable_hook(self._guard(self._backward)))  # type: ignore[no-untyped-call]
+            # Where calls of ``backward`` are seen anyway, a hook on the loss would tell nothing new.
+            if not self._told or self._wants_backward():
+                loss.register_hook(self._begun)  # type: ignore[no-untyped-call]
 
     def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
         """Take logits, and targets when they are known, if this step is due."""
@@ -137,10 +144,8 @@ class LossTap:
         """Give out the mean loss and the last statistics, and forget them."""
         out: Drained = []
         if self._losses:
-            device = self._losses[0].device
-            losses = [loss.to(device, torch.float64) for loss in self._losses]
-            mean = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-            out.append(Pending("loss", (RUN_SITE,), mean.reshape(1)))
+            self._told &= self._rooted
+            out.append(Pending("loss", (RUN_SITE,), _mean(self._losses)))
         elif (loss := self._roots.loss()) is not None:
             out.append(Pending("loss", (RUN_SITE,), loss.reshape(1)))
         for names, values in self._statistics:
@@ -155,7 +160,7 @@ class LossTap:
         self._roots.forget()
         self._components.forget()
         self._passes.forget()
-        self._counted = False
+        self._counted = self._rooted = False
         self._statistics, self._seconds = [], 0.0
 
     def scalars(self, backward_ended: float | None) -> dict[str, float]:
@@ -202,11 +207,11 @@ class LossTap:
     def _root(self, root: Tensor) -> None:
         """Begin a backward pass; what runs inside it has to be told from there."""
         self._passes.begin()
-        self._counted = True
+        self._counted = self._rooted = self._told = True
         if not self.seen:
             self._on_loss(root)
             if self._wants_backward():
-                root.register_hook(unserializable_hook(self._guard(self._backward)))  # type: ignore[no-untyped-call]
+                root.register_hook(self._begun)  # type: ignore[no-untyped-call]
         self._on_root(root)
 
     def _backward(self, _gradient: Tensor) -> None:
@@ -214,3 +219,11 @@ class LossTap:
             self._passes.begin()
         self._counted = False
         self._on_backward()
+
+
+def _mean(losses: Iterable[Tensor]) -> Tensor | npt.NDArray[np.float64]:
+    """Return the mean of scalars, on the host where they are there already. Shape: ``[1]``."""
+    every = list(losses)
+    if all(loss.is_cpu for loss in every):
+        return np.array([sum(map(float, every)) / len(every)])
+    return torch.stack([loss.reshape(1).to(every[0].device, torch.float64) for loss in every]).mean(dim=0)

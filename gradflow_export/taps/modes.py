@@ -35,6 +35,7 @@ class ModeTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    every_step: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self._model = weakref.ref(model)

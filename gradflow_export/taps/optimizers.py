@@ -69,13 +69,15 @@ class OptimizerStep:
 
 
 @dataclass
-class _Running:
-    """A step that has begun and not ended.
+class _Known:
+    """What is known of one optimizer, and the step that has begun and not ended.
 
     An optimizer whose ``step`` calls ``super().step()`` runs the hooks of both; only the outer ones count.
     """
 
-    step: OptimizerStep
+    signature: tuple[tuple[int, int], ...]
+    owned: Owned | None
+    step: OptimizerStep | None = None
     depth: int = 1
 
 
@@ -145,8 +147,7 @@ class OptimizerSteps:
         self._before, self._after, self._skipped = before, after, skipped
         self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
-        self._owned: weakref.WeakKeyDictionary[Optimizer, tuple[Any, Owned | None]] = weakref.WeakKeyDictionary()
-        self._open: weakref.WeakKeyDictionary[Optimizer, _Running] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self.skipped = 0
 
     def attach(self) -> contextlib.ExitStack:
@@ -158,15 +159,17 @@ class OptimizerSteps:
 
     def owned_by(self, optimizer: Optimizer) -> Owned | None:
         """Return the watched parameters of an optimizer, ``None`` when it owns none."""
+        return self._know(optimizer).owned
+
+    def _know(self, optimizer: Optimizer) -> _Known:
         groups = optimizer.param_groups
-        signature = tuple((len(g["params"]), id(g["params"][-1]) if g["params"] else 0) for g in groups)
-        known = self._owned.get(optimizer)
-        if known is not None and known[0] == signature:
-            return known[1]
-        model = self._model()
-        owned = None if model is None else self._match(model, groups)
-        self._owned[optimizer] = (signature, owned)
-        return owned
+        signature = tuple([(len(ps), id(ps[-1]) if ps else 0) for ps in [group["params"] for group in groups]])
+        known = self._known.get(optimizer)
+        if known is None or known.signature != signature:
+            model = self._model()
+            known = _Known(signature, None if model is None else self._match(model, groups))
+            self._known[optimizer] = known
+        return known
 
     @staticmethod
     def _match(model: nn.Module, groups: list[dict[str, Any]]) -> Owned | None:
@@ -187,32 +190,29 @@ class OptimizerSteps:
         if self._only is not None and optimizer not in self._only:
             self._foreign(optimizer)
             return
-        owned = self.owned_by(optimizer)
-        if owned is None:
+        known = self._know(optimizer)
+        if known.owned is None:
             self._foreign(optimizer)
             return
-        running = self._open.get(optimizer)
-        if running is not None and _is_nested(optimizer):
-            running.depth += 1
+        if known.step is not None and _is_nested(optimizer):
+            known.depth += 1
             return
         # The hook's args begin with the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         scale = getattr(optimizer, "grad_scale", None)
-        step = OptimizerStep(
-            optimizer, owned, closure, scale if isinstance(scale, Tensor) else None, scaled=called_by_scaler()
-        )
-        self._open[optimizer] = _Running(step)
+        scale = scale if isinstance(scale, Tensor) else None
+        known.depth = 1
+        known.step = step = OptimizerStep(optimizer, known.owned, closure, scale, scaled=called_by_scaler())
         self._before(step)
 
     def _post(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        running = self._open.get(optimizer)
-        if running is None:
+        known = self._known.get(optimizer)
+        if known is None or known.step is None:
             return
-        running.depth -= 1
-        if running.depth:
+        known.depth -= 1
+        if known.depth:
             return
-        del self._open[optimizer]
-        step = running.step
+        step, known.step = known.step, None
         # A fused optimizer under GradScaler runs its hooks on skipped steps too, and says so here. Looking at it waits
         # for the device, which the fused kernel on CPU has already done; on an accelerator the scaler itself reads it.
         found_inf = getattr(optimizer, "found_inf", None)

@@ -33,6 +33,8 @@ class GradientTap:
         self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
         self._products: weakref.WeakKeyDictionary[object, Tensor | Floats] = weakref.WeakKeyDictionary()
         self._readers: weakref.WeakKeyDictionary[object, GradientReader] = weakref.WeakKeyDictionary()
+        self._first: weakref.ref[object] | None = None
+        self._several = False
         self._path = PathTap()
         self._out: Drained = []
         self.norms: Tensor | None = None
@@ -138,12 +140,16 @@ class GradientTap:
 
     def _take_products(self, optimizer: object, own: Tensor | Floats | None) -> None:
         # The optimizers of one record make one gradient; each one's cosine replaces that of those before it.
-        if optimizer in self._products:
+        self._first = self._first or weakref.ref(optimizer)
+        self._several = self._several or self._first() is not optimizer
+        if self._several and optimizer in self._products:
             self._products.clear()
         if own is None:
             return
-        self._products[optimizer] = own
-        whole = list(self._products.values())
+        whole = [own]
+        if self._several:
+            self._products[optimizer] = own
+            whole = list(self._products.values())
         there = [part for part in whole if isinstance(part, np.ndarray)]
         if len(there) == len(whole):
             value: Tensor | Floats = np.array([cosine_of_host(there)])
