@@ -18,6 +18,7 @@ INTERVALS: Mapping[str, int] = MappingProxyType(
         "attention": 50,
         "updates": 50,
         "recurrent": 100,
+        "inputs": 100,
         "statistics": 100,
         "discrete": 100,
         "moments": 100,

@@ -33,6 +33,7 @@ from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.lonely import LonelyPasses
+from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.modes import ModeTap
 from gradflow_export.taps.moments import MomentTap
@@ -97,7 +98,7 @@ def make_loop(
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(enabled=not compiled), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
-    follow = part("blocks")(block.follow)
+    follow, inputs = part("blocks")(block.follow), InputTap(reference)
     wiring, lonely = WiringTap(model, calls=not compiled, guard=part("wiring")), LonelyPasses(reference)
     modes = ModeTap(model, guard=part("wiring"))
     taps = Taps(
@@ -110,13 +111,14 @@ def make_loop(
             on_backward=clipping.begin,
             wants_backward=lambda: clipping.armed,
             on_loss=follow,
+            on_root=part("inputs")(inputs.see),
             guard=part("loss"),
         ),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
         clipping,
-        (*_sampled(model, guard, compiled=compiled), modes),
+        (*_sampled(model, guard, compiled=compiled), inputs, modes),
         (
             *([discrete] if discrete.modules else []),
             *([ReplicaTap(model)] if is_spread() else []),

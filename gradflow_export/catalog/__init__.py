@@ -12,6 +12,7 @@ from gradflow_export.catalog import (
     discrete,
     flow,
     gradients,
+    mistakes,
     moments,
     origin,
     outputs,
@@ -30,6 +31,7 @@ __all__ = ["CATALOG", "CUSTOM_PREFIX", "SITE_KINDS", "UNITS", "MetricSpec", "spe
 CUSTOM_PREFIX = "custom."
 _FAMILIES = (
     outputs,
+    mistakes,
     gradients,
     updates,
     moments,

@@ -11,7 +11,9 @@ from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
+from gradflow_export.rules.data import ConstantTargets, DataScale, TargetScale, UnrelatedTargets
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.learning import NoBend, NotLearning
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.modes import WrongMode
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
@@ -34,6 +36,7 @@ from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.stale import StaleGradient
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.wiring import ClearedGradients, NotTraining
+from gradflow_export.rules.wrong_loss import WrongLoss
 
 PROFILES = ("robust", "seed")
 
@@ -94,6 +97,12 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         return (Numerical(), *(_FIXED[key](value) for key, value in values.items()))
     return (
         Numerical(),
+        WrongLoss(),
+        DataScale(),
+        TargetScale(),
+        ConstantTargets(),
+        UnrelatedTargets(),
+        NoBend(),
         Vanishing(),
         VanishingParameters(),
         ExplodingDepth(),
@@ -124,6 +133,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         WrongMode(),
         MemoryUsage(),
         MemoryLeak(),
+        NotLearning(),
         *(_FIXED[key](value) for key, value in chosen.items()),
     )
 

@@ -1,0 +1,101 @@
+"""What enters the model and the loss: inputs, targets, and what the loss's own graph shows."""
+
+from __future__ import annotations
+
+from gradflow_export.catalog.metric import MetricSpec
+
+SOFTMAX_BEFORE_CE = "softmax before cross-entropy"
+SIGMOID_BEFORE_CE = "sigmoid before cross-entropy"
+TANH_BEFORE_CE = "tanh before cross-entropy"
+RELU_BEFORE_CE = "ReLU before cross-entropy"
+PROBABILITIES_IN_NLL = "probabilities given to nll_loss"
+LOGITS_IN_NLL = "logits given to nll_loss"
+SIGMOID_BEFORE_BCE = "sigmoid before binary cross-entropy with logits"
+SOFTMAX_BEFORE_BCE = "softmax before binary cross-entropy with logits"
+TANH_BEFORE_BCE = "tanh before binary cross-entropy with logits"
+RELU_BEFORE_BCE = "ReLU before binary cross-entropy with logits"
+PROBABILITIES_IN_KL = "probabilities given to kl_div"
+SOFTMAX_OF_ONE = "softmax over one class"
+SOFTMAX_OVER_BATCH = "softmax over the batch"
+BROADCAST = "predictions and targets broadcast"
+OUT_OF_REACH = "targets out of reach"
+TARGETS_NO_SHARE = "targets outside 0 to 1"
+MAXIMISED = "loss is maximised"
+
+MISTAKES = (
+    SOFTMAX_BEFORE_CE,
+    SIGMOID_BEFORE_CE,
+    TANH_BEFORE_CE,
+    RELU_BEFORE_CE,
+    PROBABILITIES_IN_NLL,
+    LOGITS_IN_NLL,
+    SIGMOID_BEFORE_BCE,
+    SOFTMAX_BEFORE_BCE,
+    TANH_BEFORE_BCE,
+    RELU_BEFORE_BCE,
+    PROBABILITIES_IN_KL,
+    SOFTMAX_OF_ONE,
+    SOFTMAX_OVER_BATCH,
+    BROADCAST,
+    OUT_OF_REACH,
+    TARGETS_NO_SHARE,
+    MAXIMISED,
+)
+"""Sites of ``loss.mistake``."""
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Return the metrics of this family, in the order of the documentation."""
+    s = MetricSpec
+    # fmt: off
+    return (
+        s("loss.mistake", "what the graph of the loss shows", "1", "node",
+          "by mistake: best loss that can be reached, share of the targets' variance out of reach, or 1; absent where "
+          "nothing was found", "autograd graph", "c sampled"),
+        s("loss.constant", "loss of the best constant", "loss", "module",
+          "least mean loss over the targets seen of one prediction for all samples: entropy of the classes, variance, "
+          "or mean distance from the median; in the unit of the loss function itself", "definition", "c sampled",
+          low=0.0),
+        s("loss.over_constant", "loss against the best constant", "1", "module",
+          "mean loss of sampled predictions / loss.constant; 1 where nothing of the input is used", "definition",
+          "c sampled", low=0.0, scale="log", marks=(1.0,)),
+        s("loss.affine_depth", "layers without a non-linearity", "count", "module",
+          "layers with weights before the loss when nothing between them bends; 0 where something does",
+          "autograd graph", "c sampled", low=0.0),
+        s("loss.unbent", "what a linear model leaves", "1", "module",
+          "z of the kernel test that residuals of the best linear fit still depend on the input; only for networks "
+          "without a non-linearity", "Bierens 1982, J. Econometrics 20", "c sampled"),
+        s("input.rms", "input size", "activation", "module", "(mean x^2)^(1/2) of what enters the first layer",
+          "definition", "c sampled", low=0.0, scale="log", marks=(1.0,)),
+        s("input.mean", "input mean", "activation", "module", "mean x", "definition", "c sampled"),
+        s("input.std", "input spread", "activation", "module", "standard deviation over all entries, ddof=0",
+          "definition", "c sampled", low=0.0, scale="log"),
+        s("input.max", "greatest input", "activation", "module", "max |x|", "definition", "c sampled", low=0.0,
+          scale="log"),
+        s("input.feature_ratio", "greatest against typical feature", "1", "module",
+          "max over features of rms / median over features of rms, features that are 0 left out", "definition",
+          "c sampled", low=1.0, scale="log"),
+        s("input.constant_share", "constant features", "share", "module",
+          "share of features that are the same in all sampled rows", "definition", "c sampled", low=0.0, high=1.0),
+        s("input.whole_share", "whole numbers among inputs", "share", "module", "#{x == round(x)} / entries",
+          "definition", "c sampled", low=0.0, high=1.0),
+        s("input.normalised", "input is normalised in the model", "1", "module",
+          "1 where a normalisation stands before or directly behind the first layer", "autograd graph", "c sampled",
+          low=0.0, high=1.0),
+        s("target.rms", "target size", "loss", "module", "(mean y^2)^(1/2) of real targets", "definition",
+          "c sampled", low=0.0, scale="log"),
+        s("target.reach", "prediction size against target size", "1", "module",
+          "(mean prediction^2)^(1/2) / (mean y^2)^(1/2)", "definition", "c sampled", low=0.0, scale="log"),
+        s("target.distinct", "distinct targets", "count", "module", "different targets among the rows remembered",
+          "definition", "c sampled", low=1.0),
+        s("target.rows", "targets seen", "count", "module", "targets read so far", "definition", "c sampled", low=0.0,
+          scale="log"),
+        s("target.uniform_share", "batches with one target", "share", "module",
+          "share of readings in which all targets are the same", "definition", "c sampled", low=0.0, high=1.0),
+        s("target.dependence", "dependence of targets on inputs", "1", "module",
+          "z of the kernel test that targets depend on the input, rows remembered, equal inputs once",
+          "Bierens 1982, J. Econometrics 20; Gretton et al. 2005, ALT", "c sampled"),
+        s("target.tested", "rows behind that test", "count", "module", "different inputs among the rows remembered",
+          "definition", "c sampled", low=0.0),
+    )
+    # fmt: on

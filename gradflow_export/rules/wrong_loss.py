@@ -1,0 +1,212 @@
+"""Losses that do not suit what they are given: WRONG_LOSS, and targets no loss can take: BAD_TARGETS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from gradflow_export.catalog import mistakes as known
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+
+_CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
+_BCE_TAKES_LOGITS = (
+    "return the logits: loss = nn.BCEWithLogitsLoss()(logits, targets); or keep the activation, where it is a sigmoid, "
+    "and use nn.BCELoss()."
+)
+
+
+class _Told(NamedTuple):
+    """What is said of a mistake, with a place for its number, and what to do."""
+
+    message: str
+    advice: str
+
+
+_TOLD: Mapping[str, _Told] = MappingProxyType(
+    {
+        known.SOFTMAX_BEFORE_CE: _Told(
+            message="The cross-entropy, which takes logits, is given the result of a softmax: it cannot fall "
+            "below {0}.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.SIGMOID_BEFORE_CE: _Told(
+            message="The cross-entropy, which takes logits, is given the result of a sigmoid: it cannot fall "
+            "below {0}.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.TANH_BEFORE_CE: _Told(
+            message="The cross-entropy, which takes logits, is given the result of a tanh: it cannot fall below {0}.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.RELU_BEFORE_CE: _Told(
+            message="A ReLU stands between the last layer and the cross-entropy, and holds the target's logit of "
+            "a share of {0} of the samples at 0, where no gradient passes.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.PROBABILITIES_IN_NLL: _Told(
+            message="nll_loss, which takes logarithms of probabilities, is given probabilities: the loss is minus "
+            "a probability.",
+            advice="replace softmax by log_softmax, loss = F.nll_loss(F.log_softmax(logits, dim=1), targets), or "
+            "call F.cross_entropy(logits, targets).",
+        ),
+        known.LOGITS_IN_NLL: _Told(
+            message="nll_loss, which takes logarithms of probabilities, is given the output of a linear layer: "
+            "the loss has no lower bound.",
+            advice="call F.cross_entropy(logits, targets), or put nn.LogSoftmax(dim=1) behind the last layer.",
+        ),
+        known.SIGMOID_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a sigmoid: it cannot say less "
+            "than a probability of 0.5, and the loss of a positive cannot fall below {0}.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.SOFTMAX_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a softmax: it cannot say less "
+            "than a probability of 0.5.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.TANH_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a tanh: probabilities stay "
+            "within 0.27 and 0.73.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.RELU_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a ReLU: it cannot say less than "
+            "a probability of 0.5.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.PROBABILITIES_IN_KL: _Told(
+            message="kl_div, which takes logarithms of probabilities first, is given probabilities.",
+            advice="call F.kl_div(F.log_softmax(logits, dim=-1), target_probabilities, reduction='batchmean').",
+        ),
+        known.SOFTMAX_OF_ONE: _Told(
+            message="A softmax runs over one class: it is 1 whatever the model says, and no gradient passes.",
+            advice="use nn.BCEWithLogitsLoss() for one output, or give the last layer as many outputs as there "
+            "are classes: nn.Linear(features, 2).",
+        ),
+        known.SOFTMAX_OVER_BATCH: _Told(
+            message="A softmax runs over the batch instead of the classes: what is said of a sample depends on "
+            "the others.",
+            advice="name the dimension of the classes: softmax(dim=-1), or dim=1 for outputs [N, C, ...].",
+        ),
+        known.BROADCAST: _Told(
+            message="Predictions and targets have different shapes and were broadcast to all {0} x {0} pairs: the "
+            "best answer is then one number for all samples.",
+            advice="make the shapes equal: criterion(outputs.squeeze(-1), targets), or targets.unsqueeze(-1).",
+        ),
+        known.OUT_OF_REACH: _Told(
+            message="Targets lie where the last activation cannot go: a share of {0} of their variance is out of "
+            "reach.",
+            advice="leave the last activation away, or bring the targets into its range: sigmoid (0, 1), tanh "
+            "(-1, 1), ReLU 0 and above.",
+        ),
+        known.TARGETS_NO_SHARE: _Told(
+            message="A share of {0} of the targets of a binary cross-entropy lies outside 0 to 1: the loss has no "
+            "lower bound.",
+            advice="bring them to 0 and 1: targets = (targets > 0).float(), or targets / 255 for masks read from "
+            "images.",
+        ),
+        known.MAXIMISED: _Told(
+            message="The loss enters with a minus and has grown to {0} times that of the best constant answer: it "
+            "is maximised.",
+            advice="drop the minus: loss = criterion(outputs, targets); cross-entropy and squared errors are "
+            "positive already.",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongLoss(Rule):
+    """Say what the graph of a loss proves to be wrong with it.
+
+    Nearly all of it follows from structure, which no batch changes: a bounded activation before a loss that takes
+    logits, a shape that was broadcast, a dimension. Three things are judged by numbers. Targets out of reach: below
+    ``reach`` of their variance they may be noise around the end of a range. A ReLU before a cross-entropy is harmless
+    as long as it lets gradients through; ``shut`` is the share of samples for which it does not. A loss with a minus
+    may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the loss of the best
+    constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities given to a
+    cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes are no
+    mistakes.
+
+    Attributes:
+        reach: Least share of the targets' variance that is out of reach.
+        shut: Least share of samples whose target's logit a ReLU holds at 0.
+        grown: Least multiple of the best constant's loss for a loss that is maximised.
+        readings: How many readings have to say so.
+    """
+
+    reach: float = 0.05
+    shut: float = 0.5
+    grown: float = 2.0
+    readings: int = 3
+    patience: int = 2
+    heal: int = 3
+
+    name: ClassVar[str] = "wrong-loss"
+    needs: ClassVar[tuple[str, ...]] = ("loss.mistake",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", "loss.mistake")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge what was found in this record."""
+        reading = record.get("loss.mistake")
+        if reading is None:
+            return ()
+        found = []
+        for site, value, here in zip(reading.sites, reading.values, reading.present, strict=True):
+            if not here or site not in _TOLD:
+                continue
+            judged = self._judged(site, float(value), history)
+            if judged is not None:
+                found.append(_finding(site, *judged))
+        return tuple(found)
+
+    def _judged(self, site: str, value: float, history: History) -> tuple[float, float] | None:
+        """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
+        if site == known.OUT_OF_REACH:
+            return (value, self.reach) if value >= self.reach else None
+        if site == known.RELU_BEFORE_CE:
+            past = _past(history, "loss.mistake", site)[-self.readings :]
+            return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
+        if site == known.MAXIMISED:
+            past = sorted(_greatest(history)[-self.readings :])
+            return (past[-1], self.grown) if len(past) == self.readings and past[0] >= self.grown else None
+        return None if math.isnan(value) else (value, 0.0)
+
+
+def _past(history: History, metric: str, site: str) -> list[float]:
+    series = history.at_sites(metric)
+    if site not in series.sites:
+        return []
+    column = series.sites.index(site)
+    return [float(v) for v in series.values[series.present[:, column], column]]
+
+
+def _greatest(history: History) -> list[float]:
+    """Return the greatest of the losses against the best constant, reading by reading."""
+    series = history.at_sites("loss.over_constant")
+    usable = series.present & np.isfinite(series.values)
+    rows = usable.any(axis=1)
+    values = np.where(usable, series.values, np.float32(-np.inf))[rows]
+    return [float(value) for value in values.max(axis=1, initial=-np.inf)]
+
+
+def _finding(site: str, value: float, threshold: float) -> Finding:
+    message, advice = _TOLD[site]
+    targets = site == known.TARGETS_NO_SHARE
+    return Finding(
+        IssueType.WRONG_LOSS,
+        Severity.MEDIUM if site == known.RELU_BEFORE_CE else Severity.HIGH,
+        ("target",) if targets else ("loss",),
+        value,
+        threshold,
+        message.format(number(value)),
+        advice,
+        cause=site,
+    )

@@ -1,0 +1,194 @@
+"""What enters the model and the loss: a few rows of inputs, predictions and targets, and the structure around them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.catalog.mistakes import RELU_BEFORE_CE
+from gradflow_export.catalog.mistakes import specs as mistake_specs
+from gradflow_export.metrics.local import local
+from gradflow_export.taps.base import Drained, Sample
+from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.layergraph import FirstLayer, Layers, layers_behind
+from gradflow_export.taps.lossgraph import Term, terms_of
+from gradflow_export.taps.remembered import Found, Remembered
+from gradflow_export.taps.root import saved
+
+ROWS = 256
+FEATURES = 256
+OUTPUTS = 64
+PASSES = 4
+"""Backward passes of one step that are looked at; the micro-batches of an accumulated step are much alike."""
+
+
+class InputTap:
+    """On sampled steps reads the graph of each loss before its backward pass, and takes rows of what it holds.
+
+    Rows of inputs, predictions and targets are those of the same samples where that can be told by their number. They
+    are copied to the worker, which remembers some of them: see :class:`Remembered`.
+
+    Args:
+        model: Gives the model, or ``None`` when it is gone.
+    """
+
+    instrument: ClassVar[str] = "inputs"
+    modules = 1
+
+    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
+        self._model = model
+        self._armed, self._passes = False, 0
+        self._out: Drained = []
+        self._remembered: dict[str, Remembered] = {}
+        self._inputs = Remembered()
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(each.name) for each in mistake_specs())
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack gives up everything it holds."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._remembered.clear)
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to look, or with ``on=False`` look no more."""
+        self._armed = on
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
+        self._out, self._passes = [], 0
+
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+        out = self._out
+        self.forget()
+        return out
+
+    def see(self, root: Tensor) -> None:
+        """Look at a loss that is about to be propagated back.
+
+        Args:
+            root: A scalar with a graph, of which nothing has been freed.
+        """
+        model = self._model()
+        if not self._armed or self._passes >= PASSES or model is None:
+            return
+        self._passes += 1
+        names = {
+            id(parameter): site_name(name)
+            for name, module in model.named_modules()
+            for parameter in module.parameters(recurse=False)
+        }
+        with torch.no_grad():
+            for term in terms_of(root):
+                self._take(term, layers_behind(term.behind, names))
+
+    def _take(self, term: Term, layers: Layers) -> None:
+        """Copy rows of one term and of the widest input behind it."""
+        if not layers.last and layers.foreign:  # a loss of another network
+            return
+        count, parts = _pair(term)
+        first = _widest(layers.first)
+        entered = None if first is None or first.entered is None else _rows_of(first.entered)
+        paired = entered is not None and (not parts or len(entered) == count)
+        found = Found(
+            kind=term.kind if parts else None,
+            logits=term.logits,
+            site=layers.last,
+            outputs=parts[0].shape[1] if parts else 0,
+            input_site="" if first is None else first.name,
+            normalised=first is not None and first.normalised,
+            reach=term.reach,
+            widths=_affine_widths(layers),
+            own=layers.own and not layers.foreign,
+            mistakes=dict(term.mistakes),
+        )
+        memory = self._remembered.setdefault(layers.last, Remembered())
+        rows = None if entered is None else _thinned(entered)
+        if rows is not None and paired:
+            parts.insert(0, rows)
+            found = replace(found, inputs=rows.shape[1])
+        if parts or found.mistakes or found.widths:
+            values = torch.cat([part.to(torch.float32) for part in parts], dim=1) if parts else torch.zeros(1, 1)
+            self._out.append(Sample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found)))
+        if rows is not None and not paired:
+            alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
+            values = rows.to(torch.float32).contiguous()
+            self._out.append(Sample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+        if term.difference is not None:
+            corner = term.difference.reshape(len(term.difference), -1)[:16, :16].to(torch.float64).contiguous()
+            self._out.append(Sample("loss.mistake", found.site, corner, partial(memory.crossed, len(term.difference))))
+
+
+def _pair(term: Term) -> tuple[int, list[Tensor]]:
+    """Return how many samples there are, and predictions and targets of some of them, a row each; none if not known."""
+    if term.predictions is None or term.targets is None or not term.predictions.numel():
+        return 0, []
+    predictions, targets = local(term.predictions), local(term.targets)
+    if term.kind == "classes":
+        return _classes(term, predictions, targets)
+    if predictions.shape != targets.shape:
+        return 0, []
+    columns = predictions.shape[-1] if term.kind == "soft" else -1
+    pair = [t.reshape(-1, columns) if columns > 0 else _rows_of(t) for t in (predictions, targets)]
+    stride = max(-(-pair[0].shape[1] // OUTPUTS), 1)
+    if term.kind == "soft" and stride > 1:  # of probabilities all are needed
+        return 0, []
+    return len(pair[0]), [_rows(t)[:, ::stride] for t in pair]
+
+
+def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:
+    if predictions.dim() < 2 or targets.numel() * predictions.shape[1] != predictions.numel():
+        return 0, []
+    scores, y = _rows(predictions.movedim(1, -1).reshape(-1, predictions.shape[1])), _rows(targets.reshape(-1))
+    counts = (y >= 0) & (y < scores.shape[1])
+    if term.ignored is not None:
+        counts &= y != term.ignored
+    index = y.clamp(0, scores.shape[1] - 1)[:, None]
+    if RELU_BEFORE_CE in term.mistakes:
+        result = saved(term.behind, "result")
+        if result is None or result.device.type != "cpu" or result.shape != predictions.shape or result.dim() != 2:
+            del term.mistakes[RELU_BEFORE_CE]
+        else:
+            term.mistakes[RELU_BEFORE_CE] = float((_rows(result).gather(1, index) == 0).double().mean())
+    chosen = torch.where(counts, scores.gather(1, index)[:, 0].to(torch.float32), math.nan)
+    return targets.numel(), [chosen[:, None], y[:, None]]
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return at most ``ROWS`` evenly spaced rows."""
+    return tensor[:: max(-(-len(tensor) // ROWS), 1)]
+
+
+def _thinned(entered: Tensor) -> Tensor:
+    """Return evenly spaced rows and features."""
+    return _rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
+
+
+def _rows_of(entered: Tensor) -> Tensor:
+    held = local(entered)
+    return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
+
+
+def _widest(first: list[FirstLayer]) -> FirstLayer | None:
+    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
+    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
+    return chosen or (first[0] if first else None)
+
+
+def _affine_widths(layers: Layers) -> tuple[tuple[int, int], ...]:
+    """Return inputs and outputs of the layers with weights, from the first on; none where anything bends."""
+    return () if layers.bends or not layers.whole else tuple(reversed(layers.widths))

@@ -1,0 +1,204 @@
+"""What the worker remembers of inputs, predictions and targets, and what it reads off them (numpy alone)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.catalog.mistakes import BROADCAST, OUT_OF_REACH, TARGETS_NO_SHARE
+from gradflow_export.metrics.constants import Kind, constant_loss, losses
+from gradflow_export.metrics.dependence import MOST_ROWS, dependence, unbent
+
+Floats = npt.NDArray[np.float64]
+POOL = 1024
+"""Rows of targets and inputs that are remembered."""
+LEVEL = 0.9
+"""The tests of dependence are made only while the loss is above this share of the best constant's."""
+SMALL = 1e-6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the columns of one sample are, and what the graph told beside them.
+
+    Attributes:
+        kind: The loss; ``None`` when there are no predictions and targets.
+        logits: Whether predictions of a binary loss are logits.
+        site: The last layer before the loss.
+        inputs: Columns of inputs, first of all.
+        outputs: Columns of predictions, then as many of targets.
+        input_site: The first layer.
+        normalised: Whether inputs are normalised in the model.
+        reach: What predictions cannot leave.
+        widths: Inputs and outputs of the layers of a network that does not bend; empty for others.
+        own: Whether a layer of the model makes the predictions, and no other network is involved.
+        mistakes: What the structure showed.
+    """
+
+    kind: Kind | None = None
+    logits: bool = False
+    site: str = ""
+    inputs: int = 0
+    outputs: int = 0
+    input_site: str = ""
+    normalised: bool = False
+    reach: tuple[float, float] = (-math.inf, math.inf)
+    widths: tuple[tuple[int, int], ...] = ()
+    own: bool = False
+    mistakes: dict[str, float] = field(default_factory=dict)
+
+
+class Remembered:
+    """The last rows of one loss; used on the worker thread only."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[Floats, Floats]] = deque()
+        self._count = self._total = self._readings = self._uniform = 0
+        self._shape: tuple[Any, ...] = ()
+
+    def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the readings of one sample.
+
+        Args:
+            found: What its columns are.
+            values: Shape: ``[rows, inputs + 2 * outputs]``.
+        """
+        rows = np.asarray(values, dtype=np.float64)
+        x = rows[:, : found.inputs]
+        out: dict[str, float] = {}
+        mistakes = dict(found.mistakes)
+        if found.kind is not None:
+            predictions, targets = np.split(rows[:, found.inputs :], 2, axis=1)
+            here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
+            if here.any():
+                self._add(found, x[here], targets[here])
+                mistakes.update(_values(found, targets[here]))
+                out.update(self._judge(found, predictions[here], targets[here]))
+        if found.widths:
+            out["loss.affine_depth"] = float(_idle_depth(found.widths))
+        told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
+        if found.inputs:
+            stats = _statistics(x)
+            told.update({metric: {found.input_site: value} for metric, value in stats.items()})
+            told["input.normalised"] = {found.input_site: float(found.normalised)}
+        if mistakes:
+            told["loss.mistake"] = mistakes
+        return told
+
+    def crossed(self, size: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return whether a matrix of differences is that of two vectors, each repeated along the other.
+
+        Args:
+            size: Rows of the whole matrix.
+            values: A corner of it. Shape: ``[<= 16, <= 16]``.
+        """
+        d = np.asarray(values, dtype=np.float64)
+        if min(d.shape) < 2 or not np.isfinite(d).all():
+            return {}
+        rest = d - d[:1] - d[:, :1] + d[0, 0]
+        spread = min(d.std(axis=0).max(), d.std(axis=1).max())
+        crossed = spread > 0 and np.abs(rest).max() <= 1e-4 * np.abs(d).max()
+        return {"loss.mistake": {BROADCAST: float(size)}} if crossed else {}
+
+    def _add(self, found: Found, x: Floats, targets: Floats) -> None:
+        shape = (found.kind, found.inputs, found.outputs)
+        if shape != self._shape:
+            self._rows.clear()
+            self._count, self._shape = 0, shape
+        self._rows.append((x, targets))
+        self._count += len(targets)
+        self._total += len(targets)
+        self._readings += 1
+        self._uniform += bool(len(targets) > 1 and (targets == targets[:1]).all())
+        while len(self._rows) > 1 and self._count - len(self._rows[0][1]) >= POOL:
+            self._count -= len(self._rows.popleft()[1])
+
+    def _judge(self, found: Found, predictions: Floats, targets: Floats) -> dict[str, float]:
+        kind = found.kind
+        if kind is None:
+            return {}
+        y = np.concatenate([targets for _, targets in self._rows])
+        if found.logits:
+            predictions = 1.0 / (1.0 + np.exp(-np.clip(predictions, -60.0, 60.0)))
+        constant = constant_loss(kind, y)
+        mean = float(losses(kind, predictions, targets).mean())
+        out = {
+            "loss.constant": constant,
+            "target.rows": float(self._total),
+            "target.uniform_share": self._uniform / self._readings,
+        }
+        if found.own:
+            out["target.distinct"] = float(len(np.unique(y, axis=0)))
+        if constant > 0:
+            out["loss.over_constant"] = mean / constant
+        if kind in {"squared", "absolute", "huber"}:
+            size = float(np.sqrt(np.square(targets).mean()))
+            out["target.rms"] = size
+            if size > 0:
+                out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
+        # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
+        if constant > 0 and found.inputs and (mean > LEVEL * constant or found.widths) and self._readings % 5 == 0:
+            out.update(self._dependence(found))
+        return out
+
+    def _dependence(self, found: Found) -> dict[str, float]:
+        x = np.concatenate([x for x, _ in self._rows])
+        y = np.concatenate([targets for _, targets in self._rows])
+        _, first = np.unique(x, axis=0, return_index=True)
+        chosen = np.sort(first)[:: max(-(-len(first) // MOST_ROWS), 1)]
+        x, y = x[chosen], y[chosen]
+        if not np.isfinite(x).all():
+            return {}
+        if found.kind == "classes":
+            y = (y == np.unique(y)[None, :64]).astype(np.float64)
+        out = {"target.dependence": dependence(x, y), "target.tested": float(len(x))}
+        if found.widths:
+            out["loss.unbent"] = unbent(x, y)
+        return out
+
+
+def _values(found: Found, targets: Floats) -> dict[str, float]:
+    """Return the mistakes that only the numbers show."""
+    if found.kind == "binary":
+        outside = float(((targets < -SMALL) | (targets > 1.0 + SMALL)).mean())
+        return {TARGETS_NO_SHARE: outside} if outside > 0 else {}
+    if found.kind not in {"squared", "absolute", "huber"}:
+        return {}
+    low, high = found.reach
+    beyond = np.maximum(low - targets, 0.0) + np.maximum(targets - high, 0.0)
+    size = float(targets.var()) or float(np.square(targets).mean())
+    share = float(np.square(beyond).mean()) / size if size > 0 else 0.0
+    return {OUT_OF_REACH: share} if share > 0 else {}
+
+
+def _idle_depth(widths: tuple[tuple[int, int], ...]) -> int:
+    """Return how many layers a network that does not bend has, 1 where each narrows what the next one widens.
+
+    Such a factorisation of low rank is made on purpose; any other hidden layer adds nothing to a single one.
+    """
+    pairs = itertools.pairwise(widths)
+    idle = any(first[1] >= min(first[0], second[1]) for first, second in pairs)
+    return len(widths) if idle else 1
+
+
+def _statistics(x: Floats) -> dict[str, float]:
+    finite = x[np.isfinite(x).all(axis=1)]
+    if not len(finite):
+        return {}
+    sizes = np.sqrt(np.square(finite).mean(axis=0))
+    used = sizes[sizes > 0]
+    return {
+        "input.rms": float(np.sqrt(np.square(finite).mean())),
+        "input.mean": float(finite.mean()),
+        "input.std": float(finite.std()),
+        "input.max": float(np.abs(finite).max()),
+        "input.feature_ratio": float(used.max() / np.median(used)) if len(used) else 1.0,
+        "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
+        "input.whole_share": float((finite == np.round(finite)).mean()),
+    }
