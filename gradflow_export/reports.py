@@ -104,8 +104,16 @@ class Reports:
 
     @property
     def current_step(self) -> int:
-        """The step under way, counted from 1; 0 before ``watch()``."""
-        return 0 if self._loop is None else self._loop.steps + 1
+        """The step under way, counted from 1; 0 before ``watch()``.
+
+        A step in which every optimizer that is known has stepped is over, although the first one stays open until it is
+        seen whether others join.
+        """
+        loop = self._loop
+        if loop is None:
+            return 0
+        over = loop._open is not None and all(o in loop._stepped for o in loop._partners)  # noqa: SLF001 - only read
+        return loop.steps + 1 + over
 
     def add_issue(self, issue: Issue) -> None:
         """Write an issue that something else found with the record of its step, as if a rule had found it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from gradflow_export.records import RUN_SITE, Issue, StepRecord
+from gradflow_export.records import RUN_SITE, Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.judge import Judge
 
@@ -54,7 +54,8 @@ class ToldJudge(Judge):
     def _said(self, issue: Issue) -> bool:
         for other in (*self.issues, *self._told.values()):
             if other.open and other.issue_type is issue.issue_type:
-                whole = RUN_SITE in (issue.layer, other.layer)
+                # What is broken is one issue for the whole run, which names where it began.
+                whole = RUN_SITE in (issue.layer, other.layer) or issue.issue_type is IssueType.NUMERICAL
                 if whole or not set(other.layers).isdisjoint(issue.layers):
                     return True
         return False

@@ -37,8 +37,8 @@ class GradientNorms:
 
     @property
     def total(self) -> float:
-        """Norm of all together; 0 without any."""
-        return math.hypot(*self.norms) if self.norms else 0.0
+        """Norm of all together, NaN where one is; 0 without any."""
+        return math.nan if any(map(math.isnan, self.norms)) else math.hypot(*self.norms)
 
     @property
     def bad(self) -> tuple[str, ...]:

@@ -41,6 +41,22 @@ def test_a_told_issue_is_written_with_the_record_of_its_step():
     assert len(memory.records) == 4
 
 
+def test_the_step_under_way_is_told_right_from_the_first_on():
+    """After n steps of one optimizer, or of two in turns, it is step n + 1."""
+    model, optimizer, exporter, _ = watched()
+    steps = [exporter.current_step]
+    for _ in range(3):
+        train(model, optimizer)
+        steps.append(exporter.current_step)
+    other = torch.optim.SGD(model[1].parameters(), lr=0.01)
+    for _ in range(2):
+        train(model, optimizer)
+        other.step()
+        steps.append(exporter.current_step)
+    exporter.close()
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_told_issue_heals():
     """The same issue with a healed step closes it, and one that was never told is ignored."""
     model, optimizer, exporter, memory = watched()
