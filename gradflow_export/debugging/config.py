@@ -111,7 +111,7 @@ class PyTorchDebuggingConfig:
         cuda_synchronize: Wait for the device before a step is timed.
         cuda_memory_fraction: Share of the device's memory that this process may have; 1.0 leaves it alone.
         enable_performance_debugging: Profile some steps with ``torch.profiler``.
-        profile_autograd: Whether the profile tells the time of each operation.
+        profile_autograd: Whether the profile tells the shapes of what operations were given.
         profile_memory: Whether it tells the memory of each operation.
         debug_level: Least weight of what is logged: ``"info"``, ``"warning"`` or ``"error"``.
         verbose_logging: Log one line for each step.

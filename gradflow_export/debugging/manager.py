@@ -134,8 +134,7 @@ class PyTorchDebuggingManager:
         config = self._config
         if config is None:
             return self._record(facts, [dict(a) for a in facts.anomalies], no_memory(), 0)
-        if self._session is None:
-            self._start_quietly()
+        self.begin()
         session = self._session
         if session is None or session.over:
             return self._record(facts, [dict(a) for a in facts.anomalies], no_memory(), 0)
@@ -157,14 +156,16 @@ class PyTorchDebuggingManager:
             self._end(f"debug_timeout={config.debug_timeout:g} s reached")
         return record
 
-    def _start_quietly(self) -> None:
+    def begin(self) -> None:
+        """Begin a session unless there is or was one; where files cannot be written that is said, not raised."""
+        if self._session is not None or self._config is None:
+            return
         try:
             self.start_debug_session()
         except StorageError as error:
             _log.warning("gradflow: no debug files are written: %s", error)
-            if self._config is not None:
-                self._config = replace(self._config, save_debug_info=False)
-                self.start_debug_session()
+            self._config = replace(self._config, save_debug_info=False)
+            self.start_debug_session()
 
     def _record(
         self,

@@ -27,7 +27,7 @@ class ProfilerWindow:
         folder: TensorBoard's log folder.
         steps: Steps to profile.
         memory: Whether to follow allocations.
-        stacks: Whether to keep the Python line of each call.
+        shapes: Whether the trace tells the shapes of what operations were given.
         on_end: Called once with the summary when the window is over.
     """
 
@@ -37,7 +37,7 @@ class ProfilerWindow:
         *,
         steps: int = 3,
         memory: bool = False,
-        stacks: bool = False,
+        shapes: bool = False,
         on_end: Callable[[dict[str, Any]], None] = lambda _summary: None,
     ) -> None:
         self._folder, self._left, self._memory, self._on_end = folder, steps, memory, on_end
@@ -45,7 +45,7 @@ class ProfilerWindow:
         activities = [profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(profiler.ProfilerActivity.CUDA)
-        self._profile = profiler.profile(activities=activities, profile_memory=memory, with_stack=stacks)
+        self._profile = profiler.profile(activities=activities, profile_memory=memory, record_shapes=shapes)
         self._running = False
 
     @property

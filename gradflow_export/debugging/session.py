@@ -112,7 +112,7 @@ class Session:
         elif self.iterations >= PROFILE_AFTER:
             config = self._config
             self.profile = ProfilerWindow(
-                folder, steps=config.profile_steps, memory=config.profile_memory, stacks=config.profile_autograd
+                folder, steps=config.profile_steps, memory=config.profile_memory, shapes=config.profile_autograd
             )
             self.profile.start()
 

@@ -128,6 +128,7 @@ class NumericalStabilityManager:
         _check("optimizer", optimizer, Optimizer)
         value = _number(loss)
         self.watch(model)
+        self.debugging.begin()
         self._settle()
         self._steps += 1
         guard = self._guards.get(optimizer)
