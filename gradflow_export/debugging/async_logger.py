@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -83,6 +84,8 @@ class AsyncTrainingLogger:
         self.debugger = PyTorchDebugger(level, history=history, exporter=exporter)
         self._progress = Progress(history)
         self._anomaly_mode = AnomalyMode() if enable_autograd_debug else None
+        if self._anomaly_mode is not None:  # a logger that is forgotten leaves no mode on behind it
+            weakref.finalize(self, self._anomaly_mode.stop)
         # One thread, so that checks and log lines keep their order.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gradflow-logger")
         self._closed = False
@@ -240,8 +243,8 @@ class AsyncTrainingLogger:
             "params_with_nan_grad": len(norms.with_nan),
             "params_with_inf_grad": len(captured.with_inf()),
             "total_norm": number_to_json(norms.total),
-            "max_norm": number_to_json(max(norms.norms, default=None)),
-            "min_norm": number_to_json(min(norms.norms, default=None)),
+            "max_norm": number_to_json(norms.extreme(max)),
+            "min_norm": number_to_json(norms.extreme(min)),
             "exploding": exploding,
             "vanishing": vanishing,
             "nonfinite": list(norms.bad),

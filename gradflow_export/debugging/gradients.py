@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,12 @@ class GradientNorms:
     def total(self) -> float:
         """Norm of all together, NaN where one is; 0 without any."""
         return math.nan if any(map(math.isnan, self.norms)) else math.hypot(*self.norms)
+
+    def extreme(self, choose: Callable[[Sequence[float]], float]) -> float | None:
+        """Return what ``max`` or ``min`` chooses among the norms, NaN where one is, ``None`` without any."""
+        if any(map(math.isnan, self.norms)):
+            return math.nan
+        return choose(self.norms) if self.norms else None
 
     @property
     def bad(self) -> tuple[str, ...]:
