@@ -41,15 +41,20 @@ def tensor_reader(
         compared: How many copied entries are multiplied with those before.
         entries: About how many entries there are in all, which decides on threads.
     """
-    interface = _interface() if native.available() else None
-    if interface is None:
+    known = usable_interface()
+    if known is None:
         return None
     threads = torch.get_num_threads() if entries >= THREADED_ENTRIES else 1
-    return TensorReader(interface, count, judged, copies, compared, threads)
+    return TensorReader(known, count, judged, copies, compared, threads)
+
+
+def usable_interface() -> ctypes.Array[ctypes.c_int64] | None:
+    """Return PyTorch's C interface, ``None`` without it or without the C library."""
+    return interface() if native.available() else None
 
 
 @functools.lru_cache(maxsize=1)
-def _interface() -> ctypes.Array[ctypes.c_int64] | None:
+def interface() -> ctypes.Array[ctypes.c_int64] | None:
     """Find PyTorch's C interface in the library that is loaded, and try it on tensors that are known."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
@@ -58,16 +63,16 @@ def _interface() -> ctypes.Array[ctypes.c_int64] | None:
             library = ctypes.CDLL(str(folder / name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except (OSError, AttributeError):
             continue
-        interface = interface_of(library)
-        return interface if interface is not None and _works(interface) else None
+        found = interface_of(library)
+        return found if found is not None and _works(found) else None
     return None
 
 
-def _works(interface: ctypes.Array[ctypes.c_int64]) -> bool:
+def _works(found: ctypes.Array[ctypes.c_int64]) -> bool:
     """Whether tensors are told as they are: a part of a longer one is read, one that is not contiguous is refused."""
     part = torch.arange(7, dtype=torch.float64, device="cpu")[2:]
-    read = TensorReader(interface, 1, 1, [(0, 2, 3)]).read([part])
-    refused = TensorReader(interface, 1, 1).read([part[::2]])
+    read = TensorReader(found, 1, 1, [(0, 2, 3)]).read([part])
+    refused = TensorReader(found, 1, 1).read([part[::2]])
     return read is not None and refused is None and read[4:7].tolist() == [2.0, 4.0, 6.0]
 
 

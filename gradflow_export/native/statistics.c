@@ -17,12 +17,6 @@
 #define THREADED 1
 #endif
 
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_EACH_CPU
-#endif
-
 #if !defined(__GNUC__)
 #define __builtin_prefetch(address) ((void)(address))
 #endif

@@ -10,7 +10,31 @@
 #define PUBLIC __attribute__((visibility("default")))
 #endif
 
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
 enum { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3, KINDS = 4 };
+
+/* PyTorch's C interface for compiled models: a handle is the address of a pointer to a tensor's implementation. */
+typedef int32_t (*Pointer)(void *, void **);
+typedef int32_t (*Long)(void *, int64_t *);
+typedef int32_t (*Int)(void *, int32_t *);
+typedef int32_t (*Flag)(void *, _Bool *);
+
+/* Functions of the interface, and its numbers for the types of entries. */
+typedef struct {
+    Pointer data;
+    Long numel, storage_offset, storage_size;
+    Int dtype, device, layout;
+    Flag contiguous;
+    int64_t codes[KINDS];
+} Interface;
+
+/* Describe one tensor; 0 when it can be read: contiguous, real, floating, on the CPU, and as long as it says. */
+int gradflow_describe(const Interface *torch, void **tensor, const void **data, int64_t *count, int32_t *kind);
 
 /* Entry i of an array, as double. */
 double gradflow_entry(const char *data, int64_t i, int32_t kind);

@@ -10,28 +10,14 @@
 
 #include "statistics.h"
 
-typedef int32_t (*Pointer)(void *, void **);
-typedef int32_t (*Long)(void *, int64_t *);
-typedef int32_t (*Int)(void *, int32_t *);
-typedef int32_t (*Flag)(void *, _Bool *);
-
-/* Functions of the interface, and its numbers for the types of entries. */
-typedef struct {
-    Pointer data;
-    Long numel, storage_offset, storage_size;
-    Int dtype, device, layout;
-    Flag contiguous;
-    int64_t codes[KINDS];
-} Interface;
-
 static int32_t kind_of(const Interface *torch, int32_t code) {
     for (int32_t kind = 0; kind < KINDS; kind++)
         if (torch->codes[kind] == code) return kind;
     return -1;
 }
 
-/* Describe one tensor; 0 when it can be read. */
-static int describe(const Interface *torch, void **tensor, const void **data, int64_t *count, int32_t *kind) {
+
+int gradflow_describe(const Interface *torch, void **tensor, const void **data, int64_t *count, int32_t *kind) {
     int32_t device = -1, layout = -1, code = -1;
     int64_t offset = 0, bytes = 0;
     void *first = NULL;
@@ -68,7 +54,8 @@ PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, in
     int32_t *kinds = (int32_t *)(counts + all);
     int failed = 0;
     double *copied = out + HEAD, *to = copied;
-    for (int64_t t = 0; t < all && !failed; t++) failed = describe(torch, &tensors[t], &data[t], &counts[t], &kinds[t]);
+    for (int64_t t = 0; t < all && !failed; t++)
+        failed = gradflow_describe(torch, &tensors[t], &data[t], &counts[t], &kinds[t]);
     for (int64_t p = 0; p < parts && !failed; p++) {
         int64_t t = copies[p].tensor;
         failed = copies[p].count > 0 && (copies[p].count - 1) * copies[p].stride >= counts[t];

@@ -1,0 +1,210 @@
+/* What modules send forward, and what the optimizer changed: a few statistics of each tensor, by one read of it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "statistics.h"
+
+/* Rows and columns of a tensor. Row r begins at (r step / inner) outer + (r step % inner) stride. */
+typedef struct {
+    int64_t rows, step, inner, outer, stride, columns, apart;
+} Grid;
+
+static int64_t row_start(const Grid *grid, int64_t r) {
+    int64_t row = r * grid->step;
+    return row / grid->inner * grid->outer + row % grid->inner * grid->stride;
+}
+
+/* The root mean square of entries less the mean of their column; NaN when there is no memory. */
+static double spread_of(const char *data, int32_t kind, const Grid *grid) {
+    int64_t size = grid->rows * grid->columns;
+    double *entries = malloc(sizeof(double) * (size_t)(size + grid->columns + 1)), *means = entries + size;
+    double greatest = 0.0, squares = 0.0;
+    if (entries == NULL) return NAN;
+    for (int64_t j = 0; j < grid->columns; j++) means[j] = 0.0;
+    for (int64_t r = 0; r < grid->rows; r++) {
+        int64_t start = row_start(grid, r);
+        for (int64_t j = 0; j < grid->columns; j++) {
+            double value = gradflow_entry(data, start + j * grid->apart, kind);
+            entries[r * grid->columns + j] = value;
+            means[j] += value;
+        }
+    }
+    for (int64_t i = 0; i < size; i++) {
+        entries[i] -= means[i % grid->columns] / (double)grid->rows;
+        /* A NaN is kept: it compares false. */
+        if (greatest == greatest && !(fabs(entries[i]) <= greatest)) greatest = fabs(entries[i]);
+    }
+    if (greatest > 0.0 && greatest < INFINITY) {
+        for (int64_t i = 0; i < size; i++) squares += entries[i] / greatest * (entries[i] / greatest);
+        greatest *= sqrt(squares / (double)size);
+    }
+    free(entries);
+    return greatest;
+}
+
+/* Read tensors[n] one by one, into out[2][n]: L2 norm, and the spread over its grid (0 where that has no rows). A tensor
+ * that cannot be read has norm -1. Returns how many those are. */
+PUBLIC int64_t gradflow_outputs(const Interface *torch, void **tensors, int64_t n, const Grid *grids, double *out) {
+    int64_t refused = 0;
+    for (int64_t t = 0; t < n; t++) {
+        const void *data;
+        int64_t count;
+        int32_t kind;
+        const Grid *grid = &grids[t];
+        int bad = gradflow_describe(torch, &tensors[t], &data, &count, &kind);
+        for (int64_t r = 0; r < grid->rows && !bad; r++)
+            bad = row_start(grid, r) + (grid->columns - 1) * grid->apart >= count;
+        if (bad || gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, &out[t])) {
+            out[t] = -1.0;
+            refused++;
+            continue;
+        }
+        out[n + t] = grid->rows > 0 ? spread_of(data, kind, grid) : 0.0;
+    }
+    return refused;
+}
+
+/* The units of an activation's output lie `inner` entries long, one after the other, again and again. */
+typedef struct {
+    int64_t units, inner;
+} Units;
+
+#define DEFINE_FIRED(NAME, ENTRY, READ)                                                                                \
+    FOR_EACH_CPU static int64_t NAME(const ENTRY *x, int64_t n, const Units *shape, uint8_t *fired) {                  \
+        int64_t zeros = 0;                                                                                             \
+        for (int64_t row = 0; row < n / (shape->units * shape->inner); row++)                                          \
+            for (int64_t u = 0; u < (shape->inner == 1 ? 1 : shape->units); u++) {                                     \
+                int64_t length = shape->inner == 1 ? shape->units : shape->inner;                                      \
+                int32_t some = 0, none = 0;                                                                            \
+                if (shape->inner == 1) {                                                                               \
+                    for (int64_t i = 0; i < length; i++) {                                                             \
+                        none += READ(x[i]) == 0;                                                                       \
+                        fired[i] |= !(READ(x[i]) <= 0);                                                                \
+                    }                                                                                                  \
+                } else {                                                                                               \
+                    for (int64_t i = 0; i < length; i++) {                                                             \
+                        none += READ(x[i]) == 0;                                                                       \
+                        some |= !(READ(x[i]) <= 0);                                                                    \
+                    }                                                                                                  \
+                    fired[u] |= (uint8_t)some;                                                                         \
+                }                                                                                                      \
+                zeros += none;                                                                                         \
+                x += length;                                                                                           \
+            }                                                                                                          \
+        return zeros;                                                                                                  \
+    }
+
+#define AS_IT_IS(value) (value)
+/* Halves by their bits: NaN, Inf and signs are told from a float of the same sign and exponent. */
+static inline float of_bfloat16(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline float of_float16(uint16_t half) {
+    if ((half & 0x7c00u) == 0x7c00u && (half & 0x3ffu)) return NAN;
+    return (half & 0x7fffu) == 0 ? 0.0f : (half & 0x8000u) ? -1.0f : 1.0f;
+}
+
+DEFINE_FIRED(fired_float32, float, AS_IT_IS)
+DEFINE_FIRED(fired_float64, double, AS_IT_IS)
+DEFINE_FIRED(fired_bfloat16, uint16_t, of_bfloat16)
+DEFINE_FIRED(fired_float16, uint16_t, of_float16)
+
+/* Read the outputs of rectifiers: of each the number of exact zeros into zeros[n], and which units were above zero or
+ * NaN is added to its bytes from fired[firsts[t]] on. A tensor that cannot be read has -1 zeros. */
+PUBLIC int64_t gradflow_rectified(const Interface *torch, void **tensors, int64_t n, const Units *shapes,
+                                  const int64_t *firsts, uint8_t *fired, double *zeros) {
+    int64_t refused = 0;
+    for (int64_t t = 0; t < n; t++) {
+        const void *data;
+        int64_t count;
+        int32_t kind;
+        const Units *shape = &shapes[t];
+        if (gradflow_describe(torch, &tensors[t], &data, &count, &kind) || count % (shape->units * shape->inner)) {
+            zeros[t] = -1.0;
+            refused++;
+            continue;
+        }
+        uint8_t *own = fired + firsts[t];
+        switch (kind) {
+        case FLOAT64: zeros[t] = (double)fired_float64(data, count, shape, own); break;
+        case BFLOAT16: zeros[t] = (double)fired_bfloat16(data, count, shape, own); break;
+        case FLOAT16: zeros[t] = (double)fired_float16(data, count, shape, own); break;
+        default: zeros[t] = (double)fired_float32(data, count, shape, own); break;
+        }
+    }
+    return refused;
+}
+
+enum { PARTS = 16 };
+
+#define DEFINE_CHANGE(NAME, ENTRY, READ)                                                                               \
+    FOR_EACH_CPU static void NAME(const ENTRY *before, const ENTRY *after, int64_t stride, int64_t n, double *out) {   \
+        double weights[PARTS] = {0}, changes[PARTS] = {0};                                                             \
+        int64_t whole = n / PARTS * PARTS;                                                                             \
+        if (stride == 1)                                                                                               \
+            for (int64_t i = 0; i < whole; i += PARTS)                                                                 \
+                for (int j = 0; j < PARTS; j++) {                                                                      \
+                    double was = READ(before[i + j]), change = READ(after[i + j]) - was;                               \
+                    weights[j] += was * was;                                                                           \
+                    changes[j] += change * change;                                                                     \
+                }                                                                                                      \
+        for (int64_t i = stride == 1 ? whole : 0; i < n; i++) {                                                        \
+            double was = READ(before[i]), change = READ(after[i * stride]) - was;                                      \
+            weights[0] += was * was;                                                                                   \
+            changes[0] += change * change;                                                                             \
+        }                                                                                                              \
+        out[0] = out[1] = 0.0;                                                                                         \
+        for (int j = 0; j < PARTS; j++) {                                                                              \
+            out[0] += weights[j];                                                                                      \
+            out[1] += changes[j];                                                                                      \
+        }                                                                                                              \
+    }
+
+#define AS_DOUBLE(value) ((double)(value))
+#define HALF_BFLOAT16(value) (gradflow_entry((const char *)&(value), 0, BFLOAT16))
+#define HALF_FLOAT16(value) (gradflow_entry((const char *)&(value), 0, FLOAT16))
+DEFINE_CHANGE(change_float32, float, AS_DOUBLE)
+DEFINE_CHANGE(change_float64, double, AS_DOUBLE)
+DEFINE_CHANGE(change_bfloat16, uint16_t, HALF_BFLOAT16)
+DEFINE_CHANGE(change_float16, uint16_t, HALF_FLOAT16)
+
+/* Copy counts[t] entries of each tensor, strides[t] apart, to `held`, each tensor from a multiple of 8 bytes on; or with
+ * `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes.
+ * Returns 0; 1 when a tensor cannot be read or a square left the range of double. */
+PUBLIC int gradflow_changes(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
+                            const int64_t *counts, char *held, int64_t room, double *out) {
+    char *end = held + room;
+    for (int64_t t = 0; t < n; t++) {
+        const void *data;
+        int64_t count, stride = strides[t], wanted = counts[t];
+        int32_t kind;
+        if (gradflow_describe(torch, &tensors[t], &data, &count, &kind)) return 1;
+        int64_t size = kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2, bytes = (wanted * size + 7) / 8 * 8;
+        if ((wanted > 0 && (wanted - 1) * stride >= count) || bytes > end - held) return 1;
+        if (out == NULL && stride == 1) {
+            memcpy(held, data, (size_t)(wanted * size));
+        } else if (out == NULL) {
+            for (int64_t i = 0; i < wanted; i++)
+                memcpy(held + i * size, (const char *)data + i * stride * size, (size_t)size);
+        } else {
+            double squares[2];
+            switch (kind) {
+            case FLOAT64: change_float64((const double *)held, data, stride, wanted, squares); break;
+            case BFLOAT16: change_bfloat16((const uint16_t *)held, data, stride, wanted, squares); break;
+            case FLOAT16: change_float16((const uint16_t *)held, data, stride, wanted, squares); break;
+            default: change_float32((const float *)held, data, stride, wanted, squares); break;
+            }
+            for (int half = 0; half < 2; half++) {
+                int lost = squares[half] == INFINITY || (squares[half] > 0.0 && squares[half] < 1e-280);
+                if (lost && kind == FLOAT64) return 1;
+                out[half * n + t] = sqrt(squares[half]);
+            }
+        }
+        held += bytes;
+    }
+    return 0;
+}

@@ -1,0 +1,94 @@
+"""The C library's readings of outputs and of updates equal those that torch makes of the same tensors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gradflow_export.metrics.onepass import interface
+from gradflow_export.metrics.outputs import output_spreads
+from gradflow_export.metrics.samples import rows_of
+from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
+from gradflow_export.native.outputs import ChangeReader, Grid, grid_of, read_outputs, read_rectified
+
+KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SHAPES = ((7,), (1,), (3, 5), (100, 200), (128, 64), (2, 300, 90), (5, 3, 9, 11), (200, 4, 2, 3), (2, 70, 3, 3, 3))
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms_and_spreads_are_those_of_the_rows(shape, dtype):
+    """The same rows and columns are taken as torch takes, and the spread is that of their centred entries."""
+    torch.manual_seed(1)
+    tensor = (torch.randn(shape) + 3).to(dtype)
+    for rows, features in ((32, 64), (256, 512), (1, 1)):
+        taken = rows_of(tensor, rows, features).double()
+        norm, spread = read_outputs(interface(), [tensor], [grid_of(shape, rows, features)])[:, 0]
+        assert norm == pytest.approx(float(tensor.double().norm()), rel=1e-6)
+        assert spread == pytest.approx(float(output_spreads([taken])), rel=1e-6, abs=1e-12)
+
+
+def test_extreme_and_broken_outputs():
+    """Equal rows spread 0, a NaN or Inf is passed on, nothing overflows, and what cannot be read is -1."""
+    equal, wide = torch.full((40, 3), 0.1), torch.tensor([[1e200], [-1e200]], dtype=torch.float64)
+    broken, infinite = torch.ones(4, 4), torch.ones(4, 4)
+    broken[2, 1], infinite[0, 0] = math.nan, math.inf
+    tensors = [equal, wide, broken, infinite, torch.ones(4, 4).t()[:, 1:], torch.ones(3).int()]
+    grids = [grid_of(tensor.shape, 32, 64) for tensor in tensors]
+    norms, spreads = read_outputs(interface(), tensors, grids)
+    assert (norms[4], norms[5]) == (-1.0, -1.0)
+    assert spreads[0] == 0.0
+    assert spreads[1] == pytest.approx(1e200)
+    assert np.isnan([spreads[2], norms[2], spreads[3]]).all()
+    assert norms[3] == math.inf
+    assert read_outputs(interface(), [equal], [Grid()])[1, 0] == 0.0
+    assert read_outputs(interface(), [equal[:2]], [grid_of(equal.shape, 32, 64)])[0, 0] == -1.0
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize(("shape", "dim"), [((9, 5), -1), ((2, 6, 7), -1), ((3, 4, 5, 5), 1), ((2, 6, 7), 1)], ids=str)
+def test_units_that_fired_and_zeros(shape, dim, dtype):
+    """Shares of dead units and of zeros are those of torch; several readings add up, and NaN is no sign of death."""
+    torch.manual_seed(2)
+    units, inner = shape[dim], math.prod(shape[2:]) if dim == 1 else 1
+    fired, greatest = np.zeros(2 * units, dtype=np.uint8), None
+    for seed in range(2):
+        tensor = (torch.randn(shape) - 1.0).relu().to(dtype)
+        if seed:
+            tensor.movedim(dim, -1)[..., 0] = math.nan
+        zeros = read_rectified(interface(), [tensor, tensor], [(units, inner)] * 2, [0, units], fired)
+        now = greatest_outputs(tensor, dim)
+        greatest = now if greatest is None else torch.maximum(greatest, now)
+        assert 1 - zeros[0] / tensor.numel() == pytest.approx(1 - float(zero_share(tensor)))
+    assert fired[:units].tolist() == fired[units:].tolist()
+    assert 1 - fired[:units].mean() == pytest.approx(float(dead_shares([greatest])[0]))
+
+
+def test_what_has_other_units_is_refused():
+    """An output whose entries are no multiple of the units is not read, nor is one that is not contiguous."""
+    fired = np.zeros(8, dtype=np.uint8)
+    zeros = read_rectified(interface(), [torch.ones(3, 5), torch.ones(8, 8).t()], [(8, 1)] * 2, [0, 0], fired)
+    assert zeros.tolist() == [-1.0, -1.0]
+    assert not fired.any()
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_changes_are_those_of_copies(dtype):
+    """Norms of the weights before and of what changed, whole or by every third entry."""
+    torch.manual_seed(3)
+    tensors = [torch.randn(n).to(dtype) for n in (1, 17, 1000)]
+    for stride in (1, 3):
+        counts = [-(-len(tensor) // stride) for tensor in tensors]
+        reader = ChangeReader(interface(), [stride] * 3, counts, dtype.itemsize)
+        before = [tensor[::stride].double().clone() for tensor in tensors]
+        assert reader.keep(tensors)
+        for tensor in tensors:
+            tensor.add_(0.01)
+        changes = [tensor[::stride].double() - old for tensor, old in zip(tensors, before, strict=True)]
+        norms, moved = reader.compare(tensors)
+        assert norms.tolist() == pytest.approx([float(old.norm()) for old in before], rel=1e-6)
+        assert moved.tolist() == pytest.approx([float(change.norm()) for change in changes], rel=1e-5)
+    assert not reader.keep([*tensors[:2], tensors[2][:5]])
+    assert not reader.keep(tensors[:2])
+    assert reader.compare([torch.ones(4, 4).t(), *tensors[1:]]) is None
