@@ -136,12 +136,12 @@ def _measure_run(browser: Browser, logdir: Path, steps: int, visits: int, errors
     cold: list[float] = []
     warm: list[float] = []
     shifts: list[float] = []
-    for visit in range(visits):
+    for number in range(visits):
         with tensorboard(logdir) as (address, _):
-            wait_for(lambda: _last_step(address) == steps)
-            cold.append(_visit(browser, address, errors, shifts))
-            warm.append(_visit(browser, address, errors, shifts))
-            if visit == visits - 1:
+            wait_for(lambda: last_step(address) == steps)
+            cold.append(visit(browser, address, errors, shifts))
+            warm.append(visit(browser, address, errors, shifts))
+            if number == visits - 1:
                 with page_of(browser, errors) as page:
                     before, _ = heap(_settled(page, address))
                     _click_tab(page)
@@ -157,7 +157,8 @@ def _measure_run(browser: Browser, logdir: Path, steps: int, visits: int, errors
     ]
 
 
-def _last_step(address: str) -> int | None:
+def last_step(address: str) -> int | None:
+    """Return the last step that the panel's server knows of the first run."""
     runs = json.loads(get(f"{address}/data/plugin/gradflow/runs"))["runs"]
     return runs[0]["last"] if runs else None
 
@@ -176,7 +177,8 @@ def _click_tab(page: Page) -> float:
     return _repainted(page)
 
 
-def _visit(browser: Browser, address: str, errors: list[str], shifts: list[float]) -> float:
+def visit(browser: Browser, address: str, errors: list[str], shifts: list[float]) -> float:
+    """Open TensorBoard in a new page, click the panel's tab, and return the milliseconds to a painted map."""
     with page_of(browser, errors) as page:
         took = _click_tab(_settled(page, address))
         frame = panel_of(page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +95,10 @@ class Gpt(nn.Module):
         return logits.flatten(0, 1)
 
 
+def _adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4)
+
+
 @dataclass(frozen=True)
 class Workload:
     """One training program.
@@ -106,6 +110,7 @@ class Workload:
         size: Batch size when timed.
         steps: Timed steps of an exporter: one whole cycle of its intervals.
         rival_steps: Timed steps of an instrument that does the same every step.
+        optimizer: Makes the optimizer of the model's parameters.
     """
 
     name: str
@@ -114,6 +119,7 @@ class Workload:
     size: int
     steps: int
     rival_steps: int
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] = _adamw
 
 
 def workloads() -> tuple[Workload, ...]:

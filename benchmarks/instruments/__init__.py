@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from instruments import gradflow, rivals
+from instruments import debug_levels, gradflow, rivals
 from instruments.base import Instrument, Trainer
 
 __all__ = ["INSTRUMENTS", "Instrument", "Trainer"]
@@ -12,5 +12,6 @@ __all__ = ["INSTRUMENTS", "Instrument", "Trainer"]
 INSTRUMENTS: tuple[Instrument, ...] = (
     Instrument("nothing", lambda _trainer, _logdir: contextlib.nullcontext()),
     *gradflow.INSTRUMENTS,
+    *debug_levels.INSTRUMENTS,
     *rivals.INSTRUMENTS,
 )

@@ -22,7 +22,7 @@ class Trainer:
         torch.manual_seed(0)
         self.model = workload.model()
         self.criterion = nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.optimizer = workload.optimizer(self.model.parameters())
         self.batch, self.small = workload.batch(workload.size), workload.batch(2)
         self.before: After | None = None
         """Called with steps taken and model after backward, before the optimizer's step."""

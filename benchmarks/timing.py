@@ -1,0 +1,151 @@
+"""How one instrument is timed on one workload: a bare and a watched model take turns in a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import psutil
+import torch
+from instruments import Instrument, Trainer
+from tqdm import tqdm
+from workloads import Workload
+
+WARM_UP = 3
+Parameters, Result = ParamSpec("Parameters"), TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        workload: Name of the training program.
+        instrument: What watched it.
+        thread_ratio: CPU time of the training thread, with / without.
+        process_ratio: CPU time of all threads and of helper processes, with / without.
+        wall_ratio: Median wall time of a step, with / without.
+        bare_ms: Training-thread CPU of a mean step without it.
+        added_ms: Training-thread CPU added to a mean step.
+        bytes_per_step: Growth of the log directory.
+        memory_mb: Resident size of the process and its helpers after the timed steps, less before the instrument and
+            its libraries were loaded.
+        noise: thread_ratio of the two halves of the timed steps, as a half difference.
+        startup_ms: Training-thread CPU added per step of the dense start; 0 for rivals.
+        steps: Timed steps.
+        times_ours: ``added_ms`` as a multiple of that of ``gradflow_every_step``, of instruments that read at every
+            step too; ``None`` otherwise.
+    """
+
+    workload: str
+    instrument: str
+    thread_ratio: float
+    process_ratio: float
+    wall_ratio: float
+    bare_ms: float
+    added_ms: float
+    bytes_per_step: float
+    memory_mb: float
+    noise: float
+    startup_ms: float
+    steps: int
+    times_ours: float | None = None
+
+
+def measure(workload: Workload, instrument: Instrument, count: int, *, quiet: bool) -> Row:
+    """Time one instrument on one workload.
+
+    Args:
+        workload: The training program.
+        instrument: What watches one of the two models.
+        count: Timed steps of each.
+        quiet: Whether to show no progress.
+    """
+    logging.getLogger("gradflow_export").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    bare, watched = Trainer(workload), Trainer(workload)
+    _take_turns(bare, watched, WARM_UP)
+    before = resident()
+    title = f"{workload.name} {instrument.name}"
+    with tempfile.TemporaryDirectory() as folder, instrument.watch(watched, Path(folder)):
+        startup = 0.0
+        if instrument.dense_start:
+            from gradflow_export.schedule import SETTLING_STEPS
+
+            bare.forget()
+            watched.forget()
+            _take_turns(bare, watched, SETTLING_STEPS, f"{title} start", small=True, quiet=quiet)
+            startup = statistics.mean(watched.thread) - statistics.mean(bare.thread)
+        _take_turns(bare, watched, WARM_UP)
+        bare.forget()
+        watched.forget()
+        gc.collect()
+        gc.disable()
+        size, process, thread = _bytes(Path(folder)), _all_cpu(), time.thread_time()
+        _take_turns(bare, watched, count, title, quiet=quiet)
+        others = (_all_cpu() - process) - (time.thread_time() - thread)
+        gc.enable()
+        grown, memory = _bytes(Path(folder)) - size, resident() - before
+    half = count // 2
+    without, added = statistics.mean(bare.thread), statistics.mean(watched.thread) - statistics.mean(bare.thread)
+    first, second = (
+        statistics.mean(watched.thread[part]) / statistics.mean(bare.thread[part])
+        for part in (slice(None, half), slice(half, None))
+    )
+    return Row(
+        workload=workload.name,
+        instrument=instrument.name,
+        thread_ratio=round(1 + added / without, 4),
+        process_ratio=round(1 + (added + others / count) / without, 4),
+        wall_ratio=round(statistics.median(watched.wall) / statistics.median(bare.wall), 4),
+        bare_ms=round(without * 1e3, 3),
+        added_ms=round(added * 1e3, 3),
+        bytes_per_step=round(grown / count),
+        memory_mb=round(memory / 2**20, 1),
+        noise=round(abs(first - second) / 2, 4),
+        startup_ms=round(startup * 1e3, 3),
+        steps=count,
+    )
+
+
+def _take_turns(
+    bare: Trainer, watched: Trainer, count: int, title: str = "", *, small: bool = False, quiet: bool = True
+) -> None:
+    for _ in tqdm(range(count), title, disable=quiet, leave=False):
+        bare.step(small=small)
+        watched.step(small=small)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _all_cpu() -> float:
+    helpers = (child.cpu_times() for child in psutil.Process().children(recursive=True))
+    return time.process_time() + sum(times.user + times.system for times in helpers)
+
+
+def resident() -> int:
+    """Return the resident bytes of this process and its helpers, after giving back what is free."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # another C library: freed memory stays in the figure
+        ctypes.CDLL(None).malloc_trim(0)
+    process = psutil.Process()
+    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+
+
+def apart(function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+    """Call a function in a new process, whose memory holds nothing of other measurements."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
