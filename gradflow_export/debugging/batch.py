@@ -106,11 +106,11 @@ class BatchWatch:
         model: What is trained; held weakly.
         keep_state: Whether to keep copies of buffers and generators.
         keep_calls: Whether to keep what is needed to repeat the forward passes.
-        before: Called when the first forward pass of a step begins.
+        before: Gives what is called when the first forward pass of a step begins, ``None`` when it is gone.
     """
 
     def __init__(
-        self, model: nn.Module, *, keep_state: bool, keep_calls: bool, before: Callable[[], None] = lambda: None
+        self, model: nn.Module, *, keep_state: bool, keep_calls: bool, before: Callable[[], Callable[[], None] | None]
     ) -> None:
         self._keep_state, self._keep_calls, self._before = keep_state, keep_calls, before
         self._held = 0
@@ -149,7 +149,9 @@ class BatchWatch:
         if self._served or not self._begun:
             self._begun = True
             self._served.clear()
-            self._before()
+            call = self._before()
+            if call is not None:
+                call()
             self._held = 0
             self._state = BatchState()
             if self._keep_state:

@@ -100,11 +100,14 @@ class NumericalStabilityManager:
             locates, checks = debug.locates, debug.checks_gradients
             keeps = self._nan.policy in _RESTORING
             if locates or checks or keeps or len(self._loops):
-                self._batches[model] = BatchWatch(
-                    model, keep_state=keeps, keep_calls=locates or checks, before=self._settle
-                )
+                # The model's hooks must not keep the manager, nor the manager's end the model.
+                settle = weakref.WeakMethod(self._settle)
+                watch = BatchWatch(model, keep_state=keeps, keep_calls=locates or checks, before=settle)
+                self._batches[model] = watch
+                weakref.finalize(self, _close, weakref.ref(watch))
             if locates:
-                self._locators[model] = Locator(unwrap(model))
+                locator = self._locators[model] = Locator(unwrap(model))
+                weakref.finalize(self, locator.close)
         return self
 
     def step(self, model: nn.Module, loss: Tensor | float, optimizer: Optimizer) -> dict[str, Any]:
@@ -274,6 +277,12 @@ class NumericalStabilityManager:
     def _settle(self) -> None:
         for guard in list(self._guards.values()):
             guard.settle()
+
+
+def _close(watch: weakref.ref[BatchWatch]) -> None:
+    found = watch()
+    if found is not None:
+        found.close()
 
 
 def _explain(faults: list[Fault], origin: Origin) -> None:
