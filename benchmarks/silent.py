@@ -126,7 +126,7 @@ def at_fault(site: str, where: Iterable[str]) -> bool:
     """Whether a site is one of ``where`` or lies below it; ``"*"`` stands for any module or parameter."""
     return any(
         site == prefix
-        or (bool(prefix) and site.startswith(prefix + "."))
+        or (bool(prefix) and site.startswith((f"{prefix}.", f"{prefix}[")))
         or (prefix == "*" and site not in {"", "input", "target", "loss"})
         for prefix in where
     )
