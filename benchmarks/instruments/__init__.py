@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from instruments import debug_levels, gradflow, rivals
+from instruments import debug_levels, debugging, gradflow, rivals
 from instruments.base import Instrument, Trainer
 
 __all__ = ["INSTRUMENTS", "Instrument", "Trainer"]
@@ -13,5 +13,6 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     Instrument("nothing", lambda _trainer, _logdir: contextlib.nullcontext()),
     *gradflow.INSTRUMENTS,
     *debug_levels.INSTRUMENTS,
+    *debugging.INSTRUMENTS,
     *rivals.INSTRUMENTS,
 )

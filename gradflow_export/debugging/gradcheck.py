@@ -24,6 +24,12 @@ EXACT_BELOW = 8
 LINES = 2
 """Lines along which a larger tensor is checked."""
 
+GROUP = 8
+"""Tensors of more than this number are first checked together; a group that is well is not looked into."""
+
+TOGETHER = 1e-6
+"""Greatest relative error of a group: one tensor's is thinned among the others'."""
+
 _EPS = 1e-6
 _SEED = 0
 
@@ -118,7 +124,8 @@ def check_gradients(
     parameters and floating-point inputs are checked. Of a function or a loss the inputs are. Random numbers that are
     drawn inside are the same at every call. Small tensors are compared entry by entry, larger ones along two lines
     each: a gradient that is wrong in a few of very many entries may pass. Where the derivative jumps between the two
-    points, as a ReLU's at 0, a point close by is taken.
+    points, as a ReLU's at 0, a point close by is taken. More than eight tensors are checked together first, with a much
+    smaller tolerance, and then by halves where that fails: a large model that is well costs a few forward passes.
 
     Args:
         function: A module, a loss module, ``MyFunction.apply``, or any callable.
@@ -147,10 +154,8 @@ def check_gradients(
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         problem = _Problem(function, arguments, loss, devices)
-        wanted = {
-            name: tensor for name, tensor in problem.leaves.items() if (sparse if name in problem.sparse else dense)
-        }
-        checks = {name: problem.check(name, tolerance) for name in wanted}
+        wanted = [name for name in problem.leaves if (sparse if name in problem.sparse else dense)]
+        checks = problem.check_all(wanted, tolerance)
     return GradientCheck(checks, tolerance)
 
 
@@ -186,6 +191,44 @@ class _Problem:
         self._random = torch.Generator().manual_seed(_SEED)
         self._gradients = self._differentiate()
 
+    def check_all(self, names: Sequence[str], tolerance: float) -> dict[str, ParameterCheck]:
+        """Compare the derivatives of several leaves: together, and by halves where that is not well."""
+        if len(names) <= GROUP:
+            return {name: self.check(name, tolerance) for name in names}
+        together = self._together(names)
+        if together is not None:
+            return dict.fromkeys(names, together)
+        half = len(names) // 2
+        return {**self.check_all(names[:half], tolerance), **self.check_all(names[half:], tolerance)}
+
+    def _together(self, names: Sequence[str]) -> ParameterCheck | None:
+        """Compare the derivative along one line through several leaves; ``None`` where it is not beyond doubt."""
+        leaves = [self.leaves[name] for name in names]
+        lines = [
+            self._direction(self._gradients[name], 0, spread=True) * _size(leaf)
+            for name, leaf in zip(names, leaves, strict=True)
+        ]
+        slopes = [float((self._gradients[name] * line).sum()) for name, line in zip(names, lines, strict=True)]
+        # Each leaf is to weigh about as much as the others, or the error of one with small gradients would not show.
+        least = min((abs(slope) for slope in slopes if slope), default=0.0)
+        weights = [max(least / abs(slope), 0.01) if slope else 1.0 for slope in slopes]
+        analytic = math.fsum(w * slope for w, slope in zip(weights, slopes, strict=True))
+        here = [leaf.detach().clone() for leaf in leaves]
+        values = []
+        with torch.no_grad():
+            for sign in (_EPS, -_EPS):
+                for leaf, start, line, w in zip(leaves, here, lines, weights, strict=True):
+                    leaf.copy_(start + sign * w * line)
+                values.append(float(self._value()))
+            for leaf, start in zip(leaves, here, strict=True):
+                leaf.copy_(start)
+        numeric = (values[0] - values[1]) / (2 * _EPS)
+        rounding = 8 * torch.finfo(torch.float64).eps * max(map(abs, values)) / _EPS
+        size = max(abs(analytic), abs(numeric))
+        error = abs(analytic - numeric) / size if size > 0 and math.isfinite(size) else math.inf
+        well = error <= TOGETHER + rounding / size if size > 0 else False
+        return ParameterCheck(error, True, analytic, numeric) if well and rounding <= 1e-5 * size else None
+
     def check(self, name: str, tolerance: float) -> ParameterCheck:
         """Compare the derivatives of one leaf; of several lines the worst counts."""
         leaf = self.leaves[name]
@@ -218,9 +261,9 @@ class _Problem:
             self._return(before)
         return check
 
-    def _direction(self, gradient: Tensor, line: int) -> Tensor:
+    def _direction(self, gradient: Tensor, line: int, *, spread: bool = False) -> Tensor:
         """Return a line of length 1 on which the gradient does not vanish by chance."""
-        if gradient.numel() < EXACT_BELOW:
+        if gradient.numel() < EXACT_BELOW and not spread:
             out = torch.zeros_like(gradient).reshape(-1)
             out[line] = 1.0
             return out.reshape(gradient.shape)
@@ -234,7 +277,7 @@ class _Problem:
     def _difference(self, leaf: Tensor, direction: Tensor) -> tuple[float, float, float]:
         """Return the slope along a line, by how much it jumps, and what rounding makes of it."""
         here = leaf.detach().clone()
-        step = _EPS * max(1.0, float(here.norm()) / math.sqrt(max(here.numel(), 1)))
+        step = _EPS * max(1.0, _size(here))
         with torch.no_grad():
             leaf.copy_(here + step * direction)
             above = float(self._value())
@@ -249,7 +292,7 @@ class _Problem:
         """Take a point close by."""
         with torch.no_grad():
             for leaf in self.leaves.values():
-                size = float(leaf.norm()) / math.sqrt(max(leaf.numel(), 1)) or 1.0
+                size = _size(leaf)
                 noise = torch.randn(leaf.shape, generator=self._random, dtype=torch.float64).to(leaf.device)
                 leaf.add_(noise, alpha=1e-3 * size)
         self._gradients = self._differentiate()
@@ -298,6 +341,11 @@ class _Problem:
         parts = [(t.double() * weight).sum() for t, weight in zip(tensors, self._weights, strict=True)]
         total: Tensor = torch.stack([part.to(parts[0].device) for part in parts]).sum()
         return total
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square of the entries, at least a little."""
+    return max(float(tensor.detach().norm()) / math.sqrt(max(tensor.numel(), 1)), 1e-3)
 
 
 def _parameters(function: object) -> list[Tensor]:
