@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 
-.PHONY: help demo screenshots test lint types format frontend schema clean
+.PHONY: help demo screenshots performance test lint types format frontend schema clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      train healthy and sick models on real data, report on each, say how to open TensorBoard"
 	@echo "make screenshots  take the pictures of docs/images anew, over the demo's runs (needs Chromium)"
+	@echo "make performance  measure what watching costs, beside other tools and at many sizes; writes docs/performance.md"
 	@echo "make test      run the tests"
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
@@ -36,6 +37,11 @@ demo: $(VENV)/.stamp-demo
 screenshots: export OMP_NUM_THREADS ?= 1
 screenshots: $(VENV)/.stamp-test
 	$(BIN)/python benchmarks/screenshots.py
+
+# Takes an hour or two; a noisy machine makes noisy tables. PERFORMANCE="--part overhead" measures one part again.
+performance: export OMP_NUM_THREADS ?= 1
+performance: $(VENV)/.stamp-test,benchmarks
+	$(BIN)/python benchmarks/performance.py $(PERFORMANCE)
 
 # Small models wait for each other's threads where other work shares the cores.
 test: export OMP_NUM_THREADS ?= 1
