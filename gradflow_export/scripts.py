@@ -26,7 +26,7 @@ MODELS = 8
 CALLS_PER_STEP = 20
 """Calls of watched models per wanted step after which a script without any step is stopped."""
 
-OFTEN = ("wiring", "updates", "blocks", "activations", "logits")
+OFTEN = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
 """Instruments that are read at every step of so short a run."""
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})

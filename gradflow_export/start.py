@@ -33,6 +33,7 @@ from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.lonely import LonelyPasses
+from gradflow_export.taps.initial import InitialTap
 from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.modes import ModeTap
@@ -124,6 +125,7 @@ def make_loop(
             *([ReplicaTap(model)] if is_spread() else []),
             wiring,
             ArrivalTap(model, guard=part("wiring")),
+            InitialTap(model),
         ),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.

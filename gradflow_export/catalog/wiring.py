@@ -48,6 +48,12 @@ def specs() -> tuple[MetricSpec, ...]:
         s("wiring.foreign", "parameters whose copies are trained", "share", "run",
           "share of the model's parameters of whose shape an optimizer that steps holds a tensor, and none of them",
           "definition", "c", low=0.0, high=1.0),
+        s("parameter.initial_gain", "gain of the first weights", "1", "parameter",
+          "(mean w^2)^(1/2) (inputs of a unit)^(1/2) of the weights of layers before the first step",
+          "He et al. 2015, arXiv:1502.01852", "1P once", low=0.0, scale="log"),
+        s("parameter.row_spread", "difference between the units of a layer", "1", "parameter",
+          "max |w_j - w_0| / max |w| over the rows of a layer's weights, before the first step and some steps later; 0 "
+          "where all units are copies", "definition", "1P twice", low=0.0),
         s("mode.evaluation_dropout", "dropout in evaluation mode", "share", "module",
           "share that dropout drops where it was called in a pass of the model in evaluation mode that drew random "
           "numbers", "definition", "c sampled", low=0.0, high=1.0),

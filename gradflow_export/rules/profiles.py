@@ -13,6 +13,7 @@ from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.data import ConstantTargets, DataScale, TargetScale, UnrelatedTargets
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.initial import BadInit
 from gradflow_export.rules.learning import NoBend, NotLearning
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.modes import WrongMode
@@ -20,6 +21,7 @@ from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, Stagnation
+from gradflow_export.rules.rate import LearningRate
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
@@ -131,6 +133,8 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         ClearedGradients(),
         StaleGradient(),
         WrongMode(),
+        LearningRate(),
+        BadInit(),
         MemoryUsage(),
         MemoryLeak(),
         NotLearning(),

@@ -1,0 +1,131 @@
+"""Weights that begin where nothing can be learned: BAD_INIT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.catalog.wiring import Wiring
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History
+
+COPIES, ZEROS, LARGE = "units are copies", "zeros", "too large"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadInit(Rule):
+    """Find layers whose units are copies of each other, layers that stay at zero, and weights that begin too large.
+
+    Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
+    still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters
+    and output layers. Great weights are a fault where they show: in predictions that are far worse than a constant
+    at first and do not become better soon. Where the inputs are large, these are to blame.
+
+    Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
+    arXiv:1502.01852.
+
+    Attributes:
+        alike: Greatest relative difference of rows that are copies.
+        worse: Least first loss, as a multiple of that of the best constant prediction.
+        after: Steps within which it may come down by itself.
+        gain: Least root mean square of the weights times the root of the number of inputs.
+        inputs: Greatest size of inputs that are not to blame themselves.
+        patience: One; weights begin once.
+    """
+
+    alike: float = 1e-5
+    worse: float = 5.0
+    after: int = 20
+    gain: float = 4.0
+    inputs: float = 10.0
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "bad-init"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "input.rms",
+        "loss.over_constant",
+        "parameter.wiring",
+        "parameter.initial_gain",
+    )
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the first weights, and their rows a few steps later."""
+        later = () if record.get("parameter.initial_gain") is not None else self._alike(record, history)
+        return (*later, *self._large(record, history))
+
+    def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        spread, known = record.get("parameter.row_spread"), history.at_sites("parameter.initial_gain")
+        if spread is None or len(known.steps) == 0:
+            return
+        updates = record.get("parameter.update_norm")
+        moved = {} if updates is None else updates.as_dict()
+        read = dict(zip(spread.sites, spread.values.tolist(), strict=True))
+        here = {site for site, told in zip(spread.sites, spread.present, strict=True) if told}
+        copies = tuple(site for site in spread.sites if site in here and read[site] <= self.alike and moved.get(site))
+        if copies:
+            message = (
+                f"all units of {some(copies)} have the same weights, and still have after {record.step - 1} steps: "
+                "they compute the same and get the same gradient, so that each layer has one unit's worth."
+            )
+            advice = (
+                "draw the weights at random instead of filling them with a constant: "
+                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+            )
+            yield _finding(Severity.HIGH, copies, 0.0, self.alike, message, advice, COPIES)
+        sizes, wired = record.get("parameter.weight_norm"), _reached(history)
+        zero = {} if sizes is None else {site for site, value in sizes.as_dict().items() if value == 0.0}
+        blank = tuple(site for site in spread.sites if site in zero and site not in here and site in wired)
+        if blank:
+            message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
+            advice = (
+                "of two layers in a row only one may begin with zeros, or no gradient passes either: give the others "
+                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+            )
+            yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
+
+    def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
+        if record.get("loss.over_constant") is None or record.step < self.after or not len(gains.steps):
+            return
+        sizes = history.at_sites("input.rms").first
+        if sizes.size and float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
+        first = gains.first
+        order = np.argsort(-np.nan_to_num(first), kind="stable")
+        names = tuple(gains.sites[i] for i in order if first[i] >= self.gain)
+        if names and worse.any():
+            greatest, times = float(first[order[0]]), float(over.first[worse].max())
+            message = (
+                f"the loss began at {number(times)} times that of the best constant prediction and is still above it "
+                f"after {record.step} steps: the first weights of {some(names)} were up to {number(greatest)} times "
+                "as large as their number of inputs allows."
+            )
+            advice = (
+                "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) or "
+                "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
+            )
+            yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
+
+
+def _reached(history: History) -> set[str]:
+    """Return the parameters that are in an optimizer and have a gradient."""
+    wiring = history.at_sites("parameter.wiring")
+    values = np.where(wiring.present & np.isfinite(wiring.values), np.clip(wiring.values, 0, 127), 0.0)
+    wanted = Wiring.OWNED | Wiring.GRADIENT
+    both = ((values.astype(np.int64) & wanted) == wanted).any(axis=0)
+    return {wiring.sites[index] for index in np.flatnonzero(both)}
+
+
+def _finding(
+    severity: Severity, names: tuple[str, ...], value: float, threshold: float, message: str, advice: str, cause: str
+) -> Finding:
+    return Finding(
+        IssueType.BAD_INIT, severity, names, value, threshold, message, advice, since=1, cause=cause, origin=cause
+    )

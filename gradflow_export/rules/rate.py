@@ -1,0 +1,174 @@
+"""Steps that are far too large or far too small for the loss: LEARNING_RATE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import Floats, converged, middle, settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate(Rule):
+    """Find learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
+
+    Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first.
+    Too small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because
+    ``L / (||g|| ||update||)`` counts the steps to zero loss along the tangent; the loss has not fallen, and the
+    learning rate does not rise (warm-up). Decayed: it lies below a thousandth of its greatest value for longer than
+    it lay above, while the loss is far from its end.
+
+    Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
+    1987, Introduction to Optimization, section 5.3.
+
+    Attributes:
+        replaced: Least update to weight ratio of a step that replaces the weights.
+        times: Fewest such steps among the last readings.
+        gain: Least gain with which the layers that are judged begin.
+        steps: Least number of steps that a fall by a tenth would take.
+        least: Fewest losses before anything is said.
+        fallen: Share of the first loss below which it has fallen.
+        decayed: Share of the greatest learning rate that counts as nothing.
+    """
+
+    replaced: float = 0.2
+    times: int = 3
+    gain: float = 0.1
+    steps: float = 5_000.0
+    least: int = 20
+    fallen: float = 0.95
+    decayed: float = 1e-3
+    patience: int = 2
+    heal: int = 3
+
+    name: ClassVar[str] = "learning-rate"
+    needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "learning_rate",
+        "parameter.update_ratio",
+        "parameter.initial_gain",
+        "update.total_norm",
+        "gradient.total_norm",
+    )
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the steps so far by what the loss did."""
+        loss = history.run("loss")
+        if loss.count < self.least or not np.isfinite(loss.values[-10:]).all() or loss.low < 0:
+            return ()
+        _, past = loss.whole()
+        # What comes after the first may be what too large a step did.
+        first, now = min(middle(past[:3]), loss.first), middle(loss.values[-10:])
+        if not (first > 0 and np.isfinite(first)):
+            return ()
+        found = (
+            *self._large(history, first, now),
+            *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
+        )
+        return found[:1]
+
+    def _large(self, history: History, first: float, now: float) -> Iterable[Finding]:
+        steps, ratios = _steps_of_layers(history, self.gain)
+        big = ratios >= self.replaced
+        if int(big.sum()) < self.times or now < self.fallen * first:
+            return
+        rate, worst = history.run("learning_rate"), float(ratios[big].max())
+        lower = (
+            f" from {number(rate.high)} to about {number(rate.high / max(worst / 1e-2, 10.0))}" if rate.count else ""
+        )
+        message = (
+            f"{int(big.sum())} of {len(ratios)} steps that were measured changed half of the layers' weights by more "
+            f"than {number(100 * self.replaced)} % of their size, up to {number(100 * worst)} %, and the loss went "
+            f"from {number(first)} to {number(now)}."
+        )
+        advice = f"lower the learning rate{lower}; steps of about 0.1 % of the weights are usual."
+        since = int(steps[int(np.argmax(big))])
+        yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+
+    def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        rate = history.run("learning_rate")
+        if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
+            yield from self._decayed(record, history, first, now)
+            return
+        updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
+        norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
+        needed = [
+            0.1 * now / (norms[step] * size)
+            for step, size in zip(updates.steps.tolist(), updates.values.tolist(), strict=True)
+            if norms.get(step, 0.0) > 0 and size > 0
+        ][-5:]
+        if len(needed) < 5 or not min(needed) > self.steps or now < self.fallen * first:
+            return
+        rising = rate.count > 10 and rate.last > 1.2 * float(rate.values[-10])
+        if rising or not float(record.value("update.ratio") or 0.0) < 1e-4:
+            return
+        message = (
+            f"at this step size a fall of the loss by a tenth takes at least {number(middle(np.array(needed)))} steps, "
+            f"even straight downhill; after {record.step} steps it went from {number(first)} to {number(now)}, and a "
+            f"step changes the weights by {number(100 * float(record.value('update.ratio') or 0.0))} % of their size."
+        )
+        more = f" from {number(rate.last)}" if rate.count else ""
+        advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
+        yield _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+
+    def _decayed(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        rate = history.run("learning_rate")
+        steps, values = rate.whole()
+        low = values < self.decayed * rate.high
+        since = int(steps[len(low) - int(np.argmin(low[::-1]))]) if low[-1:].all() and not low.all() else 0
+        rest = record.step - since
+        if not since or rest < max(since, 50) or now < 0.2 * first:
+            return
+        message = (
+            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and stays there "
+            f"for {rest} steps, while the loss is still {number(now)} of {number(first)} at first."
+        )
+        advice = (
+            "call scheduler.step() once per epoch where its numbers count epochs, or give it the number of steps: "
+            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader))."
+        )
+        yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+
+
+def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Return the median update to weight ratio over the layers that began with weights of a usual size.
+
+    What begins with zeros or next to them grows by itself, whatever the learning rate.
+
+    Returns:
+        Steps and ratios, 0 where nothing was read. Shape of both: ``[readings]``.
+    """
+    ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
+    usual = {site for site, first in zip(gains.sites, gains.first.tolist(), strict=True) if first >= gain}
+    columns = [index for index, site in enumerate(ratios.sites) if site in usual]
+    told = ratios.present[:, columns] & np.isfinite(ratios.values[:, columns])
+    rows = [
+        middle(row[here].astype(np.float64)) if here.any() else 0.0
+        for row, here in zip(ratios.values[:, columns], told, strict=True)
+    ]
+    return ratios.steps, np.array(rows, dtype=np.float64)
+
+
+def _finding(
+    severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
+) -> Finding:
+    return Finding(
+        IssueType.LEARNING_RATE,
+        severity,
+        ("",),
+        value,
+        threshold,
+        message,
+        advice,
+        since=since,
+        cause=cause,
+        origin=cause,
+    )

@@ -1,0 +1,90 @@
+"""Learning rates and first weights with which nothing is learned, each beside some with which it is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+KINDS = (IssueType.LEARNING_RATE, IssueType.BAD_INIT)
+
+
+def told(optimizer, *, init=lambda _model: None, schedule=lambda _optimizer: None, steps=60):
+    """Train a classifier with an optimizer made from its parameters; return cause and layer of what is found."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+    init(model)
+    optimizer = optimizer(model.parameters())
+    scheduler = schedule(optimizer)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(steps):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), (x[:, 0] > 0).long())
+            exporter.observe(loss=loss)
+            loss.backward()
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        return [(issue.cause, issue.layer) for issue in exporter.issues if issue.issue_type in KINDS]
+
+
+def adam(lr):
+    return lambda parameters: torch.optim.Adam(parameters, lr)
+
+
+def sgd(lr):
+    return lambda parameters: torch.optim.SGD(parameters, lr)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cause"),
+    [(adam(1.0), "too large"), (adam(10.0), "too large"), (adam(1e-8), "too small"), (sgd(1e-5), "too small")],
+    ids=["adam 1", "adam 10", "adam 1e-8", "sgd 1e-5"],
+)
+def test_rates_at_which_the_loss_cannot_fall(optimizer, cause):
+    """Too large and too small, for two optimizers."""
+    assert told(optimizer) == [(cause, "")]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [adam(1e-5), adam(1e-3), adam(1e-1), sgd(1e-2), sgd(1.0)], ids=["1e-5", "1e-3", "0.1", "0.01", "1"]
+)
+def test_rates_over_four_orders_are_in_order(optimizer):
+    """Fine-tuning learns slowly, and a large rate that learns is no fault."""
+    assert told(optimizer) == []
+
+
+def test_a_schedule_that_runs_out_is_told_and_one_that_warms_up_or_anneals_is_not():
+    """Ten epochs' numbers given in steps; a warm-up from nothing; a cosine to the last step."""
+    assert told(adam(1e-3), schedule=lambda o: StepLR(o, 5, 0.1), steps=150) == [("decayed", "")]
+    assert told(adam(1e-3), schedule=lambda o: LambdaLR(o, lambda step: 1e-6 + step / 200)) == []
+    assert told(adam(1e-3), schedule=lambda o: CosineAnnealingLR(o, 60)) == []
+
+
+def fill(value):
+    def init(model):
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, value)
+
+    return init
+
+
+def normal(model):
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+
+
+def test_first_weights_from_which_nothing_is_learned():
+    """Units that are copies, layers that stay at zero, weights that do not know their number of inputs."""
+    assert told(adam(1e-3), init=fill(0.1)) == [("units are copies", "0.weight")]
+    assert told(adam(1e-3), init=fill(0.0)) == [("zeros", "0.weight")]
+    assert told(sgd(1e-4), init=normal) == [("too large", "2.weight")]
+
+
+def test_zeros_and_constants_that_are_told_apart_by_others_are_in_order():
+    """An output layer may begin with zeros, or with a constant."""
+    assert told(adam(1e-3), init=lambda model: nn.init.zeros_(model[4].weight)) == []
+    assert told(adam(1e-3), init=lambda model: nn.init.ones_(model[4].weight)) == []
