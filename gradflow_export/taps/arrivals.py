@@ -31,6 +31,7 @@ class _Arrivals:
         self.cleared = False
         self.found: list[Tensor] = []
         self.came: list[Tensor] = []
+        self.coming: tuple[Tensor, Tensor | None] | None = None
 
 
 class ArrivalTap:
@@ -48,7 +49,7 @@ class ArrivalTap:
 
     def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self._model = weakref.ref(model)
-        self._take = guard(self._arrived)
+        self._take, self._keep = guard(self._arrives), guard(self._accumulated)
         self._handles: list[RemovableHandle] = []
         self._seen: dict[int, _Arrivals] = {}
         self._out: Drained = []
@@ -78,6 +79,7 @@ class ArrivalTap:
             for parameter in parameters[:: -(-len(parameters) // FOLLOWED) or 1]:
                 hook = unserializable_hook(partial(self._take, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
                 self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep))  # type: ignore[no-untyped-call]
         elif not on and self._handles:
             for handle in self._handles:
                 handle.remove()
@@ -125,17 +127,25 @@ class ArrivalTap:
         """Forget what was compared: the step makes no record."""
         self._out = []
 
-    def _arrived(self, reference: Callable[[], Tensor | None], gradient: Tensor) -> None:
+    def _arrives(self, reference: Callable[[], Tensor | None], gradient: Tensor) -> None:
         parameter = reference()
         if parameter is None or gradient.layout is not torch.strided or torch.compiler.is_compiling():
             return
-        seen = self._seen.setdefault(id(parameter), _Arrivals())
         with torch.no_grad():
-            seen.came.append(_size(gradient))
-            if parameter.grad is None:
-                seen.cleared = True
-            elif not seen.cleared:
-                seen.found.append(_size(parameter.grad))
+            found = None if parameter.grad is None else _size(parameter.grad)
+            self._seen.setdefault(id(parameter), _Arrivals()).coming = _size(gradient), found
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        """Count what arrived; what ``torch.autograd.grad`` was asked for arrives and is not accumulated."""
+        seen = self._seen.get(id(parameter))
+        if seen is None or seen.coming is None:
+            return
+        (came, found), seen.coming = seen.coming, None
+        seen.came.append(came)
+        if found is None:
+            seen.cleared = True
+        else:
+            seen.found.append(found)
 
 
 def _can_follow(parameter: Tensor) -> bool:
