@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -160,7 +159,7 @@ def _installed() -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _kernels() -> ModuleType | Any:
+def _kernels() -> Any:
     from gradflow_export.native import triton_statistics  # noqa: PLC0415 - imports triton, which few have
 
     return triton_statistics

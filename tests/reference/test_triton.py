@@ -156,7 +156,7 @@ def test_every_half_is_read_as_torch_reads_it(interpreter):
 
 
 def test_it_compiles_for_gpus(tmp_path):
-    """Both launches compile to machine code of an A100 without one being there, and load several entries at once."""
+    """Both launches compile for an A100 without one being there, and load several entries at once where they may."""
     with worker(False, tmp_path) as ask:
         assert all(size > 1000 for size in ask("compile_for", 80).values())
 

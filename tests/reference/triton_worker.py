@@ -33,7 +33,7 @@ def upload(numbers):
 
 
 def compile_for(capability):
-    """Compile both launches for an NVIDIA GPU and return what the loads of entries look like, by type."""
+    """Compile both launches for an NVIDIA GPU and return the size of each; 0 where loads are not as wide as they can be."""
     import triton
     import triton.language as tl
     from triton.backends.compiler import GPUTarget
@@ -44,11 +44,12 @@ def compile_for(capability):
     target = GPUTarget("cuda", capability, 32)
     tables = {"pointers": "*i64", "plan": "*i64", "partials": "*fp64", "first": "i32", "pieces": "i32"}
     loads = {}
-    for name in ("float32", "bfloat16", "float64"):
-        constants = {"ENTRY": getattr(tl, name), "ALIGNED": True, "BLOCK": kernels.BLOCK}
+    for name, aligned in (("float32", True), ("bfloat16", True), ("bfloat16", False), ("float64", True)):
+        constants = {"ENTRY": getattr(tl, name), "ALIGNED": aligned, "BLOCK": kernels.BLOCK}
         source = ASTSource(kernels.read_pieces, {**tables, **dict.fromkeys(constants, "constexpr")}, constants)
         compiled = triton.compile(source, target=target)
-        loads[name] = "ld.global.v" in compiled.asm["ptx"] and len(compiled.asm["cubin"])
+        wide = "ld.global.v" in compiled.asm["ptx"]
+        loads[f"{name} {aligned}"] = len(compiled.asm["cubin"]) if wide == aligned else 0
     tables = {"partials": "*fp64", "bounds": "*i64", "out": "*fp64", "pieces": "i32", "tensors": "i32"}
     source = ASTSource(kernels.join_pieces, {**tables, "JOINED": "constexpr"}, {"JOINED": kernels.JOINED})
     loads["join"] = len(triton.compile(source, target=target).asm["cubin"])
