@@ -14,9 +14,12 @@ import yaml
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.rules.profiles import THRESHOLDS
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
+from gradflow_export.taps.compiled import INSIDE, Inside
 
 SECTION = "diagnostics"
-_PLAIN = frozenset({"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "preflight"})
+_PLAIN = frozenset(
+    {"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "preflight", "compiled"}
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Settings:
             where it costs no waiting for a device.
         budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
         preflight: First steps that are read densely and summed up in print, 0 for none.
+        compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -43,6 +47,7 @@ class Settings:
     rerun_nonfinite: bool | None = None
     budget: float | None = None
     preflight: int = 0
+    compiled: Inside = "exact"
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON-ready values, for the run's description."""
@@ -53,6 +58,7 @@ class Settings:
             "thresholds": dict(self.thresholds),
             "alerts_enabled": self.alerts_enabled,
             "budget": self.budget,
+            "compiled": self.compiled,
         }
 
 
@@ -63,7 +69,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
-            ``rerun_nonfinite``, ``budget`` and the names in ``rules.profiles.THRESHOLDS``; ``None`` means not given.
+            ``rerun_nonfinite``, ``budget``, ``compiled`` and the names in ``rules.profiles.THRESHOLDS``; ``None`` means
+            not given.
 
     Raises:
         ArgumentError: A key is unknown (the message names the nearest) or a value cannot be used.
@@ -94,7 +101,14 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         rerun_nonfinite=values.get("rerun_nonfinite"),
         budget=_check_budget(values.get("budget")),
         preflight=preflight,
+        compiled=_check_inside(values.get("compiled", "exact")),
     )
+
+
+def _check_inside(value: Any) -> Inside:
+    if value not in INSIDE:
+        raise ArgumentError(f"compiled must be one of {', '.join(map(repr, INSIDE))}, got {value!r}.")
+    return value  # type: ignore[no-any-return]  # narrowed by what it is compared with
 
 
 def _check_preflight(value: object) -> int:

@@ -74,6 +74,10 @@ class Exporter(Reports):
         budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
             stretched until it is kept. What is read at every step is never given up.
         preflight: Read the first 50 steps, or the number of steps given, densely, and print what was found in them.
+        compiled: What is read inside code that ``torch.compile`` made. By default ``"exact"``: block gains and
+            activations on the CPU in float32 and float64, where training keeps its bits; ``"always"`` reads them in
+            reduced precision and on other devices too, where kernels may then round elsewhere; ``"never"`` leaves the
+            compiled code alone. See docs/loops.md.
         start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
@@ -100,6 +104,7 @@ class Exporter(Reports):
         rerun_nonfinite: bool | None = None,
         budget: float | None = None,
         preflight: bool | int | None = None,
+        compiled: str | None = None,
         start_step: int = 0,
         strict: bool = False,
         **thresholds: float,
@@ -109,7 +114,7 @@ class Exporter(Reports):
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
-            "budget": budget, "preflight": preflight, **thresholds,
+            "budget": budget, "preflight": preflight, "compiled": compiled, **thresholds,
         }  # fmt: skip
         self.settings = make_settings(config, given)
         inner = unwrap(model)

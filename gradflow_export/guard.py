@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 _log = logging.getLogger("gradflow_export")
 
 
@@ -43,6 +45,8 @@ class Guard:
         def decorate(hook: Callable[..., None]) -> Callable[..., None]:
             @functools.wraps(hook, assigned=())
             def guarded(*args: Any, **kwargs: Any) -> None:
+                if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+                    return
                 if self._suspended or name in self.failures:
                     return
                 began, outermost = time.perf_counter(), self._depth == 0

@@ -30,11 +30,12 @@ from gradflow_export.taps.base import SampledTap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
-from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.initial import InitialTap
 from gradflow_export.taps.inputs import InputTap
+from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.modes import ModeTap
 from gradflow_export.taps.moments import MomentTap
@@ -81,26 +82,23 @@ def make_loop(
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
         pairs: Names of parameters that are phase and magnitude of the same nodes, or ``"rows"``.
-        compiled: Whether calls of modules happen inside compiled code, where they cannot be seen.
+        compiled: Whether calls of modules happen inside compiled code.
 
     Raises:
         ArgumentError: A block or a pair is not part of the model.
         ArgumentTypeError: A block is neither a name nor a module, or a pair is none.
     """
     chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
-    if compiled:
-        _log.warning(
-            "gradflow: the model is compiled; block gains and activations are not read inside compiled code. "
-            "Gradients, updates, loss and memory are."
-        )
+    code = CompiledCode(model, known=compiled, inside=settings.compiled)
+    say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     discrete = DiscreteTap(model, pairs=pairs)
     clipping = ClippingTap(reference, guard=part("clipping"))
-    calls, found = ModuleCalls(enabled=not compiled), blocks is None
+    calls, found = ModuleCalls(code=code), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
     follow, inputs = part("blocks")(block.follow), InputTap(reference)
-    wiring, lonely = WiringTap(model, calls=not compiled, guard=part("wiring")), LonelyPasses(reference)
+    wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
     modes = ModeTap(model, guard=part("wiring"))
     taps = Taps(
         block,
@@ -119,7 +117,7 @@ def make_loop(
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
         clipping,
-        (*_sampled(model, guard, compiled=compiled), inputs, modes),
+        (*_sampled(model, guard, code), inputs, modes),
         (
             *([discrete] if discrete.modules else []),
             *([ReplicaTap(model)] if is_spread() else []),
@@ -151,15 +149,24 @@ def make_loop(
     return loop
 
 
-def _sampled(model: nn.Module, guard: Guard, *, compiled: bool) -> tuple[SampledTap, ...]:
+def _sampled(model: nn.Module, guard: Guard, code: CompiledCode) -> tuple[SampledTap, ...]:
     """Return the taps for which the model has something to read."""
     taps: tuple[SampledTap, ...] = (
-        ActivationTap(ModuleCalls(enabled=not compiled), model, guard=guard.part("activations")),
-        AttentionTap(model, enabled=not compiled, guard=guard.part("attention")),
-        RecurrentTap(ModuleCalls(enabled=not compiled), model, guard=guard.part("recurrent")),
+        ActivationTap(ModuleCalls(code=code), model, guard=guard.part("activations")),
+        AttentionTap(model, enabled=not code.found, code=code, guard=guard.part("attention")),
+        RecurrentTap(ModuleCalls(code=code), model, guard=guard.part("recurrent")),
         PolicyTap(model),
     )
     return tuple(tap for tap in taps if tap.modules)
+
+
+def say_what_is_not_read(code: CompiledCode) -> None:
+    """Say in one line what of a compiled model is not read."""
+    if code.known and not code.read:
+        _log.warning(
+            "gradflow: the model is compiled; block gains and activations are not read inside compiled code. "
+            "Gradients, updates, loss and memory are."
+        )
 
 
 def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:

@@ -16,6 +16,7 @@ from gradflow_export.metrics.local import local
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
 from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.compiled import Reading
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.functional import FunctionalRectifiers, feeding_layer
 
@@ -51,7 +52,7 @@ class ActivationTap:
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
         self._guard, self._model = guard, weakref.ref(model)
-        self._functional = FunctionalRectifiers(model, self._rectified_by_function, guard=guard)
+        self._functional = FunctionalRectifiers(model, self._rectified_by_function, code=calls.code, guard=guard)
         self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
         named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
         self._rectifiers = [(n, m) for n, m in named if isinstance(m, _RECTIFIERS)]
@@ -79,9 +80,11 @@ class ActivationTap:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the activations' calls."""
         for index, (_, module) in enumerate(self._rectifiers):
-            self.calls.add(module, self._guard(partial(self._rectified, index)))
+            inside = Reading(self._guard(partial(self._rectified, index, None)))
+            self.calls.add(module, self._guard(partial(self._rectified, index)), inside)
         for index, (_, module, kind) in enumerate(self._saturating):
-            self.calls.add(module, self._guard(partial(self._saturable, index, kind)))
+            inside = Reading(self._guard(partial(self._saturable, index, kind, None)))
+            self.calls.add(module, self._guard(partial(self._saturable, index, kind)), inside)
         self._rectifiers, self._saturating = [], []
         stack = self.calls.attach()
         if self.calls.enabled:
@@ -120,7 +123,7 @@ class ActivationTap:
             self._zero[index] = zero_share(output)
             self._touched.add(index)
 
-    def _saturable(self, index: int, kind: str, _module: nn.Module, output: Any) -> None:
+    def _saturable(self, index: int, kind: str, _module: nn.Module | None, output: Any) -> None:
         if isinstance(output, Tensor) and output.numel():
             with torch.no_grad():
                 self._saturated[index] = saturated_share(local(output), kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.attention import (
@@ -33,8 +31,10 @@ from gradflow_export.metrics.attention import (
 )
 from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
 from gradflow_export.taps.blocks import output_tensor
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import is_compiled, site_name
-from gradflow_export.taps.patches import Spy, attention_spies
+from gradflow_export.taps.passes import Call, ForwardPasses
+from gradflow_export.taps.patches import attention_spies
 from gradflow_export.taps.provenance import is_plain, is_product
 
 UNSEEN_STEPS = 5
@@ -69,22 +69,6 @@ class _Known:
     part: bool
 
 
-@dataclass
-class _Call:
-    """A call under way."""
-
-    known: _Known
-    given: Any
-    holds_attention: bool = False
-
-
-class _Calls(threading.local):
-    """The calls under way in this thread: checkpoints are computed again in the threads of autograd."""
-
-    def __init__(self) -> None:
-        self.stack: list[_Call] = []
-
-
 class AttentionTap:
     """Watches attention on sampled steps, however the model computes it, and what it leaves of its tokens.
 
@@ -99,6 +83,7 @@ class AttentionTap:
         model: The unwrapped model; only weak references to its modules are kept.
         enabled: False never sees a call.
         keep_weights: Also hold the weights of the first sample until the next drain, in :attr:`weights`.
+        code: Knows whether the model turned out to be compiled.
         guard: Keeps errors out of the user's loop.
 
     Attributes:
@@ -108,19 +93,22 @@ class AttentionTap:
     instrument: ClassVar[str] = "attention"
 
     def __init__(
-        self, model: nn.Module, *, enabled: bool = True, keep_weights: bool = False, guard: Guard = unguarded
+        self,
+        model: nn.Module,
+        *,
+        enabled: bool = True,
+        keep_weights: bool = False,
+        code: CompiledCode | None = None,
+        guard: Guard = unguarded,
     ) -> None:
         self.weights: dict[str, Tensor] = {}
         self._keep_weights = keep_weights
         self._enabled = enabled and not any(is_compiled(module) for module in model.modules())
-        self._known = dict(_describe(model)) if self._enabled else {}
         self._modules = sum(1 for module in model.modules() if _may_attend(module)) if self._enabled else 0
-        self._spies: list[Spy] = []
-        self._armed: contextlib.ExitStack | None = None
-        self._calls, self._lock, self._running = _Calls(), threading.Lock(), 0
+        known = dict(_describe(model)) if self._enabled else {}
+        self._passes: ForwardPasses[_Known] = ForwardPasses(known, code=code, left=guard(self._left))
         self._see_attention, self._see_softmax = guard(self._attended), guard(self._normalised)
-        self._leave = guard(self._left)
-        self._unseen, self._called = 0, False
+        self._unseen = 0
         self._heads: dict[int, int] = {}
         self._sites: dict[int, str] = {}
         self._blocks: dict[int, str] = {}
@@ -142,66 +130,15 @@ class AttentionTap:
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts every function back."""
-        self._spies = attention_spies(self._see_attention, self._see_softmax) if self._modules else []
         stack = contextlib.ExitStack()
         stack.callback(self.forget)
-        stack.callback(self._known.clear)
-        stack.callback(self.arm, on=False)
+        spies = attention_spies(self._see_attention, self._see_softmax) if self._modules else []
+        stack.enter_context(self._passes.attach(spies))
         return stack
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
-        on = on and bool(self._spies) and self._unseen < UNSEEN_STEPS
-        if on and self._armed is None:
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._stop)
-                stack.callback(register_module_forward_pre_hook(self._enter).remove)
-                stack.callback(register_module_forward_hook(self._exit, always_call=True).remove)
-                self._armed = stack.pop_all()
-        elif not on and self._armed is not None:
-            self._armed.close()
-            self._armed = None
-
-    def _enter(self, module: nn.Module, given: Any) -> None:
-        if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
-            return
-        known = self._known.get(id(module))
-        if known is None or not torch.is_grad_enabled() or known.module() is not module:
-            return
-        stack = self._calls.stack
-        stack.append(_Call(known, given))
-        if len(stack) == 1:
-            with self._lock:
-                self._running += 1
-                if self._running == 1:
-                    self._called = True
-                    for spy in self._spies:
-                        spy.install()
-
-    def _exit(self, module: nn.Module, _given: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        stack = self._calls.stack
-        if not any(call.known.module() is module for call in stack):
-            return
-        while stack:  # calls above it ended by an exception that no hook was told of
-            call = stack.pop()
-            if call.known.module() is module:
-                break
-        if not stack:
-            with self._lock:
-                self._running -= 1
-                if self._running == 0:
-                    self._stop()
-        if call.holds_attention:
-            self._leave(call, output)
-
-    def _stop(self) -> None:
-        """Put every function back."""
-        self._running = 0
-        for spy in self._spies:
-            if spy.live:
-                spy.remove()
+        self._passes.arm(on=on and self._unseen < UNSEEN_STEPS)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the arguments of ``scaled_dot_product_attention``."""
@@ -231,14 +168,14 @@ class AttentionTap:
             with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
                 self._read(call, sampled_scores(scores, call.known.heads))
 
-    def _reader(self) -> _Call | None:
+    def _reader(self) -> Call[_Known] | None:
         """Return the call that attention belongs to, ``None`` where it was read in this step already."""
-        for call in reversed(self._calls.stack):
+        for call in reversed(self._passes.calls):
             if not call.known.part:
                 return None if call.known.place in self._entropies else call
         return None
 
-    def _read(self, call: _Call, logits: Tensor) -> None:
+    def _read(self, call: Call[_Known], logits: Tensor) -> None:
         rows, place = attention_rows(logits), call.known.place
         self._entropies[place] = head_entropies(rows)
         self._heads[place], self._sites[place] = logits.shape[1], call.known.site
@@ -246,9 +183,9 @@ class AttentionTap:
             self._values.setdefault(name, {})[place] = measure(rows)
         if self._keep_weights:
             self.weights[call.known.site] = rows.weights[0]
-        block = _block(self._calls.stack)
+        block = _block(self._passes.calls)
         if block is not None:
-            block.holds_attention = True
+            block.marked = True
             self._tell_apart(self._inputs, block.known, block.given)
 
     def _tell_apart(self, residuals: dict[int, Tensor], known: _Known, value: Any) -> None:
@@ -257,14 +194,14 @@ class AttentionTap:
         if tokens is not None and known.place not in residuals:
             residuals[known.place], self._blocks[known.place] = rank_residual(tokens), known.site
 
-    def _left(self, call: _Call, output: Any) -> None:
+    def _left(self, call: Call[_Known], output: Any) -> None:
         """Take what a block with attention gives out."""
         with torch.no_grad():
             self._tell_apart(self._residuals, call.known, output)
 
     def drain(self) -> Drained:
         """Give out what was read since the last call, and forget it."""
-        if self._called:
+        if self._passes.ran:
             self._unseen = self._unseen + 1 if not self._sites else 0
         out: Drained = [*self._of_heads(), *self._of_modules()]
         for metric, residuals in (("block.rank_residual", self._residuals), ("block.input_residual", self._inputs)):
@@ -293,7 +230,7 @@ class AttentionTap:
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
         self._entropies, self._values, self._residuals, self.weights = {}, {}, {}, {}
-        self._inputs, self._called = {}, False
+        self._inputs, self._passes.ran = {}, False
 
 
 def _pending(metric: str, sites: dict[int, str], values: dict[int, Tensor]) -> Pending:
@@ -341,7 +278,7 @@ def _is_stack(parent: nn.Module | None, module: nn.Module) -> bool:
     return len(members) == 1 or sum(type(member) is type(module) for member in members) > 1
 
 
-def _block(stack: list[_Call]) -> _Call | None:
+def _block(stack: list[Call[_Known]]) -> Call[_Known] | None:
     """Return the block whose attention was called: the innermost member of a list of like modules."""
     return next((call for call in reversed(stack) if call.known.member), None)
 

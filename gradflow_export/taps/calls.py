@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
+
+from gradflow_export.taps.compiled import CompiledCode, Reading
+
+_log = logging.getLogger("gradflow_export")
+
+UNSEEN_STEPS = 5
+"""Sampled steps without any call after which that is told of."""
 
 Handler = Callable[[nn.Module, Any], None]
 CallHandler = Callable[[nn.Module, tuple[Any, ...], Any], None]
@@ -21,21 +29,35 @@ class ModuleCalls:
 
     A hook on each of 400 modules costs a small model several per cent of every step, and would travel along when the
     model is pickled. PyTorch's global forward hook is registered only while a step is sampled, and nothing of ours is
-    ever stored on a module. Calls without gradients (validation) and calls traced by ``torch.compile`` are passed over.
+    stored on a module, unless part of the model is compiled: compiled code sees hooks on modules only. Calls without
+    gradients (validation) are passed over.
 
     Args:
         enabled: False never sees a call.
+        code: Knows whether the model is compiled.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.enabled = enabled
+    def __init__(self, *, enabled: bool = True, code: CompiledCode | None = None) -> None:
+        self.enabled = enabled and (code is None or not code.found or code.read)
+        self.code = code
         self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[CallHandler]]] = {}
+        self._inside: dict[int, list[Reading]] = {}
         self._handle: RemovableHandle | None = None
+        self._armed = False
+        self._unseen = 0
         self.seen = False
 
-    def add(self, module: nn.Module, handler: Handler) -> None:
-        """Call ``handler(module, output)`` after each call of ``module`` while armed."""
+    def add(self, module: nn.Module, handler: Handler, inside: Reading | None = None) -> None:
+        """Call ``handler(module, output)`` after each call of ``module`` while armed.
+
+        Args:
+            module: Only a weak reference is kept.
+            handler: Takes calls outside compiled code.
+            inside: Takes those inside.
+        """
         self.add_call(module, lambda called, _args, output: handler(called, output))
+        if inside is not None:
+            self._inside.setdefault(id(module), []).append(inside)
 
     def add_call(self, module: nn.Module, handler: CallHandler) -> None:
         """Call ``handler(module, arguments, output)`` after each call of ``module`` while armed.
@@ -50,18 +72,67 @@ class ModuleCalls:
 
     def arm(self, *, on: bool = True) -> None:
         """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
-        if on and self._handle is None and self.enabled:
+        if on and self.code is not None:
+            self.code.begin()
+        self._armed = on and self.enabled
+        hooked = self._armed and not (self.code is not None and self.code.found)
+        if hooked and self._handle is None:
             self._handle = register_module_forward_hook(self._called)
-        elif not on and self._handle is not None:
+        elif not hooked and self._handle is not None:
             self._handle.remove()
             self._handle = None
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing disarms and forgets every handler."""
-        stack = contextlib.ExitStack()
+        stack = contextlib.ExitStack() if self.code is None else self.code.attach(self)
         stack.callback(self._handlers.clear)
+        stack.callback(self._inside.clear)
         stack.callback(self.arm, on=False)
         return stack
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the modules whose calls are seen."""
+        for reference, _ in self._handlers.values():
+            module = reference()
+            if module is not None:
+                yield module
+
+    def readings(self, module: int) -> list[Reading]:
+        """Return what a module, told by its ``id``, is read for inside compiled code."""
+        return self._inside.get(module, [])
+
+    def notice_silence(self) -> None:
+        """Look after a sampled step whether any call was seen, and say once that steps come and none is.
+
+        Silence is how it shows that a model was compiled after it was watched.
+        """
+        if not self.enabled or self.seen or self._unseen == UNSEEN_STEPS:
+            return
+        if self.code is not None:
+            self.code.notice()
+        self._unseen += 1
+        if self._unseen == UNSEEN_STEPS:
+            _log.warning(
+                "gradflow: no call of a watched block was seen in %d steps; block gains and activations are not read. "
+                "Gradients, updates, loss and memory are.%s",
+                UNSEEN_STEPS,
+                "" if self.code is None else self.code.way_out(),
+            )
+
+    def called_inside(self, module: int, tensor: Tensor, *, backward: bool) -> None:
+        """Take what compiled code shows of a module: its output, or the gradient that arrived there."""
+        if not self._armed:
+            return
+        for reading in self.readings(module):
+            take = reading.backward if backward else reading.forward
+            if take is not None:
+                self.seen = True
+                take(tensor)
+
+    def called_eagerly(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Take a call of a module that has a hook of its own."""
+        if self._armed:
+            self._called(module, args, output)
 
     def _called(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows

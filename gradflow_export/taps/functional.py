@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.taps.base import Guard, unguarded
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import is_compiled, site_name
-from gradflow_export.taps.patches import Spy, rectifier_spies
+from gradflow_export.taps.passes import ForwardPasses
+from gradflow_export.taps.patches import rectifier_spies
 from gradflow_export.taps.provenance import is_plain, nearest_parameter
 
 UNSEEN_STEPS = 5
@@ -25,11 +25,12 @@ NEAREST = 16
 _RECTIFIERS = (nn.ReLU, nn.ReLU6)
 
 
-class _Calls(threading.local):
-    """The calls under way in this thread: checkpoints are computed again in the threads of autograd."""
+@dataclass(frozen=True)
+class _Known:
+    """One module of the model."""
 
-    def __init__(self) -> None:
-        self.stack: list[int] = []
+    module: weakref.ref[nn.Module]
+    rectifier: bool
 
 
 class FunctionalRectifiers:
@@ -42,82 +43,43 @@ class FunctionalRectifiers:
     Args:
         model: The unwrapped model; only weak references to its modules are kept.
         see: Called with the tensor that is, or was, rectified.
+        code: Knows whether the model turned out to be compiled.
         guard: Keeps errors out of the user's loop.
     """
 
-    def __init__(self, model: nn.Module, see: Callable[[Tensor], bool], *, guard: Guard = unguarded) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        see: Callable[[Tensor], bool],
+        *,
+        code: CompiledCode | None = None,
+        guard: Guard = unguarded,
+    ) -> None:
         modules = list(model.modules())
         self.may_be = any(map(_may_call, modules)) and not any(map(is_compiled, modules))
-        self._members = {id(m): weakref.ref(m) for m in model.modules()} if self.may_be else {}
+        if code is not None and code.found:
+            self.may_be = False
+        members = {id(m): _Known(weakref.ref(m), isinstance(m, _RECTIFIERS)) for m in modules} if self.may_be else {}
+        self._passes: ForwardPasses[_Known] = ForwardPasses(members, code=code)
         self._see, self._show = see, guard(self._called)
-        self._spies: list[Spy] = []
-        self._armed: contextlib.ExitStack | None = None
-        self._calls, self._lock, self._running = _Calls(), threading.Lock(), 0
-        self._unseen, self._ran, self._seen = 0, False, False
+        self._unseen, self._seen = 0, False
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts every function back."""
-        self._spies = rectifier_spies(self._show) if self.may_be else []
-        stack = contextlib.ExitStack()
-        stack.callback(self._members.clear)
-        stack.callback(self.arm, on=False)
-        return stack
+        return self._passes.attach(rectifier_spies(self._show) if self.may_be else [])
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
-        if on and self._armed is None and self._spies and self._unseen < UNSEEN_STEPS:
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._stop)
-                stack.callback(register_module_forward_pre_hook(self._enter).remove)
-                stack.callback(register_module_forward_hook(self._exit, always_call=True).remove)
-                self._armed = stack.pop_all()
-        elif not on and self._armed is not None:
-            self._armed.close()
-            self._armed = None
-            self._unseen = 0 if self._seen else self._unseen + self._ran
-            self._seen = self._ran = False
-
-    def _enter(self, module: nn.Module, _given: Any) -> None:
-        if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
-            return
-        known, stack = self._members.get(id(module)), self._calls.stack
-        if known is None or not torch.is_grad_enabled() or known() is not module:
-            return
-        stack.append(0 if isinstance(module, _RECTIFIERS) else id(module))
-        if len(stack) == 1:
-            with self._lock:
-                self._running += 1
-                if self._running == 1:
-                    self._ran = True
-                    for spy in self._spies:
-                        spy.install()
-
-    def _exit(self, module: nn.Module, _given: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        stack, mark = self._calls.stack, 0 if isinstance(module, _RECTIFIERS) else id(module)
-        if mark not in stack or id(module) not in self._members:
-            return
-        while stack.pop() != mark:  # calls above it ended by an exception that no hook was told of
-            pass
-        if not stack:
-            with self._lock:
-                self._running -= 1
-                if self._running == 0:
-                    self._stop()
-
-    def _stop(self) -> None:
-        """Put every function back."""
-        self._running = 0
-        self._calls.stack.clear()
-        for spy in self._spies:
-            if spy.live:
-                spy.remove()
+        if not on and self._passes.armed:
+            self._unseen = 0 if self._seen else self._unseen + self._passes.ran
+            self._seen = self._passes.ran = False
+        self._passes.arm(on=on and self._unseen < UNSEEN_STEPS)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensor = args[0] if args else kwargs.get("input")
-        stack = self._calls.stack
-        if stack and stack[-1] and is_plain(tensor) and tensor.dim() >= 2 and tensor.numel():
+        calls = self._passes.calls
+        outside = bool(calls) and not calls[-1].known.rectifier
+        if outside and is_plain(tensor) and tensor.dim() >= 2 and tensor.numel():
             self._seen |= self._see(tensor)
 
 

@@ -18,6 +18,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep, names_of
 
@@ -39,13 +40,16 @@ class WiringTap:
     Args:
         model: The unwrapped model; only weak references to what is found in it are kept.
         calls: Whether calls of modules can be seen.
+        code: Knows whether the model turned out to be compiled, where they cannot.
         guard: Wraps the hooks that see calls.
     """
 
     instrument: ClassVar[str] = "wiring"
 
-    def __init__(self, model: nn.Module, *, calls: bool = True, guard: Guard = unguarded) -> None:
-        self._model = weakref.ref(model)
+    def __init__(
+        self, model: nn.Module, *, calls: bool = True, code: CompiledCode | None = None, guard: Guard = unguarded
+    ) -> None:
+        self._model, self._code = weakref.ref(model), code
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._calls = Calls(self._model, guard=guard) if calls else None
@@ -77,8 +81,11 @@ class WiringTap:
     def arm(self, *, on: bool) -> None:
         """Begin to read, or with ``on=False`` read no more."""
         self._armed = on
+        compiled = self._code is not None and self._code.found
         if self._calls is not None:
-            self._calls.arm(on=on and self._steps < LOOKS)
+            self._calls.arm(on=on and self._steps < LOOKS and not compiled)
+        if compiled:  # what was seen of its calls, from outside, is not what was called
+            self._calls = None
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 
@@ -425,48 +424,6 @@ def test_checkpointing(reentrant, watching, recorded, ledger):
 
     wanted = block_norms(model, forward)
     assert list(records[0].get("block.gradient_norm").values) == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.parametrize("when", ["before", "after", "module.compile"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_models(when, backend, watching, recorded, ledger, said):
-    """Compiled before or after watch(), training is unharmed, gradients and updates are right, and one line says what is not read."""
-    torch._dynamo.reset()
-    x = torch.ones(3, 6)
-    plain = stack()
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for _ in range(30):
-        optimizer.zero_grad()
-        plain(x).square().sum().backward()
-        optimizer.step()
-
-    model = stack()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    notes = ledger(model)
-    counter = CompileCounterWithBackend(backend)
-    if when == "before":
-        compiled = torch.compile(model, backend=counter)
-        exporter = watching(compiled, intervals=None)
-    elif when == "module.compile":
-        model.compile(backend=counter)
-        compiled, exporter = model, watching(model, intervals=None)
-    else:
-        exporter = watching(model, intervals=None)
-        compiled = torch.compile(model, backend=counter)
-    for _ in range(30):
-        optimizer.zero_grad()
-        compiled(x).square().sum().backward()
-        notes.step(optimizer)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-    assert counter.frame_count <= 2, "watching must not make the model compile again and again"
-    records = recorded(exporter)
-    assert [r.step for r in records] == list(range(1, 31))
-    for record, wanted, changes in zip(records, notes.gradients, notes.updates, strict=True):
-        assert record.get("parameter.gradient_norm").as_dict() == pytest.approx(wanted, rel=1e-5)
-        if record.get("parameter.update_norm") is not None:
-            assert record.get("parameter.update_norm").as_dict() == pytest.approx(changes, rel=1e-3)
-    assert all(record.get("block.gradient_norm") is None for record in records)
-    assert len(said()) == len(said("compiled")) == 1
 
 
 def test_a_parallel_wrapper_is_looked_through(watching, recorded, ledger):

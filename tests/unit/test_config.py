@@ -120,7 +120,7 @@ def test_every_threshold_may_be_set(name):
         ("evry", "unknown setting 'evry'; did you mean 'every'"),
         ("explosion_threshold", "did you mean 'exploding_threshold'"),
         ("alert_enabled", "did you mean 'alerts_enabled'"),
-        ("zzz", "unknown setting 'zzz'; known are: alerts_enabled, budget, dead_threshold"),
+        ("zzz", "unknown setting 'zzz'; known are: alerts_enabled, budget, compiled, dead_threshold"),
         (5, "unknown setting 5; known are"),
     ],
 )
@@ -195,7 +195,7 @@ def test_settings_describe_themselves_as_json():
     """The run's description holds every setting in plain values."""
     description = make_settings(DICTIONARY, {}).as_json()
     assert json.loads(json.dumps(description)) == description
-    assert set(description) == {"profile", "every", "intervals", "thresholds", "alerts_enabled", "budget"}
+    assert set(description) == {"profile", "every", "intervals", "thresholds", "alerts_enabled", "budget", "compiled"}
 
 
 def test_the_nearest_name_is_found_or_all_are_listed():
