@@ -59,9 +59,18 @@ def specs() -> tuple[MetricSpec, ...]:
         s("loss.over_constant", "loss against the best constant", "1", "module",
           "mean loss of sampled predictions / loss.constant; 1 where nothing of the input is used", "definition",
           "c sampled", low=0.0, scale="log", marks=(1.0,)),
+        s("loss.known", "loss is known", "1", "module",
+          "1 where the loss is a sum of known losses of predictions and targets, and penalties of weights",
+          "autograd graph", "c sampled", low=0.0, high=1.0),
         s("loss.affine_depth", "layers without a non-linearity", "count", "module",
           "layers with weights before the loss when nothing between them bends; 0 where something does",
           "autograd graph", "c sampled", low=0.0),
+        s("loss.idle_activations", "activations that do nothing", "count", "module",
+          "activation modules of a model whose loss depends on its inputs by an affine map", "autograd graph",
+          "c sampled", low=0.0),
+        s("layer.row", "layers in a row", "count", "module",
+          "length of the longest row of layers with nothing but affine steps between them, at each of its layers; "
+          "rows that only narrow and widen (low rank) are left out", "autograd graph", "c sampled", low=0.0),
         s("loss.unbent", "what a linear model leaves", "1", "module",
           "z of the kernel test that residuals of the best linear fit still depend on the input; only for networks "
           "without a non-linearity", "Bierens 1982, J. Econometrics 20", "c sampled"),

@@ -234,7 +234,7 @@ class UnrelatedTargets(Rule):
         tested: Least number of different samples tested.
         sure: Least z-score that counts as dependence.
         level: Least share of the best constant's loss.
-        agree: Least mean cosine of consecutive gradients that counts as agreement.
+        agree: Least typical cosine of consecutive gradients that counts as agreement.
         settle: Steps in which a model may find its feet.
     """
 
@@ -261,9 +261,11 @@ class UnrelatedTargets(Rule):
             z, rows = record.value("target.dependence", site), record.value("target.tested", site) or 0.0
             if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
                 continue
+            if not record.value("loss.known", site):
+                continue
             share = no_better(history, site, self.level, 5)
             agreement = history.run("gradient.cosine").values[-30:]
-            if share is None or len(agreement) < 20 or abs(middle(np.asarray(agreement))) >= self.agree:
+            if share is None or len(agreement) < 20 or middle(np.asarray(agreement)) >= self.agree:
                 continue
             if (record.value("target.uniform_share", site) or 0.0) > 0.5 or still_falls(history):
                 continue

@@ -61,6 +61,16 @@ def still_falls(history: History, sure: float = 2.5) -> bool:
     return fall(values) >= sure
 
 
+def fell(history: History, sure: float = 3.0) -> bool:
+    """Whether the loss fell between the halves of the whole run, against its own noise.
+
+    Args:
+        history: Holds ``loss``.
+        sure: Least z-score.
+    """
+    return fall(history.run("loss").whole()[1]) >= sure
+
+
 def no_better(history: History, site: str, level: float, readings: int) -> float | None:
     """Return the loss against the best constant where it is above ``level`` and was in most of the last readings.
 

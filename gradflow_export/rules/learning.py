@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradflow_export.records import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import no_better, past, sites_of, still_falls
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import fell, no_better, past, sites_of, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -20,80 +20,105 @@ _OTHERS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class NoBend(Rule):
-    """Find networks of several layers that are one linear map, where a linear map is not enough.
+    """Find layers that follow each other without a non-linearity, where one is wanted.
 
-    Between the layers the graph of autograd shows nothing but sums, products with constants and changes of shape. A
-    factorisation of low rank is made on purpose: a hidden layer must be at least as wide as one of its neighbours, so
-    that it adds nothing. And the data must want more: what the best linear fit leaves still depends on the inputs (z of
-    at least ``sure``, twice), while the loss has stopped falling above ``level`` of the best constant's.
+    Between such layers the graph of autograd shows nothing but sums, products with constants and changes of shape, so
+    that together they are one linear map. A factorisation of low rank is made on purpose: somewhere in the row a layer
+    must be at least as wide as one of its neighbours, so that it adds nothing. That a non-linearity is wanted shows in
+    one of three ways. The model has activation modules, and none of them is on the way from its first layer to the
+    loss. Or ``row`` layers and more stand in a row, while the graph bends elsewhere; two are common, as where an
+    encoder ends and a decoder begins. Or what the best linear fit leaves still depends on the inputs (z of at least
+    ``sure``, twice), while the loss is at no less than ``level`` of the best constant answer's.
 
     Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2; Bierens 1982.
 
     Attributes:
+        row: Least number of layers in a row.
         sure: Least z-score of what a linear fit leaves.
         level: Least share of the best constant's loss that is left.
         settle: Steps in which a linear map may be found.
     """
 
+    row: int = 3
     sure: float = 4.0
     level: float = 0.4
     settle: int = 40
     patience: int = 2
 
     name: ClassVar[str] = "no-bend"
-    needs: ClassVar[tuple[str, ...]] = ("loss.unbent",)
+    needs: ClassVar[tuple[str, ...]] = ("layer.row", "loss.unbent")
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the newest test."""
+        """Judge the graph of this record, and the newest test."""
+        layers = sites_of(record, "layer.row")
+        length = max((record.value("layer.row", site) or 0.0 for site in layers), default=0.0)
+        straight = sites_of(record, "loss.affine_depth")
+        idle = max((record.value("loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
+        if length >= 2 and idle > 0:
+            return (
+                _unbent(layers, idle, 0.0, f"{number(idle)} activation modules are in the model, and none is used"),
+            )
+        if length >= self.row and not straight:
+            return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
         for site in sites_of(record, "loss.unbent"):
-            z, depth = record.value("loss.unbent", site), record.value("loss.affine_depth", site) or 0.0
-            if z is None or not z >= self.sure or depth < 2 or record.step < self.settle:
+            z = record.value("loss.unbent", site)
+            if z is None or not z >= self.sure or length < 2 or record.step < self.settle:
                 continue
             share = no_better(history, site, self.level, 3)
-            if share is None:
-                continue
-            return (
-                Finding(
-                    IssueType.CAPACITY,
-                    Severity.MEDIUM,
-                    (site,),
-                    z,
-                    self.sure,
-                    f"{number(depth)} layers up to {site or 'the loss'} have no non-linearity between them and are one "
-                    f"linear map; what the best linear fit leaves still depends on the inputs (z = {number(z)}), and "
-                    f"the loss is at {number(share)} times that of the best constant answer.",
-                    "put an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
-                    "nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).",
-                ),
-            )
+            if share is not None:
+                why = (
+                    f"what the best linear fit leaves still depends on the inputs (z = {number(z)}), and the loss is "
+                    f"at {number(share)} times that of the best constant answer"
+                )
+                return (_unbent(layers, z, self.sure, why),)
         return ()
+
+
+def _unbent(layers: tuple[str, ...], value: float, threshold: float, why: str) -> Finding:
+    return Finding(
+        IssueType.CAPACITY,
+        Severity.MEDIUM,
+        layers,
+        value,
+        threshold,
+        f"{len(layers)} layers ({some(layers)}) have no non-linearity between them and are one linear map; {why}.",
+        "put an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
+        "nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotLearning(Rule):
     """Find runs that say no more than a constant would, when nothing else explains it.
 
-    After ``settle`` steps every loss that is known still lies at or above ``level`` of the best constant answer's in
-    the middle of ``readings`` readings, and over the later two thirds of the run it did not fall against its own noise:
-    of 100 steps a fall by 0.8 standard deviations of that noise would have been noticed in about half of all cases, one
-    by 1.2 in nine of ten. Said of losses on targets only; those of players of a game, in which a batch has one kind of
-    target, and of policies tell nothing by their size.
+    After ``settle`` steps every loss still lies at or above ``level`` of the best constant answer's in the middle of
+    ``readings`` readings, and over the later two thirds of the run it did not fall against its own noise: of 100 steps
+    a fall by 0.8 standard deviations of that noise would have been noticed in about half of all cases, one by 1.2 in
+    nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under dropout, it must not have
+    fallen since the first step. Said of losses that are known as a whole; those of players of a game, in which a batch
+    has one kind of target, and of policies tell nothing by their size.
 
     Attributes:
         settle: Steps in which a model may find its feet.
         level: Least share of the best constant's loss.
+        wild: A share of the best constant's loss that chance alone does not explain.
+        patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
+        sure: Least z-score that counts as dependence.
         readings: How many readings are looked at.
     """
 
     settle: int = 80
     level: float = 0.97
+    wild: float = 1.2
+    patient: int = 200
+    sure: float = 2.5
     readings: int = 5
     patience: int = 3
 
     name: ClassVar[str] = "not-learning"
     needs: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.uniform_share")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.uniform_share", "target.dependence")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses of this record."""
@@ -102,6 +127,11 @@ class NotLearning(Rule):
         shares = {}
         for site in sites_of(record, "loss.over_constant"):
             share = no_better(history, site, self.level, self.readings)
+            if not record.value("loss.known", site) or (share is not None and share > self.wild and fell(history)):
+                return ()
+            tests = past(history, "target.dependence", site)
+            if record.step < self.patient and len(tests) and tests[-1] < self.sure:
+                return ()  # it may be the targets' fault, and soon be told as such
             uniform = past(history, "target.uniform_share", site)
             if share is None or (len(uniform) and uniform[-1] > 0.5):
                 return ()

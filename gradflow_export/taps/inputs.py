@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.catalog.mistakes import RELU_BEFORE_CE
+from gradflow_export.catalog.mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 from gradflow_export.catalog.mistakes import specs as mistake_specs
 from gradflow_export.metrics.local import local
 from gradflow_export.taps.base import Drained, Sample
@@ -26,6 +26,10 @@ from gradflow_export.taps.root import saved
 ROWS = 256
 FEATURES = 256
 OUTPUTS = 64
+_ACTIVATIONS = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
+    nn.Tanh, nn.Hardswish, nn.Hardtanh,
+)  # fmt: skip
 PASSES = 4
 """Backward passes of one step that are looked at; the micro-batches of an accumulated step are much alike."""
 
@@ -93,16 +97,26 @@ class InputTap:
             for parameter in module.parameters(recurse=False)
         }
         with torch.no_grad():
-            for term in terms_of(root):
-                self._take(term, layers_behind(term.behind, names))
+            terms, whole = terms_of(root)
+            for term in terms:
+                self._take(term, layers_behind(term.behind, names), whole=whole)
 
-    def _take(self, term: Term, layers: Layers) -> None:
+    def _activations(self, layers: Layers) -> int:
+        """Return how many activation modules a model has; 0 where something may have come before the first layer."""
+        model = self._model()
+        named = [] if model is None else list(model.named_modules())
+        with_weights = [name for name, module in named if next(module.parameters(recurse=False), None) is not None]
+        if not layers.run or not with_weights or layers.run[0].name != site_name(with_weights[0]):
+            return 0
+        return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
+
+    def _take(self, term: Term, layers: Layers, *, whole: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
         count, parts = _pair(term)
         first = _widest(layers.first)
-        entered = None if first is None or first.entered is None else _rows_of(first.entered)
+        entered = None if first is None or first.entered is None else _rows_of(first.entered, count)
         paired = entered is not None and (not parts or len(entered) == count)
         found = Found(
             kind=term.kind if parts else None,
@@ -112,8 +126,12 @@ class InputTap:
             input_site="" if first is None else first.name,
             normalised=first is not None and first.normalised,
             reach=term.reach,
-            widths=_affine_widths(layers),
+            run=layers.run if layers.whole else (),
+            bends=layers.bends or not layers.whole,
+            idle=0 if layers.bends else self._activations(layers),
+            tokens=first is not None and first.tokens,
             own=layers.own and not layers.foreign,
+            whole=whole,
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -121,10 +139,12 @@ class InputTap:
         if rows is not None and paired:
             parts.insert(0, rows)
             found = replace(found, inputs=rows.shape[1])
-        if parts or found.mistakes or found.widths:
+        if not found.own:
+            found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
+        if parts or found.mistakes or len(found.run) > 1:
             values = torch.cat([part.to(torch.float32) for part in parts], dim=1) if parts else torch.zeros(1, 1)
             self._out.append(Sample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found)))
-        if rows is not None and not paired:
+        if rows is not None and not paired and not found.tokens:
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
             self._out.append(Sample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
@@ -178,8 +198,11 @@ def _thinned(entered: Tensor) -> Tensor:
     return _rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
 
 
-def _rows_of(entered: Tensor) -> Tensor:
+def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
+    """Return a tensor as a row for each sample, of which there may be ``count`` one after the other."""
     held = local(entered)
+    if held.dim() == 1 and count and len(held) % count == 0:
+        return held.reshape(count, -1)
     return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
 
 
@@ -187,8 +210,3 @@ def _widest(first: list[FirstLayer]) -> FirstLayer | None:
     known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
     chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
     return chosen or (first[0] if first else None)
-
-
-def _affine_widths(layers: Layers) -> tuple[tuple[int, int], ...]:
-    """Return inputs and outputs of the layers with weights, from the first on; none where anything bends."""
-    return () if layers.bends or not layers.whole else tuple(reversed(layers.widths))

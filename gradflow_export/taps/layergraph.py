@@ -53,6 +53,7 @@ _AFFINE = frozenset(
     ]
 )
 _WEIGHT_VIEWS = frozenset(("T", "ToCopy", "View", "Transpose", "Permute", "ReshapeAlias", "UnsafeView", "Unsqueeze"))
+_LOOKUPS = frozenset(("Embedding", "EmbeddingBag"))
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -64,13 +65,28 @@ class FirstLayer:
         name: Of the module that holds its weight.
         entered: What entered it, ``None`` where it is not known.
         normalised: Whether a normalisation stands directly before or behind it.
-        kind: Of its node.
+        tokens: Whether what enters it are numbers of words, not sizes.
     """
 
     name: str
     entered: Tensor | None
     normalised: bool
-    kind: str
+    tokens: bool = False
+
+
+@dataclass(frozen=True)
+class Straight:
+    """A layer of a row without a non-linearity.
+
+    Attributes:
+        name: Of the module that holds its weight.
+        inputs: Features, or channels, that enter it.
+        outputs: That leave it.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
 
 
 @dataclass
@@ -80,7 +96,7 @@ class Layers:
     Attributes:
         first: The layers that data enters.
         last: Name of the nearest layer of the model, ``""`` where there is none.
-        widths: Inputs and outputs of each layer with weights, from the loss back.
+        run: The longest row of layers with nothing but affine steps between them, from the input on.
         bends: Whether there is any step that is not affine, or one that is not known.
         whole: Whether all was seen.
         own: Whether the first thing before the predictions, apart from an activation, is a layer of this model.
@@ -89,7 +105,7 @@ class Layers:
 
     first: list[FirstLayer] = field(default_factory=list)
     last: str = ""
-    widths: list[tuple[int, int]] = field(default_factory=list)
+    run: tuple[Straight, ...] = ()
     bends: bool = False
     whole: bool = True
     own: bool = False
@@ -107,67 +123,69 @@ def layers_behind(node: Node, names: Mapping[int, str]) -> Layers:
     start = through_shapes(node)
     if kind_of(start) in REACH:
         start = through_shapes(below(start))
-    out.own = kind_of(start) in LAYERS
-    waiting: deque[tuple[Node, str]] = deque([(start, "")])
+    out.own = kind_of(start) in LAYERS and _owner(below(start, LAYERS[kind_of(start)][2]), names) is not None
+    waiting: deque[tuple[Node, str, tuple[Straight, ...]]] = deque([(start, "", ())])
     seen = {start}
     while waiting:
-        here, after = waiting.popleft()
+        here, after, row = waiting.popleft()
         if here is None:
             continue
         if len(seen) > MOST_NODES:
             out.whole = False
             break
-        for source in _enter(here, after, names, out):
+        sources, row = _enter(here, after, row, names, out)
+        kind = kind_of(here)
+        for source in sources:
             if source is not None and source not in seen:
                 seen.add(source)
-                kind = kind_of(here)
-                waiting.append((source, after if kind in _WEIGHT_VIEWS else kind))
+                waiting.append((source, after if kind in _WEIGHT_VIEWS else kind, row))
     return out
 
 
-def _enter(node: Node, after: str, names: Mapping[int, str], out: Layers) -> list[Node]:
-    """Take one node in, and return where data came from."""
+def _enter(
+    node: Node, after: str, row: tuple[Straight, ...], names: Mapping[int, str], out: Layers
+) -> tuple[list[Node], tuple[Straight, ...]]:
+    """Take one node in; return where its data came from, and the row of layers that goes on from here."""
     kind = kind_of(node)
     if kind == _LEAF:
         out.foreign |= id(getattr(node, "variable", None)) not in names
-        return []
+        return [], ()
     if kind in LAYERS:
-        attribute, data, weight = LAYERS[kind]
+        data, weight = LAYERS[kind][1:]
         name = _owner(below(node, weight), names)
         if name is not None:
-            _add_layer(node, name, saved_at=(attribute, data), after=after, out=out)
-            return [below(node, data)]
-        if kind != "Convolution" and (below(node, data) is None) != (below(node, weight) is None):
-            out.foreign |= kind in {"Addmm", "Linear"}
+            return [below(node, data)], _add_layer(node, name, after, row, out)
         out.bends = True  # a product of two activations, or a weight that is computed
+        row = ()
     elif kind in NORMALISATIONS:
         name = _owner(below(node, 1), names)
         if below(node) is None and name is not None:
-            out.first.append(FirstLayer(name, saved(node, "input"), normalised=True, kind=kind))
+            out.first.append(FirstLayer(name, saved(node, "input"), normalised=True))
             out.last = out.last or name
         out.bends |= kind not in _AFFINE
-        return [below(node)]
-    elif kind == "Embedding":
+        return [below(node)], row if kind in _AFFINE else ()
+    elif kind in _LOOKUPS:
         name = _owner(below(node), names)
         if name is not None:
-            out.first.append(FirstLayer(name, None, normalised=True, kind=kind))
-        out.bends = True
-        return []
+            out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
+        return [], ()
     elif kind not in _AFFINE or (kind == "Mul" and not _is_factor(node)):
         out.bends = True
-    return [source for source, _ in node.next_functions]
+        row = ()
+    return [source for source, _ in node.next_functions], row
 
 
-def _add_layer(node: Node, name: str, *, saved_at: tuple[str, int], after: str, out: Layers) -> None:
-    attribute, data = saved_at
+def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out: Layers) -> tuple[Straight, ...]:
+    attribute, data, weight = LAYERS[kind_of(node)]
     out.last = out.last or name
-    weight = through_shapes(below(node, LAYERS[kind_of(node)][2]))
-    shape = tuple(weight.variable.shape)
+    variable = through_shapes(below(node, weight)).variable
+    shape = tuple(variable.shape)
     outputs, inputs = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
-    out.widths.append((inputs, outputs))
+    row = (Straight(name, inputs, outputs), *row)
+    out.run = max(out.run, row, key=len)
     if below(node, data) is None:
-        entered = saved(node, attribute)
-        out.first.append(FirstLayer(name, entered, normalised=after in NORMALISATIONS, kind=kind_of(node)))
+        out.first.append(FirstLayer(name, saved(node, attribute), normalised=after in NORMALISATIONS))
+    return row
 
 
 def _owner(node: Node, names: Mapping[int, str]) -> str | None:

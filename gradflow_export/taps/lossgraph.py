@@ -79,6 +79,8 @@ _SHAPES = frozenset(
         "View",
     ]
 )
+_PENALTIES = frozenset(("Abs", "LinalgVectorNorm", "Norm", "Pow", "Relu", "torch::autograd::AccumulateGrad"))
+_PICKS = frozenset(("Clamp", "Exp", "Gather", "Index", "Log"))
 _LOSSES: Mapping[str, Kind] = MappingProxyType(
     {
         "NllLoss": "classes",
@@ -190,13 +192,14 @@ def shape_of(node: Node) -> tuple[int, ...]:
     return tuple(known[0].shape) if known else ()
 
 
-def terms_of(root: Tensor) -> list[Term]:
-    """Return the losses that a root is made of, as far as they are known ones.
+def terms_of(root: Tensor) -> tuple[list[Term], bool]:
+    """Return the losses that a root is made of, as far as they are known ones, and whether they are all of it.
 
     Args:
         root: A scalar with a graph, before its backward pass.
     """
     found: list[Term] = []
+    whole = True
     waiting: deque[tuple[Node, float]] = deque([(root.grad_fn, 1.0)])
     seen: set[Node] = {root.grad_fn}
     while waiting and len(seen) < _NEAR:
@@ -208,13 +211,15 @@ def terms_of(root: Tensor) -> list[Term]:
                 term.mistakes[MAXIMISED] = 1.0
             found.append(term)
             continue
-        if kind_of(node) in _ARITHMETIC:
+        if kind_of(node) in _ARITHMETIC or kind_of(node) in _PICKS:
             for index in range(len(node.next_functions)):
                 source = below(node, index)
                 if source is not None and source not in seen:
                     seen.add(source)
                     waiting.append((source, sign * _sign(node, index)))
-    return found
+        else:
+            whole &= kind_of(node) in _PENALTIES
+    return found, whole and not waiting
 
 
 def _sign(node: Node, index: int) -> float:
@@ -240,7 +245,14 @@ def _term(node: Node) -> Term | None:
         return _distance(node, _LOSSES[kind])
     if kind in {"Pow", "Abs", "Mul", "Sub"}:
         return _by_hand(node, kind)
-    return None
+    return _policy(node) if kind == "Softmax" else None
+
+
+def _policy(node: Node) -> Term | None:
+    """Return a softmax whose probabilities are used as they are, where it runs over the batch."""
+    term = Term("soft", node, node)
+    _check_softmax(term)
+    return term if SOFTMAX_OVER_BATCH in term.mistakes else None
 
 
 def _classes(node: Node) -> Term:
@@ -363,6 +375,8 @@ def _soft(node: Node, before: Node) -> Term:
     shape, dim = shape_of(before), _dim(before)
     if targets is not None and scores is not None and targets.shape == scores.shape and dim == scores.dim() - 1:
         term.predictions, term.targets = scores, targets
+    if dim is not None and shape and shape[dim] == 1:
+        term.mistakes[SOFTMAX_OF_ONE] = 1.0
     mistake = _BEFORE_CE.get(kind_of(term.behind))
     if mistake is not None and dim is not None and shape:
         term.mistakes[mistake] = _floor(mistake, shape[dim])

@@ -14,13 +14,20 @@ import numpy.typing as npt
 from gradflow_export.catalog.mistakes import BROADCAST, OUT_OF_REACH, TARGETS_NO_SHARE
 from gradflow_export.metrics.constants import Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, dependence, unbent
+from gradflow_export.taps.layergraph import Straight
 
 Floats = npt.NDArray[np.float64]
 POOL = 1024
 """Rows of targets and inputs that are remembered."""
 LEVEL = 0.9
 """The tests of dependence are made only while the loss is above this share of the best constant's."""
+TESTED_EVERY = 3
+"""Readings between two tests."""
 SMALL = 1e-6
+PER_CLASS = 12
+"""Least number of samples of a typical class with which a dependence shows."""
+BUCKETS = 64
+"""Words are counted by their number modulo this."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,12 @@ class Found:
         input_site: The first layer.
         normalised: Whether inputs are normalised in the model.
         reach: What predictions cannot leave.
-        widths: Inputs and outputs of the layers of a network that does not bend; empty for others.
+        run: The longest row of layers without a non-linearity.
+        bends: Whether there is any non-linearity.
+        idle: Activation modules of a model in whose graph there is none.
+        tokens: Whether inputs are numbers of words.
         own: Whether a layer of the model makes the predictions, and no other network is involved.
+        whole: Whether all parts of the loss are known.
         mistakes: What the structure showed.
     """
 
@@ -49,8 +60,12 @@ class Found:
     input_site: str = ""
     normalised: bool = False
     reach: tuple[float, float] = (-math.inf, math.inf)
-    widths: tuple[tuple[int, int], ...] = ()
+    run: tuple[Straight, ...] = ()
+    bends: bool = True
+    idle: int = 0
+    tokens: bool = False
     own: bool = False
+    whole: bool = False
     mistakes: dict[str, float] = field(default_factory=dict)
 
 
@@ -80,10 +95,14 @@ class Remembered:
                 self._add(found, x[here], targets[here])
                 mistakes.update(_values(found, targets[here]))
                 out.update(self._judge(found, predictions[here], targets[here]))
-        if found.widths:
-            out["loss.affine_depth"] = float(_idle_depth(found.widths))
+        length = row_length(found.run)
+        if not found.bends:
+            out["loss.affine_depth"] = float(length)
+            out["loss.idle_activations"] = float(found.idle)
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
-        if found.inputs:
+        if length > 1:
+            told["layer.row"] = {straight.name: float(length) for straight in found.run}
+        if found.inputs and not found.tokens:
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
@@ -130,6 +149,7 @@ class Remembered:
         mean = float(losses(kind, predictions, targets).mean())
         out = {
             "loss.constant": constant,
+            "loss.known": float(found.whole),
             "target.rows": float(self._total),
             "target.uniform_share": self._uniform / self._readings,
         }
@@ -143,7 +163,8 @@ class Remembered:
             if size > 0:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
-        if constant > 0 and found.inputs and (mean > LEVEL * constant or found.widths) and self._readings % 5 == 0:
+        due = found.inputs and self._readings % TESTED_EVERY == 0
+        if due and constant > 0 and (mean > LEVEL * constant or not found.bends):
             out.update(self._dependence(found))
         return out
 
@@ -153,12 +174,16 @@ class Remembered:
         _, first = np.unique(x, axis=0, return_index=True)
         chosen = np.sort(first)[:: max(-(-len(first) // MOST_ROWS), 1)]
         x, y = x[chosen], y[chosen]
+        if found.kind == "classes" and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
+            return {}  # too few of each class to tell anything by
         if not np.isfinite(x).all():
             return {}
+        if found.tokens:
+            x = (x[:, :, None] % BUCKETS == np.arange(BUCKETS)).sum(axis=1).astype(np.float64)
         if found.kind == "classes":
             y = (y == np.unique(y)[None, :64]).astype(np.float64)
         out = {"target.dependence": dependence(x, y), "target.tested": float(len(x))}
-        if found.widths:
+        if not found.bends:
             out["loss.unbent"] = unbent(x, y)
         return out
 
@@ -177,14 +202,13 @@ def _values(found: Found, targets: Floats) -> dict[str, float]:
     return {OUT_OF_REACH: share} if share > 0 else {}
 
 
-def _idle_depth(widths: tuple[tuple[int, int], ...]) -> int:
-    """Return how many layers a network that does not bend has, 1 where each narrows what the next one widens.
+def row_length(run: tuple[Straight, ...]) -> int:
+    """Return how many layers stand in a row without need, 1 where each narrows what the next one widens.
 
     Such a factorisation of low rank is made on purpose; any other hidden layer adds nothing to a single one.
     """
-    pairs = itertools.pairwise(widths)
-    idle = any(first[1] >= min(first[0], second[1]) for first, second in pairs)
-    return len(widths) if idle else 1
+    idle = any(a.outputs >= min(a.inputs, b.outputs) for a, b in itertools.pairwise(run))
+    return len(run) if idle else min(len(run), 1)
 
 
 def _statistics(x: Floats) -> dict[str, float]:
