@@ -1,0 +1,129 @@
+"""The best constant's loss and the test of dependence against slow, obvious twins."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gradflow_export.metrics.constants import constant_loss, losses
+from gradflow_export.metrics.dependence import dependence, unbent
+
+RNG = np.random.default_rng(0)
+REAL = RNG.normal(size=(40, 3))
+
+
+def least(loss, start):
+    """Minimise a loss over one prediction for all samples."""
+    z = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([z], max_iter=300, line_search_fn="strong_wolfe", tolerance_change=1e-14)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(z)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return loss(z).item()
+
+
+TARGETS = {
+    "classes": np.array([0, 0, 1, 2, 2, 2, 1, 0, 2, 2.0])[:, None],
+    "soft": np.exp(REAL) / np.exp(REAL).sum(axis=1, keepdims=True),
+    "binary": (REAL > 0.3).astype(float),
+    "squared": REAL,
+}
+
+
+def reference(kind, z, y):
+    """Return the mean loss of PyTorch for one prediction repeated, logits where there are any."""
+    z = z.expand(len(y), -1)
+    if kind == "classes":
+        return F.cross_entropy(z, y[:, 0].long())
+    if kind == "soft":
+        return F.cross_entropy(z, y)
+    return F.binary_cross_entropy_with_logits(z, y) if kind == "binary" else F.mse_loss(z, y)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_best_constant_is_what_minimising_finds(kind):
+    """The closed form equals the least loss that an optimizer reaches with one prediction for all."""
+    y = torch.tensor(TARGETS[kind])
+    found = least(lambda z: reference(kind, z, y), [0.0] * 3)
+    assert constant_loss(kind, TARGETS[kind]) == pytest.approx(found, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["absolute", "huber"])
+def test_best_constant_of_distances_is_the_median(kind):
+    """No constant on a fine grid is better, but for the tenth that the median gives away with a Huber loss."""
+    grid = np.linspace(-3, 3, 2001)
+    y = REAL[:, :1]
+    best = min(float(losses(kind, np.full_like(y, z), y).mean()) for z in grid)
+    assert best <= constant_loss(kind, y) * (1 + 1e-12) <= best * (1.1 if kind == "huber" else 1.001)
+
+
+def test_losses_are_those_of_pytorch():
+    """Of each kind the mean over samples is what PyTorch's function returns."""
+    z, y = torch.tensor(RNG.normal(size=(12, 3))), torch.tensor(RNG.normal(size=(12, 3)))
+    p, yes = torch.sigmoid(z), (y > 0).double()
+    log_p = z.log_softmax(1)
+    index = torch.arange(12) % 3
+    wanted = {
+        "squared": F.mse_loss(z, y), "absolute": F.l1_loss(z, y), "huber": F.smooth_l1_loss(z, y),
+        "binary": F.binary_cross_entropy(p, yes), "soft": F.cross_entropy(z, y.softmax(1)),
+        "classes": F.cross_entropy(z, index),
+    }  # fmt: skip
+    given = {
+        "binary": (p, yes),
+        "soft": (log_p, y.softmax(1)),
+        "classes": (log_p.gather(1, index[:, None]), index[:, None].double()),
+    }
+    for kind, value in wanted.items():
+        predictions, targets = given.get(kind, (z, y))
+        assert losses(kind, predictions.numpy(), targets.numpy()).mean() == pytest.approx(float(value), rel=1e-9)
+
+
+def test_dependence_is_the_z_score_among_permutations():
+    """The exact moments are those of many drawn permutations of the same statistic."""
+    x, y = RNG.normal(size=(24, 2)), RNG.normal(size=(24, 2))
+    y[:, 0] += x[:, 0]
+
+    def statistic(order):
+        s = (x - x.mean(0)) / x.std(0)
+        squares = ((s[:, None] - s[None]) ** 2).sum(-1)
+        kernel = np.exp(-squares / np.median(squares[np.triu_indices(24, 1)]))
+        centre = np.eye(24) - 1 / 24
+        kernel = centre @ kernel @ centre
+        r = (y - y.mean(0))[order]
+        return sum(kernel[i, j] * float(r[i] @ r[j]) for i in range(24) for j in range(24))
+
+    drawn = np.array([statistic(RNG.permutation(24)) for _ in range(1500)])
+    expected = (statistic(np.arange(24)) - drawn.mean()) / drawn.std()
+    assert dependence(x, y) == pytest.approx(expected, rel=0.1)
+
+
+def test_dependence_tells_independent_rows_from_dependent_ones():
+    """Of independent rows the z-score is small, of exclusive or, which no line shows, it is large."""
+    x = RNG.normal(size=(200, 2))
+    xor = (x[:, :1] * x[:, 1:] > 0).astype(float)
+    noise = [dependence(RNG.normal(size=(100, 4)), RNG.normal(size=(100, 1))) for _ in range(60)]
+    assert np.mean(noise) == pytest.approx(0.0, abs=0.4)
+    assert max(noise) < 4
+    assert dependence(x, xor) > 8
+    assert dependence(x, xor[RNG.permutation(200)]) < 3
+    assert unbent(x, xor) > 8
+    assert unbent(x, x @ [[1.0], [2.0]] + 0.1 * RNG.normal(size=(200, 1))) < 3
+
+
+def test_where_nothing_can_be_said_it_is_nan():
+    """Too few rows, constant inputs or targets, an exact line, and more features than rows give NaN."""
+    x, y = RNG.normal(size=(40, 3)), RNG.normal(size=(40, 1))
+    assert math.isnan(dependence(x[:8], y[:8]))
+    assert math.isnan(dependence(np.ones((40, 2)), y))
+    assert math.isnan(dependence(x, np.ones((40, 1))))
+    assert math.isnan(unbent(x, x @ [[1.0], [2.0], [3.0]]))
+    assert math.isnan(unbent(RNG.normal(size=(20, 30)), y[:20]))
