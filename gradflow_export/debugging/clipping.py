@@ -16,6 +16,10 @@ Named = Sequence[tuple[str, Tensor]]
 """Parameters that have a gradient, by name."""
 
 
+_SURELY = 0.999
+"""Share of the greatest norm below which the library, which reads the gradients again, need not be asked."""
+
+
 @dataclass(frozen=True)
 class Clipped:
     """What clipping did in one step.
@@ -65,24 +69,32 @@ def clip(named: Named, config: GradientClippingConfig, norms: Sequence[float]) -
     parameters = [p for _, p in named]
     with torch.no_grad():
         if config.mode == "norm":
-            share = _norm(parameters, config)
+            share = _norm(parameters, config, norms)
         elif config.mode == "value":
             share = _value(parameters, config.clip_value)
         elif config.mode == "adaptive":
             share = _adaptive(named, config)
         else:
-            layers: dict[str, list[Tensor]] = {}
-            for name, p in named:
-                layers.setdefault(name.rpartition(".")[0], []).append(p)
-            share = sum(_norm(members, config) for members in layers.values()) / len(layers)
+            layers: dict[str, list[int]] = {}
+            for place, (name, _) in enumerate(named):
+                layers.setdefault(name.rpartition(".")[0], []).append(place)
+            each = (
+                _norm([parameters[i] for i in members], config, [norms[i] for i in members])
+                for members in layers.values()
+            )
+            share = sum(each) / len(layers)
+    if share and config.mode == "norm" and config.norm_type == 2:
+        return Clipped(config.mode, before, before * min(1.0, config.max_norm / (before + 1e-6)), share)
     if not share:
         return Clipped(config.mode, before, before, 0.0)
     gradients = [p.grad for p in parameters if p.grad is not None]
     return Clipped(config.mode, before, math.hypot(*l2_norms(gradients).tolist()), share)
 
 
-def _norm(parameters: list[Tensor], config: GradientClippingConfig) -> float:
+def _norm(parameters: list[Tensor], config: GradientClippingConfig, norms: Sequence[float]) -> float:
     """Scale gradients down together; return 1.0 where that was needed."""
+    if config.norm_type == 2 and math.hypot(*norms) < _SURELY * config.max_norm:
+        return 0.0
     if any(p.grad is not None and p.grad.is_sparse for p in parameters):
         return _norm_of_sparse(parameters, config)
     total = nn.utils.clip_grad_norm_(parameters, config.max_norm, config.norm_type)

@@ -292,7 +292,7 @@ class _Problem:
         """Take a point close by."""
         with torch.no_grad():
             for leaf in self.leaves.values():
-                size = _size(leaf)
+                size = _size(leaf) if bool(leaf.any()) else 1.0
                 noise = torch.randn(leaf.shape, generator=self._random, dtype=torch.float64).to(leaf.device)
                 leaf.add_(noise, alpha=1e-3 * size)
         self._gradients = self._differentiate()

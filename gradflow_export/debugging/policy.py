@@ -66,6 +66,8 @@ class UpdateGuard:
         self._config, self._loops = config, loops
         self._snapshot = Snapshot(optimizer) if config.policy == "rewind" else None
         self._since = self._bad = self._rewound = 0
+        self._signature: tuple[int, ...] = ()
+        self._names: list[str] = []
         self.pending: Any = None
         """State of schedulers and scaler to be put back before the next step, ``None`` for none."""
 
@@ -77,7 +79,15 @@ class UpdateGuard:
     def named(self) -> list[tuple[str, Tensor]]:
         """Return the optimizer's parameters with their names."""
         model, optimizer = self._model(), self._optimizer()
-        return [] if model is None or optimizer is None else names_of(model, parameters_of(optimizer))
+        if model is None or optimizer is None:
+            return []
+        parameters = parameters_of(optimizer)
+        # Walking through a deep model at every step would cost more than looking at its gradients.
+        signature = tuple(map(id, parameters))
+        if signature != self._signature:
+            self._signature = signature
+            self._names = [name for name, _ in names_of(model, parameters)]
+        return list(zip(self._names, parameters, strict=True))
 
     def weights_fault(self, named: Sequence[tuple[str, Tensor]]) -> Fault | None:
         """Return what is wrong with weights, or with the state of the optimizer."""

@@ -294,7 +294,7 @@ def _explain(faults: list[Fault], origin: Origin) -> None:
 
 def _number(loss: object) -> float:
     if isinstance(loss, Tensor):
-        return float(loss.detach().float().mean())
+        return float(loss.detach()) if loss.numel() == 1 else float(loss.detach().float().mean())
     if isinstance(loss, bool) or not isinstance(loss, (int, float)):
         raise ArgumentTypeError(
             f"loss must be a tensor or a number, got {type(loss).__name__}; pass what backward() ran on."

@@ -243,6 +243,37 @@ def test_dropout_batch_statistics_and_kinks_do_not_disturb():
     assert all(p.grad is None for p in model.parameters())
 
 
+class Deep(nn.Module):
+    """Many layers, one of them with a backward that is off; counts its calls."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(20))
+        self.wrong, self.calls = wrong, []
+
+    def forward(self, x):
+        self.calls.append(1)
+        for place, layer in enumerate(self.layers):
+            weight = Scaled.apply(layer.weight, torch.ones_like(layer.weight), 1.01 if place == self.wrong else 1.0)
+            x = F.gelu(F.linear(x, weight, layer.bias)) + x
+        return x
+
+
+def test_many_tensors_are_checked_together_first_and_the_wrong_one_is_still_named(monkeypatch):
+    """A healthy network of 41 tensors takes three passes; a wrong backward is found among them."""
+    torch.manual_seed(0)
+    healthy = Deep(None)
+    monkeypatch.setattr(Deep, "__deepcopy__", lambda self, _memo: self, raising=False)
+    found = check_gradients(healthy.double(), torch.randn(3, 5))
+    assert found
+    assert len(found.parameters) == 41
+    assert len(healthy.calls) == 3
+    found = check_gradients(Deep(7).double(), torch.randn(3, 5))
+    assert [name for name, check in found.parameters.items() if not check.passed] == ["layers.7.weight"]
+    assert found.worst == "layers.7.weight"
+    assert found.max_relative_error == pytest.approx(0.0099, rel=0.05)
+
+
 def test_losses_and_sparse_gradients_are_checked():
     """A loss is checked by its inputs, a model with its loss, sparse gradients where they are wanted."""
     labels = torch.tensor([0, 2, 1])
