@@ -104,25 +104,17 @@ class Reports:
 
     @property
     def current_step(self) -> int:
-        """The step under way, counted from 1; 0 before ``watch()``.
-
-        A step in which every optimizer that is known has stepped is over, although the first one stays open until it is
-        seen whether others join.
-        """
-        loop = self._loop
-        if loop is None:
-            return 0
-        over = loop._open is not None and all(o in loop._stepped for o in loop._partners)  # noqa: SLF001 - only read
-        return loop.steps + 1 + over
+        """The step under way, counted from 1; 0 before ``watch()``."""
+        return 0 if self._loop is None else self._loop.steps + 1
 
     def add_issue(self, issue: Issue) -> None:
-        """Write an issue that something else found with the record of its step, as if a rule had found it.
+        """Write an issue that something else found with the record of the step under way, as if a rule had found it.
 
         It is left out where a rule tells of the same type and layer already, and where ``alerts_enabled`` is False.
 
         Args:
-            issue: Its steps are those of this exporter, see :attr:`current_step`. Once it has gone, hand it over again
-                with ``healed_step``.
+            issue: Its step becomes that of the record. Once it has gone, hand it over again with any ``healed_step``,
+                which becomes that of the record too.
         """
         if self._loop is not None and not self._closed and self.settings.alerts_enabled:
             self._judge.tell(issue)

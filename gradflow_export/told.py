@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradflow_export.records import RUN_SITE, Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Rule
@@ -24,7 +26,7 @@ class ToldJudge(Judge):
     def __init__(self, rules: Sequence[Rule], strict: bool = False) -> None:
         super().__init__(rules, strict=strict)
         # One thread appends and another takes: a deque needs no lock for that, and a fork finds none held.
-        self._waiting: deque[Issue] = deque(maxlen=CAPACITY)
+        self._waiting: deque[tuple[float, Issue]] = deque(maxlen=CAPACITY)
         self._told: dict[tuple[str, str, int], Issue] = {}
 
     @property
@@ -33,22 +35,23 @@ class ToldJudge(Judge):
         return bool(self._waiting)
 
     def tell(self, issue: Issue) -> None:
-        """Add an issue, or one told before that has healed, to the record of its step or the next there is."""
-        self._waiting.append(issue)
+        """Add an issue, or one told before that has healed, to the record of the step that is under way now."""
+        self._waiting.append((time.time(), issue))
 
     def check(self, record: StepRecord) -> tuple[Issue, ...]:
         """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does."""
         events = list(super().check(record))
-        while self._waiting and (self._waiting[0].healed_step or self._waiting[0].step) <= record.step:
-            issue = self._waiting.popleft()
+        while self._waiting and self._waiting[0][0] <= record.wall_time:
+            _, issue = self._waiting.popleft()
             if not issue.open:
-                if self._told.pop(issue.key, None) is not None:
-                    events.append(issue)
+                known = self._told.pop(issue.key, None)
+                if known is not None:
+                    events.append(replace(known, healed_step=record.step))
             elif not self._said(issue):
                 while len(self._told) >= CAPACITY:
                     del self._told[next(iter(self._told))]
-                self._told[issue.key] = issue
-                events.append(issue)
+                self._told[issue.key] = replace(issue, step=record.step)
+                events.append(self._told[issue.key])
         return tuple(events)
 
     def _said(self, issue: Issue) -> bool:

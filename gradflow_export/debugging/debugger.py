@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ class PyTorchDebugger:
         check_tensor(tensor, name)
         return self.note_tensor(describe_tensors({name: tensor})[name])
 
-    def analyze_model_parameters(self, model: nn.Module) -> dict[str, TensorInfo]:
+    def analyze_model_parameters(self, model: nn.Module) -> Mapping[str, TensorInfo]:
         """Return what there is to know of each parameter, by name.
 
         Raises:
@@ -106,7 +106,7 @@ class PyTorchDebugger:
         check_module(model)
         return self._describe("parameters", model, parameters_of(model))
 
-    def analyze_gradients(self, model: nn.Module) -> dict[str, TensorInfo]:
+    def analyze_gradients(self, model: nn.Module) -> Mapping[str, TensorInfo]:
         """Return what there is to know of each gradient that has arrived, by the name of its parameter.
 
         Raises:
@@ -247,13 +247,13 @@ class PyTorchDebugger:
         """Forget everything and begin to count anew."""
         self.history.clear()
 
-    def _describe(self, kind: str, model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, TensorInfo]:
+    def _describe(self, kind: str, model: nn.Module, tensors: dict[str, Tensor]) -> Mapping[str, TensorInfo]:
         infos = describe_tensors(tensors)
-        wrong = [f"{name}: {what}" for name, info in infos.items() for what in _wrong(info)]
+        wrong = [f"{name}: {what}" for name in infos.broken for what in _wrong(infos[name])]
         self._note(kind, type(model).__name__, wrong, infos)
         return infos
 
-    def _note(self, kind: str, name: str, anomalies: list[str], infos: dict[str, TensorInfo] | None = None) -> None:
+    def _note(self, kind: str, name: str, anomalies: list[str], infos: Mapping[str, TensorInfo] | None = None) -> None:
         kept = infos if infos is not None and self.preset.keeps else {}
         self.history.add(DebugEntry(kind, name, tuple(anomalies), details=kept))
 

@@ -40,7 +40,7 @@ class Findings:
         self._judge = Judge((self._numerical, self._exploding, self._vanishing), keep=KEPT)
         self._judged = -1
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, str, int], tuple[Issue, list[tuple[Exporter, Issue]]]] = {}
+        self._told: dict[tuple[str, str, int], tuple[Issue, list[Exporter]]] = {}
 
     def judge(self, readings: Sequence[Reading], *, step: int, model: nn.Module | None) -> tuple[Issue, ...]:
         """Take in the readings of one call and pass on what is new.
@@ -77,13 +77,13 @@ class Findings:
             model: Whose exporter is told, where none was given.
         """
         for exporter in self._exporters(model):
-            exporter.add_issue(replace(issue, step=exporter.current_step))
+            exporter.add_issue(issue)
         return issue
 
     def _pass_on(self, issue: Issue, step: int, model: nn.Module | None) -> Issue:
         if issue.open:
             mine = replace(issue, step=step)
-            told = [(each, replace(issue, step=each.current_step)) for each in self._exporters(model)]
+            told = self._exporters(model)
             while len(self._told) >= KEPT:
                 del self._told[next(iter(self._told))]
             self._told[issue.key] = mine, told
@@ -91,9 +91,8 @@ class Findings:
         else:
             mine, told = self._told.pop(issue.key, (issue, []))
             mine = replace(mine, healed_step=step)
-            told = [(each, replace(other, healed_step=each.current_step)) for each, other in told]
-        for exporter, other in told:
-            exporter.add_issue(other)
+        for exporter in told:
+            exporter.add_issue(mine)
         return mine
 
     def _exporters(self, model: nn.Module | None) -> list[Exporter]:

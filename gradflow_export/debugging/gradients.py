@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.debugging.tensor_info import TensorInfo, queued, wait_for
+from gradflow_export.debugging.tensor_info import TensorInfos, queued, wait_for
 from gradflow_export.metrics.entries import entry_statistics
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.onepass import native_statistics
@@ -76,12 +76,16 @@ class GradientNorms:
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the gradients that have arrived, by the names of their parameters."""
-    return {site_name(name): p.grad for name, p in unwrap(model).named_parameters() if p.grad is not None}
+    return {name: p.grad for name, p in parameters_of(model).items() if p.grad is not None}
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters by name."""
-    return {site_name(name): p for name, p in unwrap(model).named_parameters()}
+    return {site_name(name) if "._" in name or name[:1] == "_" else name: p for name, p in _named(model)}
+
+
+def _named(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    return unwrap(model).named_parameters()
 
 
 class CapturedGradients:
@@ -146,11 +150,12 @@ def read_norms(gradients: Mapping[str, Tensor]) -> GradientNorms:
     )
 
 
-def norms_of(infos: Mapping[str, TensorInfo]) -> GradientNorms:
+def norms_of(infos: TensorInfos) -> GradientNorms:
     """Return the norms of gradients that were described already."""
+    seen = infos.seen.values()
     return GradientNorms(
-        tuple(infos),
-        tuple(math.nan if i.has_nan else math.inf if i.has_inf else i.norm or 0.0 for i in infos.values()),
-        tuple(info.nan_count + info.inf_count for info in infos.values()),
-        tuple(info.has_nan for info in infos.values()),
+        tuple(infos.seen),
+        tuple(math.nan if each.nan else math.inf if each.inf else each.norm for each in seen),
+        tuple(each.nan + each.inf for each in seen),
+        tuple(each.nan > 0 for each in seen),
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradflow_export.debugging.footprint import held_bytes
 from gradflow_export.metrics.tensors import EntryStatistics, entries_of_each, quick_entries_of_each
 from gradflow_export.records import number_to_json
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,45 @@ class TensorInfo:
         return {**out, **numbers, "shape": list(self.shape)}
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What is known of a tensor without reading its entries."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    is_leaf: bool
+    numel: int
+    held: int
+
+
+class TensorInfos(Mapping[str, TensorInfo]):
+    """Descriptions of tensors by name, each made when it is asked for; no tensor is kept.
+
+    Args:
+        forms: Of every tensor.
+        seen: Statistics of the entries of those that have any here.
+    """
+
+    def __init__(self, forms: Mapping[str, _Form], seen: Mapping[str, EntryStatistics]) -> None:
+        self._forms, self.seen = forms, seen
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return _info(name, self._forms[name], self.seen.get(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._forms)
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of those with a NaN or Inf entry."""
+        return [name for name, seen in self.seen.items() if seen.nan or seen.inf]
+
+
 class Captured:
     """Tensors as they are at one moment, to be described later and in another thread.
 
@@ -87,56 +128,59 @@ class Captured:
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         held = [name for name, tensor in named.items() if not tensor.is_meta]
         quick = dict(zip(held, quick_entries_of_each([named[name] for name in held]), strict=True))
-        self._infos = {name: _info(name, tensor, quick.get(name)) for name, tensor in named.items()}
+        self._forms = {name: _form(tensor) for name, tensor in named.items()}
+        self._seen = {name: seen for name, seen in quick.items() if seen is not None}
         self._copies = {name: named[name].detach().clone() for name in held if quick[name] is None}
         self._queued = queued(self._copies.values())
 
-    def infos(self) -> dict[str, TensorInfo]:
+    def infos(self) -> TensorInfos:
         """Return what there is to know of each tensor."""
         wait_for(self._queued)
         found = zip(self._copies, entries_of_each(list(self._copies.values())), strict=True)
-        return {**self._infos, **{name: _with(self._infos[name], seen) for name, seen in found}}
+        return TensorInfos(self._forms, {**self._seen, **dict(found)})
 
 
-def describe_tensors(named: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
+def describe_tensors(named: Mapping[str, Tensor]) -> TensorInfos:
     """Return what there is to know of each tensor; entries are read once, all tensors by few calls.
 
     Args:
         named: Tensors by name. Shape of each: any.
     """
     held = [name for name, tensor in named.items() if not tensor.is_meta]
-    found = dict(zip(held, entries_of_each([named[name] for name in held]), strict=True))
-    return {name: _info(name, tensor, found.get(name)) for name, tensor in named.items()}
+    found = zip(held, entries_of_each([named[name] for name in held]), strict=True)
+    return TensorInfos({name: _form(tensor) for name, tensor in named.items()}, dict(found))
 
 
-def _info(name: str, tensor: Tensor, seen: EntryStatistics | None) -> TensorInfo:
-    info = TensorInfo(
+def _form(tensor: Tensor) -> _Form:
+    shape = () if tensor.is_nested else tuple(tensor.shape)
+    numel = tensor.numel()
+    plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested)
+    held = numel * tensor.element_size() if plain else held_bytes(tensor)
+    return _Form(shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf, numel, held)
+
+
+def _info(name: str, form: _Form, seen: EntryStatistics | None) -> TensorInfo:
+    nan, inf = (0, 0) if seen is None else (seen.nan, seen.inf)
+    some = seen if seen is not None and seen.finite else None
+    return TensorInfo(
         name=name,
-        shape=() if tensor.is_nested else tuple(tensor.shape),
-        dtype=str(tensor.dtype),
-        device=str(tensor.device),
-        requires_grad=tensor.requires_grad,
-        is_leaf=tensor.is_leaf,
-        numel=tensor.numel(),
-        memory_usage=held_bytes(tensor),
-    )
-    return info if seen is None else _with(info, seen)
-
-
-def _with(info: TensorInfo, seen: EntryStatistics) -> TensorInfo:
-    some = seen.finite > 0
-    return replace(
-        info,
-        has_nan=seen.nan > 0,
-        has_inf=seen.inf > 0,
-        nan_count=seen.nan,
-        inf_count=seen.inf,
-        zero_count=seen.zeros,
-        mean_value=seen.mean if some else None,
-        std_value=seen.std if some else None,
-        min_value=seen.low if some else None,
-        max_value=seen.high if some else None,
-        norm=seen.norm if some else None,
+        shape=form.shape,
+        dtype=str(form.dtype),
+        device=str(form.device),
+        requires_grad=form.requires_grad,
+        is_leaf=form.is_leaf,
+        numel=form.numel,
+        memory_usage=form.held,
+        has_nan=nan > 0,
+        has_inf=inf > 0,
+        nan_count=nan,
+        inf_count=inf,
+        zero_count=0 if seen is None else seen.zeros,
+        mean_value=None if some is None else some.mean,
+        std_value=None if some is None else some.std,
+        min_value=None if some is None else some.low,
+        max_value=None if some is None else some.high,
+        norm=None if some is None else some.norm,
     )
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gradflow_export.debugging.debugger import PyTorchDebugger, check_module
 from gradflow_export.debugging.footprint import model_bytes
-from gradflow_export.debugging.gradients import gradients_of, holds_inf, norms_of, parameters_of, read_norms
+from gradflow_export.debugging.gradients import holds_inf, norms_of, parameters_of, read_norms
 from gradflow_export.debugging.history import DebugEntry
-from gradflow_export.debugging.tensor_info import TensorInfo, describe_tensors
+from gradflow_export.debugging.tensor_info import TensorInfos, describe_tensors
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.metrics.tensors import flat_entries
@@ -24,7 +24,8 @@ from gradflow_export.records import Reading, issue_to_json, number_to_json
 from gradflow_export.rules.base import number, some
 from gradflow_export.taps.runtime import RuntimeTap
 
-HISTOGRAM_BINS, HISTOGRAM_ENTRIES = 32, 4096
+HISTOGRAMS, HISTOGRAM_BINS, HISTOGRAM_ENTRIES = 16, 32, 4096
+MEMORY_STEPS = 10
 LOSSES = 20
 CALLERS = 5
 
@@ -41,6 +42,7 @@ class TrainingDebugger(PyTorchDebugger):
         super().__init__(*args, **settings)
         self._losses: deque[float] = deque(maxlen=LOSSES)
         self._memory = RuntimeTap()
+        self._bytes: dict[str, int] = {}
 
     def monitor_training_step(self, model: nn.Module, loss: Tensor | float, step: int) -> dict[str, Any]:
         """Look at one step, after ``loss.backward()`` and before ``optimizer.step()``.
@@ -57,8 +59,9 @@ class TrainingDebugger(PyTorchDebugger):
             ``issues`` (those that opened or healed, as in JSON), ``gradient_norm``, ``params_with_grad``,
             ``params_with_nan_grad``, ``params_with_inf_grad``, ``exploding`` and ``vanishing`` (names); from
             ``ADVANCED`` on also ``gradients`` and ``parameters`` (:class:`TensorInfo` by name) and ``memory`` (bytes,
-            ``rss_mb``); at ``EXTREME`` ``histograms`` (``edges`` and ``counts`` by name) and, where something is wrong,
-            ``context`` (``first_nonfinite``, ``losses``, ``called_from``).
+            read at every tenth step, and ``rss_mb``); at ``EXTREME`` ``histograms`` (``edges`` and ``counts`` by name,
+            of the 16 largest) and, where something is wrong, ``context`` (``first_nonfinite``, ``losses``,
+            ``called_from``).
 
         Raises:
             ArgumentTypeError: An argument has the wrong type.
@@ -67,14 +70,15 @@ class TrainingDebugger(PyTorchDebugger):
         if isinstance(step, bool) or not isinstance(step, int):
             raise ArgumentTypeError(f"step must be a whole number, got {step!r}; pass the number of the step.")
         value, preset = _loss(loss), self.preset
-        gradients = gradients_of(model)
-        described = describe_tensors(gradients) if preset.statistics else {}
+        named = parameters_of(model)
+        gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
+        described = describe_tensors(gradients if preset.statistics else {})
         norms = norms_of(described) if preset.statistics else read_norms(gradients)
-        parameters = describe_tensors(parameters_of(model)) if preset.statistics else {}
+        parameters = describe_tensors(named if preset.statistics else {})
         readings = [Reading.run("loss", value), *norms.readings(), *_weights(parameters)]
         now = self._findings.now(readings)
         issues = self._findings.judge(readings, step=step, model=model)
-        broken = [name for name, info in parameters.items() if not info.is_finite]
+        broken = parameters.broken
         lost = not math.isfinite(value)
         anomalies = [f"the loss is {number(value)}."] * lost
         anomalies += [f"the gradient of {some(norms.bad)} is NaN or Inf."] * bool(norms.bad)
@@ -97,11 +101,14 @@ class TrainingDebugger(PyTorchDebugger):
         if preset.statistics:
             info |= {"gradients": described, "parameters": parameters}
         if preset.memory:
-            info["memory"] = {**model_bytes(model), "rss_mb": self._memory.read()["runtime.rss"]}
+            if self.history.counts()["steps"] % MEMORY_STEPS == 0:
+                self._bytes = model_bytes(model)
+            info["memory"] = {**self._bytes, "rss_mb": self._memory.read()["runtime.rss"]}
         if preset.histograms:
-            info["histograms"] = {name: _histogram(gradient) for name, gradient in gradients.items()}
+            largest = sorted(gradients, key=lambda name: -gradients[name].numel())[:HISTOGRAMS]
+            info["histograms"] = {name: _histogram(gradients[name]) for name in largest}
         if preset.context and anomalies:
-            info["context"] = self._context(gradients)
+            info["context"] = self._context({name: gradients[name] for name in norms.bad})
         self._losses.append(value)
         counted = ["steps"] + ["anomaly_steps"] * bool(anomalies) + ["loss_anomalies"] * lost
         counted += ["gradient_explosions"] * bool(info["exploding"]) + ["gradient_vanishing"] * bool(info["vanishing"])
@@ -169,11 +176,9 @@ def _loss(loss: object) -> float:
     return float(loss)
 
 
-def _weights(parameters: Mapping[str, TensorInfo]) -> list[Reading]:
-    if not parameters:
-        return []
-    norms = [math.nan if info.has_nan else math.inf if info.has_inf else info.norm for info in parameters.values()]
-    return [Reading.of("parameter.weight_norm", tuple(parameters), norms)]
+def _weights(parameters: TensorInfos) -> list[Reading]:
+    norms = norms_of(parameters)
+    return [Reading.of("parameter.weight_norm", norms.sites, norms.norms)] if norms.sites else []
 
 
 def _first_nonfinite(tensor: Tensor) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ _LEAST_VARIANCE = 1e-3
 """Share of the mean square below which a variance taken from sums has lost its digits."""
 
 
-@dataclass(frozen=True)
-class EntryStatistics:
+class EntryStatistics(NamedTuple):
     """Statistics of the entries of one tensor.
 
     Attributes:

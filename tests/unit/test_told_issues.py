@@ -41,20 +41,20 @@ def test_a_told_issue_is_written_with_the_record_of_its_step():
     assert len(memory.records) == 4
 
 
-def test_the_step_under_way_is_told_right_from_the_first_on():
-    """After n steps of one optimizer, or of two in turns, it is step n + 1."""
-    model, optimizer, exporter, _ = watched()
-    steps = [exporter.current_step]
-    for _ in range(3):
-        train(model, optimizer)
-        steps.append(exporter.current_step)
-    other = torch.optim.SGD(model[1].parameters(), lr=0.01)
-    for _ in range(2):
-        train(model, optimizer)
-        other.step()
-        steps.append(exporter.current_step)
+def test_the_step_of_an_issue_is_that_of_its_record():
+    """Whatever step an issue names, it gets that of the step during which it was told, from the first step on."""
+    model, optimizer, exporter, memory = watched()
+    train(model, optimizer)
+    exporter.add_issue(issue(700))
+    train(model, optimizer)
+    exporter.add_issue(issue(700, healed_step=1))
+    train(model, optimizer)
     exporter.close()
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert [(record.step, [(i.step, i.healed_step) for i in record.issues]) for record in memory.records] == [
+        (1, []),
+        (2, [(2, None)]),
+        (3, [(2, 3)]),
+    ]
 
 
 def test_a_told_issue_heals():
