@@ -72,15 +72,15 @@ def rows_of(programs: list[str], names: list[str], steps: int | None = None) -> 
     missing = [i for i in chosen if i.requires is not None and importlib.util.find_spec(i.requires) is None]
     for instrument in missing:
         print(f"{instrument.name} is left out: {instrument.requires} is not installed", file=sys.stderr)
-    return compare(
-        [
-            apart(measure_by_name, workload.name, instrument.name, steps, quiet=not sys.stderr.isatty())
-            for workload in workloads()
-            if workload.name in programs
-            for instrument in chosen
-            if instrument not in missing
-        ]
-    )
+    rows = []
+    for workload in workloads():
+        for instrument in chosen if workload.name in programs else ():
+            if instrument not in missing:
+                print(f"{workload.name} {instrument.name}", file=sys.stderr)
+                rows.append(
+                    apart(measure_by_name, workload.name, instrument.name, steps, quiet=not sys.stderr.isatty())
+                )
+    return compare(rows)
 
 
 def main() -> None:

@@ -25,12 +25,12 @@ def plot_overhead(rows: Sequence[Row], path: Path) -> None:
     figure, charts = plt.subplots(1, len(programs), figsize=(4 * len(programs), 4.4), sharey=True, squeeze=False)
     for chart, program in zip(charts[0], programs, strict=True):
         mine = [row for row in rows if row.workload == program][::-1]
-        colours = [
-            BARE if row.instrument == "nothing" else OURS if row.instrument.startswith("gradflow") else RIVAL
-            for row in mine
-        ]
-        bars = chart.barh([row.instrument for row in mine], [max(row.thread_ratio, 0.5) for row in mine], color=colours)
-        chart.bar_label(bars, [f"{row.thread_ratio:.2f}" for row in mine], padding=3, fontsize=8)
+        colours = [OURS if row.instrument.startswith(("gradflow", "debug_")) else RIVAL for row in mine]
+        # Bars begin at the bare step: their length is what was added.
+        added = [row.thread_ratio - 1 for row in mine]
+        chart.barh([row.instrument for row in mine], added, left=1, color=colours)
+        for place, row in enumerate(mine):
+            chart.text(1.03 * max(row.thread_ratio, 1), place, f"{row.thread_ratio:.2f}", va="center", fontsize=8)
         chart.set(title=program, xlabel="CPU time of a step, with / without", xscale="log")
         chart.set_xlim(0.8, 1.6 * max(*(row.thread_ratio for row in mine), 2))
         chart.set_xticks([1, 2, 5], ["1", "2", "5"])
@@ -44,6 +44,8 @@ def plot_scaling(points: Sequence[Point], steps: Sequence[StepsRow], path: Path)
     figure, charts = plt.subplots(2, 2, figsize=(10, 7.6))
     for chart, axis in zip(charts[0], ("parameters", "tensors"), strict=True):
         known = sorted((p for p in points if p.axis == axis), key=lambda p: p.size)
+        if not known:
+            continue
         bare = [p for p in known if p.row.instrument == WATCHED[0]]
         chart.plot([p.size for p in bare], [p.row.bare_ms for p in bare], "--", color=BARE, label="the bare step")
         for name, colour in COLOURS.items():
@@ -51,16 +53,15 @@ def plot_scaling(points: Sequence[Point], steps: Sequence[StepsRow], path: Path)
             added = [p.row.added_ms for p in mine]
             chart.plot([p.size for p in mine], added, "o-", color=colour, label=f"added: {TITLES[name]}")
         chart.set(xscale="log", yscale="log", xlabel=axis, ylabel="CPU of the training thread, ms per step")
-        if known:
-            chart.legend(fontsize=8)
+        chart.legend(fontsize=8)
     lengths = [row.steps for row in steps]
     memory, size = charts[1]
     memory.plot(lengths, [row.memory_mb for row in steps], "o-", color=OURS)
     memory.set(ylabel="memory of the process, MB")
     size.plot(lengths, [row.bytes_per_step for row in steps], "o-", color=OURS)
     size.set(ylabel="log, bytes per step")
-    for chart in charts[1]:
-        chart.set(xscale="log", xlabel="steps of one run of a tiny model", ylim=(0, None))
+    for chart in charts[1] if steps else ():
+        chart.set(xscale="log", xlabel="steps of one run of a tiny model", ylim=(0, 1.1 * chart.get_ylim()[1]))
     for chart in charts.flat:
         _plain(chart)
     _save(figure, path)
