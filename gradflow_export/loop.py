@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
+from gradflow_export.partners import Partners
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
@@ -35,7 +35,6 @@ from gradflow_export.transfer import Bundle, pack
 _log = logging.getLogger("gradflow_export")
 
 ASK_AGAIN_STEPS = 10
-UNSEEN_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,12 @@ class TrainingLoop:
         self._asked = False
         self._asked_at = -ASK_AGAIN_STEPS
         self._open: Bundle | None = None
-        self._stepped: weakref.WeakSet[object] = weakref.WeakSet()
-        self._partners: weakref.WeakSet[object] = weakref.WeakSet()
+        self._partners = Partners()
         self._due: frozenset[str] = frozenset()
         self._recorded = True
         self._collected = 0.0
         self.clock = StepClock()
         self._told = False
-        self._unseen = 0
         self._backward_ended: float | None = None
         self._step_began = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
@@ -120,15 +117,17 @@ class TrainingLoop:
             ("loss", taps.loss),
             ("blocks", taps.blocks),
             ("origin", taps.origin),
-            *((tap.instrument, tap) for tap in taps.armed),
+            *(("" if getattr(tap, "every_step", False) else tap.instrument, tap) for tap in taps.armed),
         )
-        self._drains = [part(name)(partial(_drain, tap)) for name, tap in named]
+        self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
+        self._due_drains = [drain for _, drain in self._drains]
         self._read_gradients = part("gradients")(self._take_gradients)
         self._compare = part("clipping")(taps.clipping.compare)
         self._find_origin = part("origin")(taps.origin.inspect)
-        self._updates_before = part("updates")(self._take_weights)
+        self._updates_before = part("updates")(taps.updates.before)
         self._read_moments = part("moments")(taps.moments.after)
-        self._updates_after = part("updates")(self._take_updates)
+        self._updates_after = part("updates")(taps.updates.after)
+        self._looks = frozenset(tap.instrument for tap in taps.stepped)
         self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(self._take_memory)
@@ -155,7 +154,7 @@ class TrainingLoop:
 
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
-        if self._open is not None and step.optimizer in self._stepped:
+        if self._open is not None and self._partners.has_stepped(step.optimizer):
             self._finish()
         # With a closure backward runs inside the step, and where it ended is not known.
         self._backward_ended = None if step.closure else time.perf_counter()
@@ -165,8 +164,9 @@ class TrainingLoop:
             self._read_gradients(step)
         if "updates" in self._due:
             self._updates_before(step)
-        for look in self._look_before:
-            look(step)
+        if self._looks_at(step):
+            for look in self._look_before:
+                look(step)
         self._step_began = time.perf_counter()
 
     def after(self, step: OptimizerStep) -> None:
@@ -178,10 +178,7 @@ class TrainingLoop:
             self._open.scaled |= step.scaled
             if not self.alone:
                 self._open.layouts.append(step.owned.layout)
-        self._stepped.add(step.optimizer)
-        if step.optimizer not in self._partners:
-            self._partners.add(step.optimizer)
-        elif all(optimizer in self._stepped for optimizer in self._partners):
+        if self._partners.step(step.optimizer):
             self._finish()
 
     def _read_after(self, step: OptimizerStep) -> None:
@@ -194,8 +191,13 @@ class TrainingLoop:
             self._updates_after(step)
         if "moments" in self._due:
             self._read_moments(step)
-        for look in self._look_after:
-            look(step)
+        if self._looks_at(step):
+            for look in self._look_after:
+                look(step)
+
+    def _looks_at(self, step: OptimizerStep) -> bool:
+        """Whether taps around this step want to see it: when one is due, or when the optimizer may be new to them."""
+        return not self._partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self._due)
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
@@ -238,18 +240,6 @@ class TrainingLoop:
                 self.steps += 1
                 self._hand_over(bundle)
 
-    def _notice_unseen(self) -> None:
-        """Say once that steps come and no watched block is called, as when the model was compiled after ``watch``."""
-        calls = self.taps.blocks.calls
-        if calls.enabled and not calls.seen and "blocks" in self._due and self._unseen < UNSEEN_STEPS:
-            self._unseen += 1
-            if self._unseen == UNSEEN_STEPS:
-                _log.warning(
-                    "gradflow: no call of a watched block was seen in %d steps, as when the model is compiled after "
-                    "watch(); block gains and activations are not read. Gradients, updates, loss and memory are.",
-                    UNSEEN_STEPS,
-                )
-
     def _take_gradients(self, step: OptimizerStep) -> None:
         due = self._due
         self.taps.gradients.read(step, statistics="statistics" in due, histograms="histograms" in due)
@@ -257,12 +247,6 @@ class TrainingLoop:
         if norms is not None:
             self._find_origin(step, norms, self.taps.gradients.total)
             self._compare(step, norms)
-
-    def _take_weights(self, step: OptimizerStep) -> None:
-        self.taps.updates.before(step)
-
-    def _take_updates(self, step: OptimizerStep) -> None:
-        self.taps.updates.after(step)
 
     def _take_memory(self, scalars: dict[str, float]) -> None:
         scalars.update(self.taps.runtime.read())
@@ -288,7 +272,7 @@ class TrainingLoop:
         self._read_memory(scalars)
         scalars.update(self.taps.loss.scalars(self._backward_ended))
         drained, self.noted = self.noted, []
-        for drain in self._drains:
+        for drain in self._due_drains:
             drain(drained)
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:
@@ -299,11 +283,12 @@ class TrainingLoop:
         """Hand over the open bundle and plan the next step."""
         bundle = self._open
         self._open = None
-        self._stepped.clear()
+        self._partners.begin()
         self.steps += 1
         times = self.clock.lap(self._collected, self._guard.spent)
         if bundle is not None and self._recorded:
-            self._notice_unseen()
+            if "blocks" in self._due:
+                self.taps.blocks.calls.notice_silence()
             scalars = {**bundle.scalars, **times}
             if self._stepped_for > 0:
                 scalars["runtime.optimizer_time"] = self._stepped_for
@@ -320,7 +305,17 @@ class TrainingLoop:
         asked, self._asked = self._asked, False
         if asked:
             self._asked_at = step
-        self._due = frozenset() if self.paused else self.schedule.due(step, asked=asked, stretch=self.clock.stretch)
+        was, self._due = self._due, frozenset()
+        if not self.paused:
+            self._due = self.schedule.due(step, asked=asked, stretch=self.clock.stretch)
+        if not (was or self._due) and self.steps:
+            return  # everything is off already
+        # What is watched is drained once more after it was due: a gradient may come late.
+        everywhere = self._due | was
+        everywhere |= {"blocks"} if "ranks" in everywhere else set()
+        self._due_drains = [
+            drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
+        ]
         self.taps.loss.want_logits = "logits" in self._due
         self.taps.clipping.armed = "clipping" in self._due
         self.taps.blocks.sample_rows = "ranks" in self._due

@@ -60,6 +60,7 @@ class Schedule:
     intervals: Mapping[str, int] = field(default_factory=dict)
     dense: int = DENSE_STEPS
     chosen: frozenset[str] = field(init=False)
+    _rare: int = field(init=False, repr=False, compare=False, default=1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chosen", frozenset(self.intervals))
@@ -69,6 +70,8 @@ class Schedule:
                 raise ArgumentError(f"intervals names {name!r}, which is no instrument{nearest(name, INTERVALS)}")
             _check_interval(f"intervals[{name!r}]", interval)
         object.__setattr__(self, "intervals", MappingProxyType({**INTERVALS, **self.intervals}))
+        # Nearly all steps of a long run are multiples of none of them, which one division tells.
+        object.__setattr__(self, "_rare", math.gcd(*(n for name, n in self.intervals.items() if name != "ranks")))
 
     def for_sites(self, sites: Mapping[str, int]) -> Schedule:
         """Return a schedule whose default intervals grow with what there is to read, so that its cost does not.
@@ -95,9 +98,14 @@ class Schedule:
             asked: Whether a rule wants to see everything now, whatever the interval.
             stretch: By what factor intervals are longer than they are set, to stay within a budget.
         """
-        if not self.recorded(step):
+        if not self.recorded(step) or self._is_quiet(step, asked=asked, stretch=stretch):
             return frozenset()
         return frozenset(name for name in self.intervals if self._is_due(name, step, asked, stretch))
+
+    def _is_quiet(self, step: int, *, asked: bool, stretch: float) -> bool:
+        """Whether nothing can be due, told without a look at each instrument."""
+        between = step > max(SETTLING_STEPS, self.dense) and not asked and stretch == 1.0
+        return between and step % self._rare > 0 and step % self.intervals["ranks"] >= len(RANK_STEPS)
 
     def _is_due(self, name: str, step: int, asked: bool, stretch: float) -> bool:
         interval = math.ceil(self.intervals[name] * stretch)

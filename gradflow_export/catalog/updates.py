@@ -11,7 +11,7 @@ def specs() -> tuple[MetricSpec, ...]:
     # fmt: off
     return (
         s("parameter.weight_norm", "weight norm", "weight", "parameter",
-          "||w||_2 before the step, from an evenly spaced sample where the model has more than 4 Mi entries",
+          "||w||_2 before the step, from an evenly spaced sample where the model has more than 1 Mi entries",
           "definition", "1P", low=0.0, scale="log", across="root"),
         s("parameter.update_norm", "update norm", "weight/step", "parameter",
           "||w_after - w_before||_2, from the same sample", "definition", "1P", low=0.0, scale="log", across="root"),

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_PLAIN = frozenset({Tensor, nn.Parameter})
+PLAIN = frozenset({Tensor, nn.Parameter})
+"""Types whose entries lie where they say; a subclass may hold them elsewhere."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -19,7 +20,7 @@ def local(tensor: Tensor) -> Tensor:
         tensor: A ``DTensor``, of which the local shard is returned, or any other tensor, which is returned as it is.
             Shape: any.
     """
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return tensor
     take = getattr(tensor, "to_local", None)
     if take is None:
@@ -34,7 +35,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def all_local(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return :func:`local` of each tensor; where all are plain, which is quickly seen, the sequence itself."""
-    return tensors if set(map(type, tensors)) <= _PLAIN else [local(tensor) for tensor in tensors]
+    return tensors if set(map(type, tensors)) <= PLAIN else [local(tensor) for tensor in tensors]
 
 
 def splits(placement: Any) -> bool:

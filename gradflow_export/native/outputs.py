@@ -59,7 +59,9 @@ def grid_of(shape: Sequence[int], rows: int, features: int) -> Grid:
     return Grid(-(-count // step), step, inner, outer, stride, -(-width // skip), skip * apart)
 
 
-def read_outputs(interface: Interface, tensors: Sequence[Any], grids: Sequence[Grid]) -> npt.NDArray[np.float64]:
+def read_outputs(
+    interface: Interface, tensors: Sequence[Any], grids: Sequence[Grid]
+) -> tuple[list[float], list[float]]:
     """Return L2 norm and spread of each tensor.
 
     Args:
@@ -69,13 +71,13 @@ def read_outputs(interface: Interface, tensors: Sequence[Any], grids: Sequence[G
 
     Returns:
         Norms, -1 where a tensor cannot be read; root mean squares of entries less the mean of their column.
-        Shape: ``[2, len(tensors)]``.
     """
     count = len(tensors)
     out = (ctypes.c_double * (2 * count))()
     lie = struct.pack(f"={7 * count}q", *[number for grid in grids for number in grid])
     _call("gradflow_outputs")(interface, _addresses(tensors), ctypes.c_int64(count), lie, out)
-    return _array(out).reshape(2, count)
+    values = list(out)
+    return values[:count], values[count:]
 
 
 def read_rectified(
@@ -84,7 +86,7 @@ def read_rectified(
     shapes: Sequence[tuple[int, int]],
     firsts: Sequence[int],
     fired: npt.NDArray[np.uint8],
-) -> npt.NDArray[np.float64]:
+) -> list[float]:
     """Mark the units that fired, and return how many entries of each tensor are exactly zero.
 
     Args:
@@ -95,7 +97,7 @@ def read_rectified(
         fired: Becomes 1 for each unit that is above zero or NaN anywhere.
 
     Returns:
-        Counts, -1 where a tensor cannot be read. Shape: ``[len(tensors)]``.
+        Counts, -1 where a tensor cannot be read.
     """
     count = len(tensors)
     out = (ctypes.c_double * count)()
@@ -103,7 +105,7 @@ def read_rectified(
     begin = struct.pack(f"={count}q", *firsts)
     marks = ctypes.c_void_p(fired.ctypes.data)
     _call("gradflow_rectified")(interface, _addresses(tensors), ctypes.c_int64(count), lie, begin, marks, out)
-    return _array(out)
+    return list(out)
 
 
 class ChangeReader:

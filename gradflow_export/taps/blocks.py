@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch.utils.hooks import unserializable_hook
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import dense_entries, linf, norm
+from gradflow_export.metrics.onepass import usable_interface
 from gradflow_export.metrics.outputs import (
     RANK_FEATURES,
     RANK_ROWS,
@@ -27,10 +29,13 @@ from gradflow_export.metrics.outputs import (
     output_spreads,
 )
 from gradflow_export.metrics.samples import rows_of
-from gradflow_export.taps.base import Drained, Guard, Pending, Sample, stack_scalars, unguarded
+from gradflow_export.native.outputs import Grid, grid_of, read_outputs
+from gradflow_export.taps.base import Drained, Guard, Pending, Sample, join_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.taps.compiled import Reading
 from gradflow_export.taps.discover import NamedModule
 from gradflow_export.taps.junctions import LOSS, Junctions
+from gradflow_export.taps.waiting import Waiting
 
 _PREFERRED_KEYS = ("last_hidden_state", "hidden_states", "logits", "sample")
 UNKNOWN = -2
@@ -86,29 +91,58 @@ class GradientStore:
         self._counted: int | None = None
         self._fresh = True
         self._generation = 0
-        self._norms: dict[int, Tensor] = {}
+        self._settled = False
+        self._norms: dict[int, Tensor | float] = {}
+        self._interface = usable_interface() if norm_type == "l2" and repeat == "combine" else None
+        self._waiting = Waiting(self._read)
         self.arrivals: Counter[int] = Counter()
         self._take = guard(self._arrived)
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
-        self._fresh |= index == self._counted
-        hook = unserializable_hook(partial(self._take, index, self._generation))  # type: ignore[no-untyped-call]
+        hook = unserializable_hook(self.expect(index))  # type: ignore[no-untyped-call]
         output.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def expect(self, index: int) -> Callable[[Tensor], None]:
+        """Return what takes the gradient of an output that was made just now."""
+        self._fresh |= index == self._counted
+        if self._settled:
+            self._settled = False
+            self._generation += 1
+        return partial(self._take, index, self._generation)
 
     def reset(self) -> None:
         """Forget all norms, and ignore gradients of outputs watched before now."""
-        self._norms = {}
+        self.clear()
         self.arrivals.clear()
         self._generation += 1
+
+    def settle(self) -> None:
+        """Forget norms that were given out; what the same graph still sends is taken until a new one is begun.
+
+        An optimizer may step in the middle of a backward pass, or between two through one graph.
+        """
+        self.clear()
+        self.arrivals.clear()
+        self._settled = True
 
     def clear(self) -> None:
         """Forget all norms; gradients still on their way are taken."""
         self._norms = {}
+        self._waiting.clear()
 
     def norms(self) -> dict[int, Tensor]:
         """Return a scalar tensor per block that a gradient arrived for."""
+        return {index: torch.as_tensor(value) for index, value in self.values().items()}
+
+    def values(self) -> dict[int, Tensor | float]:
+        """Return :meth:`norms`, those that are on the host as numbers."""
+        self.flush()
         return dict(self._norms)
+
+    def flush(self) -> None:
+        """Read the gradients that wait to be read together."""
+        self._waiting.flush()
 
     def _arrived(self, index: int, generation: int, gradient: Tensor) -> None:
         self._counted = index if self._counted is None else self._counted
@@ -126,13 +160,30 @@ class GradientStore:
                 "ran again, or this block was called more than once in one forward pass. Call reset() between backward "
                 "passes, or construct with strict_single_backward=False to keep the last one."
             )
+        if self._interface is None or not self._waiting.offer(index, gradient):
+            self._put(index, self._by_torch(gradient))
+
+    def _read(self, indices: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        """Read gradients together."""
+        if self._interface is not None:
+            norms = read_outputs(self._interface, gradients, [Grid()] * len(gradients))[0]
+            for index, gradient, now in zip(indices, gradients, norms, strict=True):
+                self._put(index, self._by_torch(gradient) if now < 0 else now)
+
+    def _by_torch(self, gradient: Tensor) -> Tensor:
         now = norm(gradient, self.norm_type)
         parts = shards(gradient)
-        if parts > 1:  # the norm of the whole, were every shard like this one; their root mean square is exact
-            now = now * math.sqrt(parts)
+        # The norm of the whole, were every shard like this one; their root mean square is exact.
+        return now * math.sqrt(parts) if parts > 1 else now
+
+    def _put(self, index: int, now: Tensor | float) -> None:
+        earlier = self._norms.get(index)
         if earlier is not None and self.repeat == "combine":
-            # One of the two may be float64 because float32 could not hold it.
-            now = torch.hypot(earlier.double(), now.double())
+            if isinstance(earlier, float) and isinstance(now, float):
+                now = math.hypot(earlier, now)
+            else:
+                # One of the two may be float64 because float32 could not hold it.
+                now = torch.hypot(torch.as_tensor(earlier).double(), torch.as_tensor(now).double())
         self._norms[index] = now
 
 
@@ -165,9 +216,13 @@ class BlockTap:
         self._order: dict[int, None] | None = {} if by_call_order else None
         self.junctions = Junctions() if found or by_call_order else None
         self._known: tuple[tuple[int, tuple[str, ...]], Drained] | None = None
-        self._sizes: dict[int, Tensor] = {}
+        self._interface = usable_interface()
+        self._outputs = Waiting(self._read_outputs)
+        self._spreads: dict[int, float] = {}
+        self._sizes: dict[int, Tensor | float] = {}
         self._greatest: dict[int, Tensor] = {}
         self._rows: dict[int, Tensor] = {}
+        self._expected: dict[int, Callable[[Tensor], None]] = {}
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -178,7 +233,8 @@ class BlockTap:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the blocks' calls."""
         for index, module in enumerate(self._modules):
-            self.calls.add(module, self._guard(partial(self._called, index)))
+            inside = Reading(self._guard(partial(self._made, index)), self._guard(partial(self._sent_back, index)))
+            self.calls.add(module, self._guard(partial(self._called, index)), inside)
         self._modules.clear()
         stack = self.calls.attach()
         stack.callback(self.store.reset)
@@ -195,7 +251,45 @@ class BlockTap:
         if self.junctions is not None and self.junctions.learning:
             self.junctions.mark(index, output)
         self.store.watch(index, tensor)
+        self._measure(index, tensor)
+
+    def _made(self, index: int, tensor: Tensor) -> None:
+        """Take an output inside compiled code, whose gradient comes by itself and whose graph cannot be followed."""
+        self.junctions = None
+        if self._order is not None:
+            self._order.setdefault(index)
+        self._expected[index] = self.store.expect(index)
+        self._measure(index, tensor)
+        self._outputs.flush()  # compiled code writes over its own buffers and counts no versions
+
+    def _sent_back(self, index: int, gradient: Tensor) -> None:
+        """Take a gradient inside compiled code."""
+        take = self._expected.get(index)
+        if take is not None:
+            take(gradient)
+            self.store.flush()
+
+    def _measure(self, index: int, tensor: Tensor) -> None:
+        together = self._interface is not None and not self.sample_rows and tensor.numel()
+        if not together or not self._outputs.offer(index, tensor):
+            self._measure_by_torch(index, tensor)
+
+    def _read_outputs(self, indices: Sequence[int], outputs: Sequence[Tensor]) -> None:
+        """Read outputs together."""
+        if self._interface is None:
+            return
+        grids = [_grid_of(output.shape) for output in outputs]
+        norms, spreads = read_outputs(self._interface, outputs, grids)
+        for index, output, size, spread in zip(indices, outputs, norms, spreads, strict=True):
+            if size < 0:
+                self._measure_by_torch(index, output)
+                continue
+            self._sizes[index], self._spreads[index] = size / math.sqrt(output.numel()), spread
+            self._rows.pop(index, None)
+
+    def _measure_by_torch(self, index: int, tensor: Tensor) -> None:
         with torch.no_grad():
+            self._spreads.pop(index, None)
             self._sizes[index] = output_rms(tensor)
             if self.sample_rows:
                 self._greatest[index] = linf(dense_entries(tensor))
@@ -217,32 +311,35 @@ class BlockTap:
 
     def drain(self) -> Drained:
         """Give out norms, sizes, spreads and samples in depth order, and forget them."""
-        if not self._rows and not self.store.norms():
-            self.store.reset()
+        self._outputs.flush()
+        norms = self.store.values()
+        if not self._sizes and not norms:
+            self.store.settle()
             return []
         order = self.depth_order()
         sites = tuple(self.names[index] for index in order)
         if self.junctions is not None and self.junctions.learning:
             self.junctions.settle(self.store.arrivals)
-        spreads: dict[int, Tensor] = {}
+        spreads: dict[int, Tensor | float] = dict(self._spreads)
         if self._rows:
             with torch.no_grad():
-                spreads = dict(zip(self._rows, output_spreads(list(self._rows.values())).unbind(), strict=True))
+                spreads.update(zip(self._rows, output_spreads(list(self._rows.values())).unbind(), strict=True))
         out: Drained = []
         for metric, values in (
-            ("block.gradient_norm", self.store.norms()),
+            ("block.gradient_norm", norms),
             ("block.output_rms", self._sizes),
             ("block.output_max", self._greatest),
             ("block.output_spread", spreads),
         ):
             where = [place for place, index in enumerate(order) if index in values]
             if where:
-                stacked = stack_scalars([values[order[place]] for place in where])
-                out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
+                joined = join_scalars([values[order[place]] for place in where])
+                out.append(Pending(metric, sites, joined, np.array(where, dtype=np.int64)))
         out.extend(self._following(order, sites))
         if self.sample_rows:
             out.extend(Sample("block.effective_rank", self.names[index], rows) for index, rows in self._rows.items())
-        self.forget()
+        self._forget_outputs()
+        self.store.settle()
         return out
 
     def _following(self, order: Sequence[int], sites: tuple[str, ...]) -> Drained:
@@ -262,7 +359,16 @@ class BlockTap:
 
     def forget(self) -> None:
         """Forget what was collected, and what is still on its way: the step makes no record."""
-        self._sizes, self._greatest, self._rows = {}, {}, {}
+        self._forget_outputs()
         self.store.reset()
+
+    def _forget_outputs(self) -> None:
+        self._sizes, self._greatest, self._rows, self._spreads = {}, {}, {}, {}
+        self._outputs.clear()
         if self.junctions is not None:
             self.junctions.forget()
+
+
+@functools.lru_cache(maxsize=256)
+def _grid_of(shape: tuple[int, ...]) -> Grid:
+    return grid_of(shape, SPREAD_ROWS, SPREAD_FEATURES)

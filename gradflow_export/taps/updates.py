@@ -5,20 +5,58 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from operator import attrgetter
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.local import local
+from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.norms import dense_entries, l2_norms
+from gradflow_export.metrics.onepass import usable_interface
 from gradflow_export.metrics.samples import even_sample
+from gradflow_export.native.outputs import ChangeReader, Interface
 from gradflow_export.taps.base import Drained, Pending
-from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.optimizers import OptimizerStep, Owned
 
-ENTRIES = 4 * 2**20
+ENTRIES = 2**20
 """Entries copied in one step: models up to this size are measured exactly, larger ones by an even sample."""
+SKETCH = 2**11
+"""Entries of one parameter that are enough, where not all are taken."""
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+class _Plan:
+    """What is read of one optimizer's parameters by the C library, looked up once.
+
+    Args:
+        owned: Plain parameters.
+        interface: For the C library.
+        limit: Entries of each that are read at most.
+    """
+
+    def __init__(self, owned: Owned, interface: Interface, limit: int) -> None:
+        self.owned = weakref.ref(owned)
+        sizes = [p.numel() for p in owned.parameters]
+        strides = [_stride(p, limit) for p in owned.parameters]
+        counts = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
+        self.scale = np.sqrt(np.array(sizes) / np.maximum(counts, 1))
+        self.sizes = np.array(sizes, dtype=np.float64)
+        room = max(p.element_size() for p in owned.parameters)
+        self.reader = ChangeReader(interface, strides, counts, room)
+        self.kept = False
+
+
+def _stride(parameter: Tensor, limit: int) -> int:
+    stride = max(-(-parameter.numel() // limit), 1)
+    # A stride that divides the width would follow one column only.
+    while stride > 1 and math.gcd(stride, parameter.shape[-1] if parameter.dim() else 1) > 1:
+        stride -= 1
+    return stride
 
 
 class UpdateTap:
@@ -28,6 +66,7 @@ class UpdateTap:
         self._model = model
         self._entries = entries
         self._before: weakref.WeakKeyDictionary[object, list[Tensor]] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[object, _Plan] = weakref.WeakKeyDictionary()
         self._out: Drained = []
 
     @property
@@ -38,11 +77,63 @@ class UpdateTap:
 
     def before(self, step: OptimizerStep) -> None:
         """Copy the weights, or an even sample of them, before the step."""
-        with torch.no_grad():
-            self._before[step.optimizer] = [view.clone() for view in self._views(step)]
+        self._keep(step)
 
     def after(self, step: OptimizerStep) -> None:
         """Compare with the weights after the step."""
+        self._compare(step)
+
+    def _keep(self, step: OptimizerStep) -> None:
+        plan = self._plan(step)
+        if plan is not None:
+            plan.kept = plan.reader.keep(step.owned.parameters)
+        if plan is None or not plan.kept:
+            with torch.no_grad():
+                self._before[step.optimizer] = [view.clone() for view in self._views(step)]
+
+    def _compare(self, step: OptimizerStep) -> None:
+        plan = self._plans.get(step.optimizer)
+        if plan is None or not plan.kept or plan.owned() is not step.owned:
+            self._compare_by_torch(step)
+            return
+        plan.kept = False
+        norms = plan.reader.compare(step.owned.parameters)
+        if norms is None:
+            return
+        owned = step.owned
+        weights, changes = norms * plan.scale
+        self._out.append(Pending("parameter.weight_norm", owned.sites, weights, owned.where))
+        self._out.append(Pending("parameter.update_norm", owned.sites, changes, owned.where))
+        if len(owned.where) == len(owned.sites):
+            trained = np.fromiter(map(_REQUIRES_GRAD, owned.parameters), dtype=np.float64, count=len(owned.where))
+            self._out.append(Pending("parameter.trainable", owned.sites, trained, owned.where))
+            self._out.append(Pending("parameter.numel", owned.sites, plan.sizes, owned.where))
+        else:
+            self._describe(owned.sites)
+        self._tell_rates(step)
+
+    def _plan(self, step: OptimizerStep) -> _Plan | None:
+        """Return what the C library reads of an optimizer, ``None`` where torch must read it."""
+        if not isinstance(step.optimizer, Optimizer):
+            return None
+        known = self._plans.get(step.optimizer)
+        if known is not None and known.owned() is step.owned:
+            return known
+        self._plans.pop(step.optimizer, None)
+        interface = usable_interface()
+        if interface is None or not {type(p) for p in step.owned.parameters} <= PLAIN:
+            return None
+        plan = self._plans[step.optimizer] = _Plan(step.owned, interface, self._limit(step))
+        return plan
+
+    def _limit(self, step: OptimizerStep) -> int:
+        """Return how many entries of one parameter are read."""
+        parameters = step.owned.parameters
+        if sum(local(p).numel() for p in parameters) <= self._entries:
+            return self._entries
+        return max(min(self._entries // len(parameters), SKETCH), 1)
+
+    def _compare_by_torch(self, step: OptimizerStep) -> None:
         before = self._before.pop(step.optimizer, None)
         if before is None:
             return
@@ -63,13 +154,21 @@ class UpdateTap:
             self._out.append(Pending("parameter.weight_norm", owned.sites, weights * scale, owned.where))
             self._out.append(Pending("parameter.update_norm", owned.sites, changes * scale, owned.where))
             self._describe(owned.sites)
-            if not isinstance(step.optimizer, Optimizer):
-                return
-            # An optimizer of somebody's own may have no learning rate.
-            known = [g.get("lr", math.nan) for g in step.optimizer.param_groups]
+            self._tell_rates(step)
+
+    def _tell_rates(self, step: OptimizerStep) -> None:
+        if not isinstance(step.optimizer, Optimizer):
+            return
+        owned = step.owned
+        # An optimizer of somebody's own may have no learning rate.
+        known = [g.get("lr", math.nan) for g in step.optimizer.param_groups]
+        values: Tensor | npt.NDArray[np.float64]
+        if all(isinstance(rate, (int, float)) for rate in known):
+            values = np.array(known, dtype=np.float64)[owned.groups]
+        else:
             rates = torch.stack([torch.as_tensor(rate, dtype=torch.float64) for rate in known])
             values = rates[torch.from_numpy(owned.groups).to(rates.device)]
-            self._out.append(Pending("parameter.learning_rate", owned.sites, values, owned.where, nan_is_missing=True))
+        self._out.append(Pending("parameter.learning_rate", owned.sites, values, owned.where, nan_is_missing=True))
 
     def drain(self) -> Drained:
         """Give out what was measured since the last call."""
@@ -87,8 +186,7 @@ class UpdateTap:
         self._out.append(Pending("parameter.numel", sites, sizes))
 
     def _views(self, step: OptimizerStep) -> list[Tensor]:
-        parameters = step.owned.parameters
-        if sum(local(p).numel() for p in parameters) <= self._entries:
-            return [dense_entries(p).reshape(-1) for p in parameters]
-        share = max(self._entries // len(parameters), 1)
-        return [even_sample(dense_entries(p), share) for p in parameters]
+        limit = self._limit(step)
+        if limit == self._entries:
+            return [dense_entries(p).reshape(-1) for p in step.owned.parameters]
+        return [even_sample(dense_entries(p), limit) for p in step.owned.parameters]

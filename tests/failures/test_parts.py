@@ -69,10 +69,10 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
 
 PARTS = {
     "gradients": "gradflow_export.taps.parameters.GradientTap.read",
-    "updates": "gradflow_export.taps.updates.UpdateTap.before",
-    "updates after": "gradflow_export.taps.updates.UpdateTap.after",
+    "updates": "gradflow_export.taps.updates.UpdateTap._keep",
+    "updates after": "gradflow_export.taps.updates.UpdateTap._compare",
     "blocks": "gradflow_export.taps.blocks.output_tensor",
-    "blocks backward": "gradflow_export.taps.blocks.norm",
+    "blocks backward": "gradflow_export.taps.blocks.GradientStore._put",
     "blocks drain": "gradflow_export.taps.blocks.BlockTap.drain",
     "activations": "gradflow_export.taps.activations.zero_share",
     "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
