@@ -19,6 +19,7 @@ SAYS = {
     "tensorboard_runs.py": [r"^relu nothing wrong$", r"^sigmoid .*VANISHING in 0\.\d", r"tensorboard --logdir runs"],
     "gain_monitor.py": [r"Transition  0 to  1: gamma=\d", r"damping transitions: 7"],
     "compare_architectures.py": [r"^Pre-LN: mean gain \d", r"^Post-LN: mean gain \d"],
+    "stability.py": [r"^7 of 7 gradients agree", r"begins in the input of the model$", r"^updates prevented: 1$"],
     "config_file.py": [r"EXPLODING", r"since step 41\b"],
 }
 
