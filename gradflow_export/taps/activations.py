@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
-from gradflow_export.taps.base import Drained, Guard, Pending, stack_scalars, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, join_scalars, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.compiled import Reading
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.fired import FiredUnits
 from gradflow_export.taps.functional import FunctionalRectifiers, feeding_layer
 
 WINDOW = 5
@@ -62,9 +63,11 @@ class ActivationTap:
         self._active: dict[int, Tensor] = {}
         self._earlier: dict[int, Tensor] = {}
         self._touched: set[int] = set()
-        self._zero: dict[int, Tensor] = {}
-        self._saturated: dict[int, Tensor] = {}
+        self._zero: dict[int, Tensor | float] = {}
+        self._saturated: dict[int, Tensor | float] = {}
         self._samples = 0
+        self._fired = FiredUnits()
+        self._read_together = False
         self._modules = len(self._rectifiers) + len(self._saturating) + (calls.enabled and self._functional.may_be)
 
     @property
@@ -113,9 +116,13 @@ class ActivationTap:
     def _rectified(self, index: int, _module: nn.Module | None, output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
             return
+        unit_dim = self._unit_dim(output)
+        if self._fired.offer(index, output, unit_dim):
+            self._read_together = True
+            return
         with torch.no_grad():
             output = local(output)
-            greatest = greatest_outputs(output, self._unit_dim(output))
+            greatest = greatest_outputs(output, unit_dim)
             known = self._active.get(index)
             if known is not None and known.shape == greatest.shape and known.device == greatest.device:
                 greatest = torch.maximum(known, greatest.to(known.dtype))
@@ -131,7 +138,11 @@ class ActivationTap:
     def drain(self) -> Drained:
         """Give out shares of the modules called since the last call; windows go on."""
         out: Drained = []
-        dead = self._dead()
+        dead: dict[int, Tensor | float] = dict(self._dead())
+        if self._read_together:
+            shares, zeros = self._fired.shares()
+            dead.update(shares)
+            self._zero.update(zeros)
         for metric, sites, values in (
             ("activation.dead_share", self._dead_sites, dead),
             ("activation.zero_share", self._dead_sites, self._zero),
@@ -139,18 +150,22 @@ class ActivationTap:
         ):
             if values:
                 where = sorted(values)
-                stacked = stack_scalars([values[index] for index in where])
-                out.append(Pending(metric, sites, stacked, np.array(where, dtype=np.int64)))
-        if self._touched:
+                joined = join_scalars([values[index] for index in where])
+                out.append(Pending(metric, sites, joined, np.array(where, dtype=np.int64)))
+        if self._touched or self._read_together:
             self._samples += 1
             if self._samples % WINDOW == 0:
                 self._earlier, self._active = self._active, {}
+                self._fired.turn()
         self.forget()
         return out
 
     def forget(self) -> None:
         """Forget what was collected outside windows: the step makes no record."""
         self._touched, self._zero, self._saturated = set(), {}, {}
+        if self._read_together:
+            self._read_together = False
+            self._fired.forget()
 
     def _dead(self) -> dict[int, Tensor]:
         """Return the dead share of each module called since the last drain, over this window and the one before."""

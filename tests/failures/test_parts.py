@@ -74,7 +74,7 @@ PARTS = {
     "blocks": "gradflow_export.taps.blocks.output_tensor",
     "blocks backward": "gradflow_export.taps.blocks.GradientStore._put",
     "blocks drain": "gradflow_export.taps.blocks.BlockTap.drain",
-    "activations": "gradflow_export.taps.activations.zero_share",
+    "activations": "gradflow_export.taps.activations.ActivationTap._unit_dim",
     "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
     "loss logits": "gradflow_export.taps.loss.as_samples",
     "origin": "gradflow_export.taps.origin.OriginTap._hold",
