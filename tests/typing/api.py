@@ -9,13 +9,21 @@ from gradflow_export import (
     BackwardPassDiagnostics,
     DiscreteUpdateAnalyzer,
     Exporter,
+    GradientClippingConfig,
     GradientFlowAnalyzer,
     GradientGainMonitor,
     Issue,
     IssueType,
+    NaNHandlingConfig,
+    NumericalStabilityManager,
+    PyTorchDebuggingConfig,
     Severity,
     TrainContext,
+    anomaly_mode,
+    check_gradients,
     create_modular_train_context,
+    create_training_wrapper,
+    plot_debug_session,
     read_run,
 )
 
@@ -68,3 +76,14 @@ scores: dict[str, float] = DiscreteUpdateAnalyzer().analyze(torch.zeros(2), torc
 
 run = read_run("runs/a")
 last: float | None = run.records[-1].value("loss")
+
+clipping, policy = GradientClippingConfig(mode="adaptive", exclude=("2",)), NaNHandlingConfig(policy="rewind")
+with NumericalStabilityManager(clipping, policy, PyTorchDebuggingConfig(), exporter=exporter).watch(model) as manager:
+    outcome: dict[str, object] = manager.step(model, torch.tensor(1.0), optimizer)
+    manager.start_debug_session("mine")
+    counted: dict[str, object] = manager.get_debug_summary()
+wrapped: dict[str, object] = create_training_wrapper(clipping, nan_config=policy)(model, 0.5, optimizer)
+with anomaly_mode(check_nan=False):
+    checked = check_gradients(model, torch.zeros(2, 4), loss=lambda out: out.sum())
+worst: tuple[bool, str, float] = (checked.passed, checked.worst, checked.max_relative_error)
+pictures = plot_debug_session("debug_output/history.json", "pictures")["memory"].stat()
