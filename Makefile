@@ -17,7 +17,7 @@ help:
 	@echo "make types     mypy --strict"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make frontend  check the panel: types, tests, committed bundle (needs Node 20 and npm)"
-	@echo "make schema    write docs/metrics.md anew from the catalogue"
+	@echo "make schema    write docs/metrics.md anew from the catalogue, and the table of docs/loops.md"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."
 
@@ -64,6 +64,7 @@ frontend:
 
 schema: $(VENV)/.stamp-demo
 	$(BIN)/gradflow schema --markdown > docs/metrics.md
+	$(BIN)/python tests/loops/table.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs/demo $(FRONTEND)/node_modules

@@ -18,7 +18,7 @@ from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, Sample
-from gradflow_export.taps.optimizers import OptimizerStep, Owned
+from gradflow_export.taps.optimizers import OptimizerStep
 from gradflow_export.taps.path import PathTap
 from gradflow_export.taps.reading import Floats, GradientReader, Sketch
 
@@ -64,7 +64,7 @@ class GradientTap:
             self._take_sketch(step, sketch)
         if histograms:
             with torch.no_grad():
-                self._take_histograms(step.owned)
+                self._take_histograms(step)
 
     def _sketch(self, step: OptimizerStep, *, everything: bool) -> Sketch | None:
         """Read all by one call; ``None`` where torch must do it."""
@@ -163,7 +163,8 @@ class GradientTap:
         for row, name in zip(rows, ENTRY_STATISTICS, strict=True):
             self._out.append(Pending(f"parameter.{names.get(name, name)}", step.owned.sites, row, where))
 
-    def _take_histograms(self, owned: Owned) -> None:
+    def _take_histograms(self, step: OptimizerStep) -> None:
+        owned = step.owned
         largest = sorted(range(len(owned.parameters)), key=lambda i: -owned.parameters[i].numel())[:HISTOGRAMS]
         for index in sorted(largest):
             parameter, site = owned.parameters[index], owned.sites[owned.where[index]]
@@ -172,4 +173,6 @@ class GradientTap:
                 if tensor is not None and tensor.layout is torch.strided and not tensor.is_complex():
                     # A copy, of float64 too: the optimizer is about to change what lies there.
                     sample = even_sample(tensor, HISTOGRAM_ENTRIES).to(torch.float64, copy=True)
+                    if tensor is gradient and step.scale is not None:
+                        sample /= step.scale.to(sample)
                     self._out.append(Sample(metric, site, sample))
