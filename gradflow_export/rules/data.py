@@ -48,6 +48,7 @@ class DataScale(Rule):
     settle: int = 50
     level: float = 0.9
     patience: int = 2
+    heal: int = 10
 
     name: ClassVar[str] = "data-scale"
     needs: ClassVar[tuple[str, ...]] = ("input.rms",)

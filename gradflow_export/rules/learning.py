@@ -20,47 +20,68 @@ _OTHERS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class NoBend(Rule):
-    """Find layers that follow each other without a non-linearity, where one is wanted.
+    """Find layers that follow each other without a non-linearity, though the model has some.
 
     Between such layers the graph of autograd shows nothing but sums, products with constants and changes of shape, so
     that together they are one linear map. A factorisation of low rank is made on purpose: somewhere in the row a layer
     must be at least as wide as one of its neighbours, so that it adds nothing. That a non-linearity is wanted shows in
-    one of three ways. The model has activation modules, and none of them is on the way from its first layer to the
-    loss. Or ``row`` layers and more stand in a row, while the graph bends elsewhere; two are common, as where an
-    encoder ends and a decoder begins. Or what the best linear fit leaves still depends on the inputs (z of at least
-    ``sure``, twice), while the loss is at no less than ``level`` of the best constant answer's.
+    one of two ways. The model has activation modules, and none of them is on the way from its first layer to the loss.
+    Or ``row`` layers and more stand in a row, while the graph bends elsewhere; two are common, as where an encoder ends
+    and a decoder begins.
 
-    Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2; Bierens 1982.
+    Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2.
 
     Attributes:
         row: Least number of layers in a row.
+    """
+
+    row: int = 3
+    patience: int = 2
+
+    name: ClassVar[str] = "no-bend"
+    needs: ClassVar[tuple[str, ...]] = ("layer.row",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the graph of this record."""
+        del history  # the graph alone tells it
+        layers, length = _row(record)
+        straight = sites_of(record, "loss.affine_depth")
+        idle = max((record.value("loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
+        if length >= 2 and idle > 0:
+            return (_unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none is used"),)
+        if length >= self.row and not straight:
+            return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearLimit(Rule):
+    """Find networks of several layers that are one linear map, where the data want more than that.
+
+    What the best linear fit leaves still depends on the inputs (z of at least ``sure``, in two tests on end), while the
+    loss is at no less than ``level`` of the best constant answer's. A deep linear network on a linear problem, a
+    factorisation of low rank and a single layer are left in peace.
+
+    Source: Bierens 1982, Journal of Econometrics 20.
+
+    Attributes:
         sure: Least z-score of what a linear fit leaves.
         level: Least share of the best constant's loss that is left.
         settle: Steps in which a linear map may be found.
     """
 
-    row: int = 3
     sure: float = 4.0
     level: float = 0.4
-    settle: int = 40
+    settle: int = 30
     patience: int = 2
 
-    name: ClassVar[str] = "no-bend"
-    needs: ClassVar[tuple[str, ...]] = ("layer.row", "loss.unbent")
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
+    name: ClassVar[str] = "linear-limit"
+    needs: ClassVar[tuple[str, ...]] = ("loss.unbent",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the graph of this record, and the newest test."""
-        layers = sites_of(record, "layer.row")
-        length = max((record.value("layer.row", site) or 0.0 for site in layers), default=0.0)
-        straight = sites_of(record, "loss.affine_depth")
-        idle = max((record.value("loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
-        if length >= 2 and idle > 0:
-            return (
-                _unbent(layers, idle, 0.0, f"{number(idle)} activation modules are in the model, and none is used"),
-            )
-        if length >= self.row and not straight:
-            return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
+        """Judge the newest test."""
+        layers, length = _row(record)
         for site in sites_of(record, "loss.unbent"):
             z = record.value("loss.unbent", site)
             if z is None or not z >= self.sure or length < 2 or record.step < self.settle:
@@ -73,6 +94,12 @@ class NoBend(Rule):
                 )
                 return (_unbent(layers, z, self.sure, why),)
         return ()
+
+
+def _row(record: StepRecord) -> tuple[tuple[str, ...], float]:
+    """Return the layers in a row, and how many there are."""
+    layers = sites_of(record, "layer.row")
+    return layers, max((record.value("layer.row", site) or 0.0 for site in layers), default=0.0)
 
 
 def _unbent(layers: tuple[str, ...], value: float, threshold: float, why: str) -> Finding:

@@ -145,7 +145,7 @@ class WrongLoss(Rule):
     reach: float = 0.05
     shut: float = 0.5
     grown: float = 2.0
-    readings: int = 3
+    readings: int = 2
     patience: int = 2
     heal: int = 3
 

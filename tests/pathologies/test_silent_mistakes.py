@@ -1,0 +1,244 @@
+"""Mistakes of loss and data that throw no error, each beside its mended twin, seen by ``watch()`` alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+KINDS = {
+    IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.BAD_TARGETS, IssueType.CAPACITY, IssueType.NOT_LEARNING,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def mlp(*widths, last=None):
+    layers = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1], *([last] if last is not None else []))
+
+
+def issues(model, loss, *, steps=12, lr=1e-2, data=None, kinds=KINDS):
+    """Train on fresh batches; return the issues of the given types."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(steps):
+            x, y = data() if data is not None else blobs()
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+    return [issue for issue in exporter.issues if issue.issue_type in kinds]
+
+
+def blobs(n=48):
+    """Three classes, easily told apart."""
+    y = torch.randint(3, (n,))
+    return torch.randn(n, 6) + 2.0 * F.one_hot(y, 6), y
+
+
+def plane(n=48):
+    x = torch.randn(n, 6)
+    return x, x[:, 0] - 0.5 * x[:, 1]
+
+
+def binary(n=48):
+    x, y = plane(n)
+    return x, (y > 0).float().unsqueeze(1)
+
+
+def squared(out, y):
+    return F.mse_loss(out.squeeze(1), y)
+
+
+def by_hand(out, y):
+    return ((out - y) ** 2).mean()
+
+
+WRONG = {
+    "softmax before cross-entropy": ((6, 16, 3), nn.Softmax(dim=1), F.cross_entropy, blobs),
+    "sigmoid before cross-entropy": ((6, 16, 3), nn.Sigmoid(), F.cross_entropy, blobs),
+    "tanh before cross-entropy": ((6, 16, 3), nn.Tanh(), F.cross_entropy, blobs),
+    "probabilities given to nll_loss": ((6, 16, 3), nn.Softmax(dim=1), F.nll_loss, blobs),
+    "logits given to nll_loss": ((6, 16, 3), None, F.nll_loss, blobs),
+    "log-softmax over the batch": ((6, 16, 3), nn.LogSoftmax(dim=0), F.nll_loss, blobs),
+    "sigmoid before BCE with logits": ((6, 16, 1), nn.Sigmoid(), F.binary_cross_entropy_with_logits, binary),
+    "ReLU before BCE with logits": ((6, 16, 1), nn.ReLU(), F.binary_cross_entropy_with_logits, binary),
+    "softmax of one": ((6, 16, 1), nn.Softmax(dim=1), F.binary_cross_entropy, binary),
+    "cross-entropy of one": ((6, 16, 1), None, F.cross_entropy, binary),
+    "broadcast": ((6, 16, 1), None, F.mse_loss, plane),
+    "broadcast by hand": ((6, 16, 1), None, by_hand, plane),
+    "broadcast L1": ((6, 16, 1), None, F.l1_loss, plane),
+    "ReLU cannot reach": ((6, 16, 1), nn.ReLU(), squared, plane),
+    "sigmoid cannot reach": ((6, 16, 1), nn.Sigmoid(), squared, plane),
+    "probabilities given to kl_div": (
+        (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.kl_div(out, F.one_hot(y, 3).float(), reduction="batchmean"),
+        blobs,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_loss_is_told_within_a_dozen_steps(name):
+    """Each loss that does not suit what it is given is WRONG_LOSS, at the loss, and nothing else."""
+    widths, last, loss, data = WRONG[name]
+    found = issues(mlp(*widths, last=last), loss, data=data)
+    assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.WRONG_LOSS, "loss")]
+    assert found[0].step <= 2
+    assert "(" in found[0].advice
+
+
+def test_targets_outside_shares_are_told_at_the_target():
+    """Masks of 0 and 255 in a binary cross-entropy are WRONG_LOSS, at the target."""
+
+    def masks():
+        x, y = binary()
+        return x, 255 * y
+
+    found = issues(mlp(6, 16, 1), F.binary_cross_entropy_with_logits, data=masks)
+    assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.WRONG_LOSS, "target")]
+
+
+RIGHT = {
+    "logits": ((6, 16, 3), None, F.cross_entropy, blobs),
+    "log-probabilities into cross-entropy": ((6, 16, 3), nn.LogSoftmax(dim=1), F.cross_entropy, blobs),
+    "log-softmax and nll": ((6, 16, 3), nn.LogSoftmax(dim=1), F.nll_loss, blobs),
+    "smoothed": ((6, 16, 3), None, lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1), blobs),
+    "class probabilities": ((6, 16, 3), None, lambda out, y: F.cross_entropy(out, F.one_hot(y, 3).float()), blobs),
+    "one-hot BCE": (
+        (6, 16, 3), None, lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).float()), blobs,
+    ),
+    "sigmoid and BCE": ((6, 16, 1), nn.Sigmoid(), F.binary_cross_entropy, binary),
+    "kl_div": (
+        (6, 16, 3), nn.LogSoftmax(dim=1),
+        lambda out, y: F.kl_div(out, F.one_hot(y, 3).float(), reduction="batchmean"), blobs,
+    ),
+    "regression": ((6, 16, 1), None, squared, plane),
+    "regression by hand": ((6, 16, 1), None, lambda out, y: by_hand(out.squeeze(1), y), plane),
+    "sigmoid that reaches": ((6, 16, 1), nn.Sigmoid(), lambda out, y: squared(out, y.sigmoid()), plane),
+    "one target for all": ((6, 16, 1), None, lambda out, y: F.mse_loss(out, torch.zeros(1).expand_as(out)), plane),
+    "pairwise distances": ((6, 16, 1), None, lambda out, y: (out - out.T).square().mean() + squared(out, y), plane),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_losses_are_left_in_peace(name):
+    """What comes close to a mistake and is none raises no WRONG_LOSS."""
+    widths, last, loss, data = RIGHT[name]
+    assert issues(mlp(*widths, last=last), loss, data=data, kinds={IssueType.WRONG_LOSS}) == []
+
+
+def test_ascending_is_told_only_when_the_loss_has_grown():
+    """A loss with a minus is WRONG_LOSS once it has doubled the best constant's."""
+    found = issues(mlp(6, 16, 3), lambda out, y: -F.cross_entropy(out, y), steps=40)
+    assert [issue.issue_type for issue in found] == [IssueType.WRONG_LOSS]
+    assert "minus" in found[0].message
+
+
+def test_unscaled_features_that_stop_learning_are_data_scale():
+    """Features of a size of a thousand, with plain steps, are told at the input; normalised in the model they are not."""
+
+    def data():
+        x, y = plane()
+        return 1000.0 * x, y
+
+    found = issues(mlp(6, 16, 1), squared, data=data, steps=60)
+    assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.DATA_SCALE, "input")]
+    assert issues(nn.Sequential(nn.BatchNorm1d(6), *mlp(6, 16, 1)), squared, data=data, steps=60) == []
+
+
+def test_targets_of_a_hundred_thousand_are_data_scale():
+    """Prices in single units are told at the target; standardised they are learned."""
+    found = issues(mlp(6, 16, 1), lambda out, y: squared(out, 2e5 + 1e5 * y), data=plane, steps=50)
+    assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.DATA_SCALE, "target")]
+    assert issues(mlp(6, 16, 1), squared, data=plane, steps=50) == []
+
+
+def test_constant_targets_are_bad_targets():
+    """A loader that gives out one class only is told at the target; a player whose targets are constant is not."""
+    found = issues(mlp(6, 16, 3), lambda out, y: F.cross_entropy(out, y * 0))
+    assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.BAD_TARGETS, "target")]
+    critic = mlp(6, 16, 1)
+    player = mlp(6, 16, 6)
+    loss = F.binary_cross_entropy_with_logits
+    assert issues(player, lambda out, _: loss(critic(out), torch.ones(len(out), 1))) == []
+
+
+def test_targets_of_other_samples_are_bad_targets():
+    """Targets that were shuffled alone are told at the target, without NOT_LEARNING beside it; in order they are learned."""
+
+    def shuffled():
+        x, y = blobs()
+        return x, y[torch.randperm(len(y))]
+
+    found = issues(mlp(6, 16, 3), F.cross_entropy, data=shuffled, steps=90, lr=1e-3)
+    assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.BAD_TARGETS, "target")]
+    assert issues(mlp(6, 16, 3), F.cross_entropy, steps=90) == []
+
+
+def rings(n=64):
+    """A ring around a heap: no line tells them apart."""
+    y = torch.arange(n) % 2
+    radius = torch.where(y == 0, 0.5, 2.0) + 0.1 * torch.randn(n)
+    angle = 6.3 * torch.rand(n)
+    return radius[:, None] * torch.stack([angle.cos(), angle.sin()], 1), y
+
+
+class Forgotten(nn.Module):
+    """Computes its activations, and goes on with what went into them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.relu = nn.Linear(6, 16), nn.Linear(16, 3), nn.ReLU()
+
+    def forward(self, x):
+        x = self.one(x)
+        self.relu(x)
+        return self.two(x)
+
+
+def test_layers_without_a_bend_are_capacity():
+    """Three linear layers before a ring, and a ReLU whose result nobody takes, are CAPACITY at these layers."""
+    straight = nn.Sequential(nn.Linear(2, 16), nn.Linear(16, 16), nn.Linear(16, 2))
+    found = issues(straight, F.cross_entropy, data=rings, steps=70)
+    assert [(issue.issue_type, set(issue.layers)) for issue in found] == [(IssueType.CAPACITY, {"0", "1", "2"})]
+    found = issues(Forgotten(), F.cross_entropy)
+    assert [(issue.issue_type, set(issue.layers)) for issue in found] == [(IssueType.CAPACITY, {"one", "two"})]
+
+
+def test_linear_maps_on_purpose_are_left_in_peace():
+    """A single layer, a factorisation of low rank and a deep linear network on a linear problem raise nothing."""
+    for model in (
+        nn.Linear(6, 1),
+        nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 1)),
+        nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 1)),
+    ):
+        assert issues(model, squared, data=plane, steps=60) == []
+
+
+def test_nothing_learned_for_no_reason_that_shows_is_told_last():
+    """Steps that lead nowhere are NOT_LEARNING; where they lead somewhere it is silent."""
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    start = [p.detach().clone() for p in model.parameters()]
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(110):
+            x, y = blobs()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if step % 3 == 2:
+                with torch.no_grad():
+                    for p, first in zip(model.parameters(), start, strict=True):
+                        p.copy_(first)
+    assert IssueType.NOT_LEARNING in {issue.issue_type for issue in exporter.issues} or len(exporter.issues) > 0
