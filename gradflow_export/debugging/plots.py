@@ -83,6 +83,7 @@ def _axes(title: str, x: str, y: str) -> Any:
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(visible=True, alpha=0.3)
+    axes.set_axisbelow(True)
     return axes
 
 
@@ -107,6 +108,7 @@ def _anomalies(records: Sequence[Mapping[str, Any]]) -> Any:
     counts = [len(record["anomaly_details"]) for record in records]
     axes.bar(_series(records, "iteration"), counts, width=1.0, color="tab:red")
     axes.set_ylim(0, max(1, *counts) * 1.1)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     return axes.figure
 
 
@@ -147,7 +149,8 @@ def _distribution(records: Sequence[Mapping[str, Any]]) -> Any:
     kinds = Counter(str(detail["type"]) for record in records for detail in record["anomaly_details"])
     if kinds:
         names = [name for name, _ in kinds.most_common()]
-        axes.bar(names, [kinds[name] for name in names], color="tab:red")
+        axes.bar(names, [kinds[name] for name in names], color="tab:red", width=0.5)
+        axes.yaxis.get_major_locator().set_params(integer=True)
     else:
         axes.text(0.5, 0.5, "no anomaly", ha="center", transform=axes.transAxes)
     return axes.figure
