@@ -31,7 +31,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 from instruments import INSTRUMENTS
 from scaling_runs import Opening, StepsRow, measure_opening, measure_steps
-from timing import Row, apart, measure
+from timing import Row, apart, keep_memory, measure
 from workloads import Workload
 
 PARAMETERS = (1_000_000, 5_000_000, 20_000_000, 100_000_000, 500_000_000)
@@ -106,6 +106,7 @@ def workload_of(axis: str, size: int) -> Workload:
 
 def measure_point(axis: str, size: int, instrument: str) -> Row:
     """Time one instrument at one size, in this process."""
+    keep_memory()
     workload = workload_of(axis, size)
     return measure(workload, next(i for i in INSTRUMENTS if i.name == instrument), workload.steps, quiet=True)
 

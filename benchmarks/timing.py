@@ -23,6 +23,7 @@ from tqdm import tqdm
 from workloads import Workload
 
 WARM_UP = 3
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 Parameters, Result = ParamSpec("Parameters"), TypeVar("Result")
 
 
@@ -122,9 +123,10 @@ def measure(workload: Workload, instrument: Instrument, count: int, *, quiet: bo
 def _take_turns(
     bare: Trainer, watched: Trainer, count: int, title: str = "", *, small: bool = False, quiet: bool = True
 ) -> None:
-    for _ in tqdm(range(count), title, disable=quiet, leave=False):
-        bare.step(small=small)
-        watched.step(small=small)
+    for number in tqdm(range(count), title, disable=quiet, leave=False):
+        # In changing order: what one step leaves in caches and allocator, the next one finds.
+        for trainer in (bare, watched) if number % 2 == 0 else (watched, bare):
+            trainer.step(small=small)
 
 
 def _bytes(folder: Path) -> int:
@@ -134,6 +136,14 @@ def _bytes(folder: Path) -> int:
 def _all_cpu() -> float:
     helpers = (child.cpu_times() for child in psutil.Process().children(recursive=True))
     return time.process_time() + sum(times.user + times.system for times in helpers)
+
+
+def keep_memory() -> None:
+    """Let the allocator keep what is freed: a large gradient would cost page faults, not arithmetic, at every step."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        library = ctypes.CDLL(None)
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+            library.mallopt(option, value)
 
 
 def resident() -> int:
