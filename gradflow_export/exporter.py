@@ -23,6 +23,7 @@ from gradflow_export.records import Issue
 from gradflow_export.reports import CLOSE_SECONDS, Reports
 from gradflow_export.start import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
 from gradflow_export.taps.base import Drained
+from gradflow_export.taps.copies import Copies
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
@@ -147,6 +148,7 @@ class Exporter(Reports):
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         blocks: Iterable[str | nn.Module] | None = None,
         pairs: Pairs = None,
+        copies: Copies = None,
     ) -> Exporter:
         """Attach to the model and begin.
 
@@ -157,6 +159,8 @@ class Exporter(Reports):
             blocks: Names or modules whose gains are measured, from input to output; by default they are found.
             pairs: Names of parameters that are phase and magnitude of the same nodes, ``[("phase", "size")]``, or
                 ``"rows"``: direction and length of each row of each weight. Complex parameters are found.
+            copies: Groups of names of parameters, buffers or modules that should hold the same and are told of when
+                they do not: ``[("left", "right")]``.
 
         Returns:
             The exporter itself.
@@ -186,6 +190,7 @@ class Exporter(Reports):
             optimizer=optimizer,
             blocks=blocks,
             pairs=pairs,
+            copies=copies,
             compiled=self._compiled,
         )
         loop.steps = self._start_step

@@ -31,6 +31,7 @@ from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.compiled import CompiledCode
+from gradflow_export.taps.copies import Copies, CopyTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
 from gradflow_export.taps.initial import InitialTap
@@ -45,6 +46,7 @@ from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.recurrent import RecurrentTap
+from gradflow_export.taps.reloads import ReloadTap
 from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.shards import is_spread, this_rank
@@ -68,6 +70,7 @@ def make_loop(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
     pairs: Pairs = None,
+    copies: Copies = None,
     compiled: bool = False,
 ) -> TrainingLoop:
     """Make the taps of one exporter and the loop that reads them; nothing is attached yet.
@@ -82,6 +85,7 @@ def make_loop(
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
         pairs: Names of parameters that are phase and magnitude of the same nodes, or ``"rows"``.
+        copies: Groups of names of what should stay equal.
         compiled: Whether calls of modules happen inside compiled code.
 
     Raises:
@@ -121,9 +125,11 @@ def make_loop(
         (
             *([discrete] if discrete.modules else []),
             *([ReplicaTap(model)] if is_spread() else []),
+            CopyTap(model, copies),
             wiring,
             ArrivalTap(model, guard=part("wiring")),
             InitialTap(model),
+            ReloadTap(model, guard=part("wiring")),
         ),
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.

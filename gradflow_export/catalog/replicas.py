@@ -14,6 +14,10 @@ def specs() -> tuple[MetricSpec, ...]:
           "max over ranks of |c_r - c_0| / max(|c_r|, |c_0|), c = sum_i cos(i) w_i over at most 128 evenly spaced "
           "entries, before the step; once the replicas have been equal", "definition", "c sampled", low=0.0,
           scale="log", across="gap"),
+        s("parameter.copy_gap", "distance between copies", "1", "parameter",
+          "max |a - b| / max |a| over at most 256 evenly spaced entries, before the step, of copies named in "
+          "watch(copies=) and of parameters that began alike and get parallel gradients", "definition", "c sampled",
+          low=0.0, scale="log"),
         s("origin.rank", "rank at which NaN or Inf began", "count", "run",
           "first rank whose own loss, block outputs or input were not finite", "definition", "c", low=0.0),
     )

@@ -17,6 +17,7 @@ class Wiring(enum.IntFlag):
     CALLED = 16
     UNCALLED = 32
     WAITING = 64
+    MADE = 128
 
 
 def specs() -> tuple[MetricSpec, ...]:
@@ -25,7 +26,7 @@ def specs() -> tuple[MetricSpec, ...]:
     bits = (
         "sum of 1 requires_grad, 2 in an optimizer that stepped, 4 has a .grad before a step, 8 learning rate 0, "
         "16 its module was called, 32 its module was not called in the steps looked at, 64 in an optimizer that has "
-        "not stepped yet"
+        "not stepped yet, 128 made anew in a forward pass"
     )
     # fmt: off
     return (
@@ -39,6 +40,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.kept_gradient", "gradient that is still there at the step", "1", "parameter",
           "mean |.grad| before the step / sum over the backward passes of mean |gradient that arrived|, of 4 followed "
           "parameters; 0 where it was cleared in between", "definition", "c sampled", low=0.0),
+        s("wiring.reloads", "returns to the first weights", "count", "run",
+          "calls of load_state_dict after the first step that put the first weights back, running total", "definition",
+          "c", low=0.0),
         s("wiring.orphans", "tensors in the optimizer that left the model", "count", "run",
           "tensors of the optimizer that are no parameters of the model, have no gradient, and have the shape of a "
           "parameter that no optimizer has", "definition", "c", low=0.0),

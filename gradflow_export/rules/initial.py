@@ -12,8 +12,9 @@ from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import middle
 
-COPIES, ZEROS, LARGE = "units are copies", "zeros", "too large"
+COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class BadInit(Rule):
         worse: Least first loss, as a multiple of that of the best constant prediction.
         after: Steps within which it may come down by itself.
         gain: Least root mean square of the weights times the root of the number of inputs.
+        tiny: Greatest such number of most layers where the signal dies out; PyTorch begins with 0.58.
+        depth: Greatest log gain over the whole chain at the first step where it does.
         inputs: Greatest size of inputs that are not to blame themselves.
         patience: One; weights begin once.
     """
@@ -41,13 +44,17 @@ class BadInit(Rule):
     worse: float = 5.0
     after: int = 20
     gain: float = 4.0
+    tiny: float = 0.35
+    depth: float = -8.0
     inputs: float = 10.0
     patience: int = 1
     heal: int = 3
 
     name: ClassVar[str] = "bad-init"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")
+    needs: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant", "gain.depth")
     remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "gain.depth",
         "input.rms",
         "loss.over_constant",
         "parameter.wiring",
@@ -57,7 +64,7 @@ class BadInit(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
         later = () if record.get("parameter.initial_gain") is not None else self._alike(record, history)
-        return (*later, *self._large(record, history))
+        return (*later, *self._large(record, history), *self._small(record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
         spread, known = record.get("parameter.row_spread"), history.at_sites("parameter.initial_gain")
@@ -112,6 +119,29 @@ class BadInit(Rule):
                 "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
             )
             yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
+
+    def _small(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
+        if record.step < self.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
+            return
+        if not (depth.first <= self.depth and loss.low > 0 and middle(loss.values[-10:]) > 0.95 * loss.first):
+            return
+        first = gains.first
+        small = np.isfinite(first) & (first <= self.tiny)
+        if 2 * int(small.sum()) <= len(first) or len(first) < 3:
+            return
+        names = tuple(gains.sites[index] for index in np.flatnonzero(small))
+        usual = float(np.median(first[small]))
+        message = (
+            f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
+            f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "
+            f"{record.step} steps the loss is {number(loss.last)}, at first {number(loss.first)}."
+        )
+        advice = (
+            "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
+            "nn.init.xavier_uniform_(layer.weight) before tanh."
+        )
+        yield _finding(Severity.MEDIUM, names, usual, self.tiny, message, advice, SMALL)
 
 
 def _reached(history: History) -> set[str]:

@@ -20,7 +20,7 @@ from gradflow_export.rules.modes import WrongMode
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
-from gradflow_export.rules.progress import LostUpdates, Stagnation
+from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation
 from gradflow_export.rules.rate import LearningRate
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
@@ -35,9 +35,9 @@ from gradflow_export.rules.seed import (
     FixedVanishing,
 )
 from gradflow_export.rules.stability import LossSpike, Unstable
-from gradflow_export.rules.stale import StaleGradient
+from gradflow_export.rules.stale import ClearedGradients, StaleGradient
 from gradflow_export.rules.units import Dead, Saturated
-from gradflow_export.rules.wiring import ClearedGradients, NotTraining
+from gradflow_export.rules.wiring import NotTraining, Reloaded
 from gradflow_export.rules.wrong_loss import WrongLoss
 
 PROFILES = ("robust", "seed")
@@ -131,6 +131,8 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Rotation(),
         Desync(),
         NotTraining(),
+        Reloaded(),
+        RoundedUpdates(),
         ClearedGradients(),
         StaleGradient(),
         WrongMode(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -203,6 +203,20 @@ class LostUpdates(Rule):
                 cause=ROUNDING,
                 follows_from=(IssueType.VANISHING,),
             ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedUpdates(LostUpdates):
+    """Say of runs whose updates are rounded away that they do not train: the mistake behind the weights that rest."""
+
+    name: ClassVar[str] = "rounded-updates"
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the updates of this record."""
+        return tuple(
+            replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)
+            for finding in super().check(record, history)
         )
 
 

@@ -29,16 +29,16 @@ class Desync(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "desync"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.replica_gap",)
+    needs: ClassVar[tuple[str, ...]] = ("parameter.replica_gap", "parameter.copy_gap")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
-        """Judge the checksums of this record."""
+        """Judge the checksums and the copies of this record."""
         reading = record.get("parameter.replica_gap")
         if reading is None:
-            return ()
+            return self._copies(record)
         where = np.flatnonzero(reading.present & (reading.values > self.gap))
         if where.size == 0:
-            return ()
+            return self._copies(record)
         layers = tuple(reading.sites[index] for index in where)
         worst = float(reading.values[where].max())
         message = (
@@ -51,3 +51,24 @@ class Desync(Rule):
             "weights on all ranks alike; then broadcast rank 0's weights: torch.distributed.broadcast(p.data, src=0)."
         )
         return (Finding(IssueType.DESYNC, Severity.HIGH, layers, worst, self.gap, message, advice),)
+
+    def _copies(self, record: StepRecord) -> tuple[Finding, ...]:
+        """Judge the copies within one process, named as ``copy = first``."""
+        reading = record.get("parameter.copy_gap")
+        if reading is None:
+            return ()
+        where = np.flatnonzero(reading.present & (reading.values > self.gap))
+        if where.size == 0:
+            return ()
+        names = tuple(reading.sites[index] for index in where)
+        layers = tuple(dict.fromkeys(part for name in names for part in name.split(" = ")))
+        worst = float(reading.values[where].max())
+        message = (
+            f"{where.size} of {int(reading.present.sum())} copies ({some(names)}) are no longer equal: they differ by "
+            f"up to {number(100 * worst)} % of their greatest entry."
+        )
+        advice = (
+            "hold one tensor where there should be one (self.right = self.left), or give both the same gradient, "
+            "clipping, learning rate and weight decay; then make them equal again: b.data.copy_(a)."
+        )
+        return (Finding(IssueType.DESYNC, Severity.HIGH, layers, worst, self.gap, message, advice, cause="copies"),)

@@ -1,4 +1,4 @@
-"""Gradients of earlier steps that still lie in ``.grad``: STALE_GRAD."""
+"""Gradients that are not cleared, STALE_GRAD, and gradients that are cleared too early, NOT_TRAINING."""
 
 from __future__ import annotations
 
@@ -64,3 +64,48 @@ class StaleGradient(Rule):
         severity = Severity.HIGH if everywhere else Severity.MEDIUM
         layers = ("",) if everywhere else names
         return (Finding(IssueType.STALE_GRAD, severity, layers, worst, 0.0, message, advice, since=first),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClearedGradients(Rule):
+    """Find gradients that arrive and are gone when the optimizer steps.
+
+    Attributes:
+        readings: Least number of readings in a row.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "cleared-gradients"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the followed parameters of this record and of those before it."""
+        kept = history.at_sites("parameter.kept_gradient")
+        if record.get("parameter.kept_gradient") is None or len(kept.steps) < self.readings:
+            return ()
+        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
+        gone = present.all(axis=0) & (values == 0).all(axis=0)
+        if not gone.any() or (present & ~gone).any():
+            return ()
+        names = tuple(kept.sites[index] for index in np.flatnonzero(gone))
+        message = (
+            f"gradients arrived at {some(names)} in each of {self.readings} steps and none was left when the optimizer "
+            "stepped: they are cleared between backward() and step()."
+        )
+        advice = (
+            "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
+            "optimizer.step()."
+        )
+        since = int(kept.steps[-self.readings])
+        cause = "cleared before the step"
+        return (
+            Finding(
+                IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), 0.0, 0.0, message, advice, since=since, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip

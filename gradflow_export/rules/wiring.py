@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,16 @@ Flags = npt.NDArray[np.bool_]
 
 _FOLLOWERS = re.compile(r"(^|[._])(target|teacher|ema|momentum|shadow|average\w*)([._]|$)|encoder_k([._]|$)")
 """Names of copies that are moved by hand: they have no gradient on purpose."""
+
+
+class _Told(NamedTuple):
+    """What one mistake is called, where it is, what is wrong, what to do, and whether there is no doubt."""
+
+    cause: str
+    names: tuple[str, ...]
+    what: str
+    advice: str
+    sure: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,21 +109,26 @@ class NotTraining(Rule):
             return
         ever = np.bitwise_or.reduce(_codes(series))
         wanted = Wiring.TRAINABLE | Wiring.GRADIENT
-        names = _chosen(series.sites, ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0))
+        loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
+        made = loose & ((ever & Wiring.MADE) > 0)
+        names = _chosen(series.sites, made)
+        if names:
+            yield _Told(
+                "made in forward",
+                names,
+                "they are made anew in each forward pass, with new weights at random, which nobody keeps",
+                f"make {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
+            )
+        names = _chosen(series.sites, loose & ~made)
         if names:
             holder = re.split(r"[\[ ]", names[0])[0]
-            yield (
+            yield _Told(
                 "not registered",
                 names,
-                (
-                    "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
-                    "attribute holds them, so that no optimizer has them and state_dict() does not save them"
-                ),
-                (
-                    f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
-                    "or wrap the tensor in nn.Parameter, and build the optimizer afterwards."
-                ),
-                True,
+                "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
+                "attribute holds them, so that no optimizer has them and state_dict() does not save them",
+                f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
+                "or wrap the tensor in nn.Parameter, and build the optimizer afterwards.",
             )
 
     def _unowned(
@@ -122,7 +137,7 @@ class NotTraining(Rule):
         waiting = loose & ((ever & Wiring.WAITING) > 0)
         names = _chosen(sites, waiting)
         if names and span >= self.rare:
-            yield (
+            yield _Told(
                 "optimizer never stepped",
                 names,
                 "an optimizer holds them and its step() was never called",
@@ -136,7 +151,7 @@ class NotTraining(Rule):
         if not names:
             return
         if history.run("wiring.orphans").last > 0:
-            yield (
+            yield _Told(
                 "left the model",
                 names,
                 (
@@ -150,7 +165,7 @@ class NotTraining(Rule):
                 True,
             )
             return
-        yield (
+        yield _Told(
             "in no optimizer",
             names,
             "gradients arrive there, and no optimizer that steps holds them",
@@ -180,7 +195,7 @@ class NotTraining(Rule):
         used = tuple(name for name in names if called[name])
         unused = tuple(name for name in names if not called[name])
         if used:
-            yield (
+            yield _Told(
                 "no gradient",
                 used,
                 (
@@ -194,7 +209,7 @@ class NotTraining(Rule):
                 True,
             )
         if unused:
-            yield (
+            yield _Told(
                 "never called",
                 unused,
                 "forward() never calls their modules",
@@ -203,49 +218,39 @@ class NotTraining(Rule):
             )
 
 
-_Told = tuple[str, tuple[str, ...], str, str, bool]
-"""Cause, layers, what is wrong, what to do, whether there is no doubt."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class ClearedGradients(Rule):
-    """Find gradients that arrive and are gone when the optimizer steps.
+class Reloaded(Rule):
+    """Find training that begins anew from its first weights again and again, under the same optimizer.
 
     Attributes:
-        readings: Least number of readings in a row.
-        patience: One; the readings are the patience.
+        times: Least number of times.
+        patience: One; the times are the patience.
     """
 
-    readings: int = 4
+    times: int = 2
     patience: int = 1
-    heal: int = 2
+    heal: int = 1000
 
-    name: ClassVar[str] = "cleared-gradients"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
-    remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+    name: ClassVar[str] = "reloaded"
+    needs: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the followed parameters of this record and of those before it."""
-        kept = history.at_sites("parameter.kept_gradient")
-        if record.get("parameter.kept_gradient") is None or len(kept.steps) < self.readings:
-            return ()
-        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
-        gone = present.all(axis=0) & (values == 0).all(axis=0)
-        if not gone.any() or (present & ~gone).any():
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+        """Judge how often the first weights came back."""
+        count = record.value("wiring.reloads")
+        if count is None or not count >= self.times:
             return ()
         message = (
-            f"gradients arrived at {some(_chosen(kept.sites, gone))} in each of {self.readings} steps and none was "
-            "left when the optimizer stepped: they are cleared between backward() and step()."
+            f"load_state_dict() has put the first weights back {number(count)} times since training began, and the "
+            "same optimizer goes on: what was learned in between is lost."
         )
         advice = (
-            "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
-            "optimizer.step()."
+            "load the first checkpoint once, before the loop; within it load what was saved last: "
+            "torch.save(model.state_dict(), path) at the end of each epoch."
         )
-        since = int(kept.steps[-self.readings])
-        cause = "cleared before the step"
+        cause = "begins anew"
         return (
             Finding(
-                IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), 0.0, 0.0, message, advice, since=since, cause=cause,
+                IssueType.NOT_TRAINING, Severity.HIGH, ("",), count, float(self.times), message, advice, cause=cause,
                 origin=cause,
             ),
         )  # fmt: skip
@@ -274,7 +279,7 @@ def _lonely(passes: float, foreign: float) -> Finding:
 def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:
     names = _chosen(sites, still)
     if names:
-        yield (
+        yield _Told(
             "learning rate 0",
             names,
             "the learning rate of their parameter group is exactly 0",
@@ -301,7 +306,7 @@ def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags
     among = len(cold) == 1 and len(peers) >= 3 and re.search(r"\d", cold[0]) is not None and cold[0] != modules[0]
     if last or among:
         names = tuple(sites[i] for i in by_module[cold[0]])
-        yield (
+        yield _Told(
             "frozen",
             names,
             f"requires_grad is False although everything {'before' if last else 'around'} them is trained",
@@ -322,7 +327,7 @@ def _severity(names: int, total: int, sure: bool) -> Severity:
 def _codes(series: SiteSeries) -> Codes:
     """Return the codes of the window as whole numbers, 0 where none arrived. Shape: ``[readings, sites]``."""
     values = np.where(series.present & np.isfinite(series.values), series.values, 0.0)
-    return np.clip(values, 0, 127).astype(np.int64)
+    return np.clip(values, 0, 255).astype(np.int64)
 
 
 def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:

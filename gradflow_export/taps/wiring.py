@@ -22,7 +22,7 @@ from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep, names_of
 
-LOOKS = 5
+LOOKS = 8
 """Armed steps in which calls of modules are looked at."""
 HIDDEN = 256
 """Tensors outside ``model.parameters()`` that are followed at most."""
@@ -116,6 +116,9 @@ class WiringTap:
             tensor = reference()
             if tensor is not None and id(tensor) not in names:
                 self._hidden_codes[path] = self._hidden_codes.get(path, 0) | _code(tensor, owned, waiting)
+        made = set() if self._calls is None else self._calls.made()
+        anew = int(Wiring.MADE | Wiring.TRAINABLE | Wiring.GRADIENT)
+        self._hidden_codes.update(dict.fromkeys(made, anew))
         self._orphans += _orphans(step.optimizer, parameters, owned)
 
     def after(self, step: OptimizerStep) -> None:
@@ -174,6 +177,9 @@ class Calls:
         self._armed: contextlib.ExitStack | None = None
         self._depth = 0
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._names: dict[int, str] = {}
+        self._stack: list[int] = []
+        self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._looked = False
 
     def arm(self, *, on: bool) -> None:
@@ -203,16 +209,34 @@ class Calls:
             if id(module) not in members:
                 yield from ((f"{type(module).__name__} (called).{name}", p) for name, p in module.named_parameters())
 
+    def made(self) -> set[str]:
+        """Return where modules with weights were called that are gone already; they were made for that call."""
+        strange, self._strange = self._strange, []
+        return {path for path, reference in strange if reference() is None}
+
     def _entered(self, module: nn.Module, _given: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        if module is self._model():
+        model = self._model()
+        if module is model:
             self._depth, self._looked = 1, True
-        if self._depth:
-            self._seen.add(module)
+            self._stack.clear()
+            self._names = {id(member): site_name(name) for name, member in model.named_modules()}
+        if not self._depth:
+            return
+        self._seen.add(module)
+        self._stack.append(id(module))
+        if id(module) not in self._names and any(p.requires_grad for p in module.parameters()):
+            holder = next((self._names[key] for key in reversed(self._stack) if key in self._names), "")
+            path = f"{holder}.{type(module).__name__}".lstrip(".")
+            self._strange.append((path, weakref.ref(module)))
 
     def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and module is self._model():
+        if torch.compiler.is_compiling() or not self._depth:
+            return
+        while self._stack and self._stack.pop() != id(module):
+            pass
+        if module is self._model():
             self._depth = 0
 
 

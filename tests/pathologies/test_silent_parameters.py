@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter, Severity
+from gradflow_export.errors import ArgumentError, ArgumentTypeError
 
 KINDS = (IssueType.NOT_TRAINING, IssueType.STALE_GRAD)
 
@@ -28,6 +29,8 @@ class Net(nn.Module):
         h = F.relu(self.enc(x))
         if self.mistake == "detach":
             h = h.detach()
+        if self.mistake == "anew":
+            h = nn.Linear(16, 16)(h)
         for layer in self.extra.values() if isinstance(self.extra, dict) else self.extra:
             h = h * layer if isinstance(layer, torch.Tensor) else F.relu(layer(h))
         return self.head(h if self.mistake == "unused" else F.relu(self.mid(h)))
@@ -70,6 +73,7 @@ def told(found):
         ("tensor", "not registered", "extra[0]"),
         ("detach", "no gradient", "enc.weight"),
         ("unused", "never called", "mid.weight"),
+        ("anew", "made in forward", "Linear"),
     ],
 )
 def test_a_layer_that_is_not_connected_is_named_with_its_reason(mistake, cause, layer):
@@ -176,6 +180,75 @@ def test_two_players_whose_gradients_pass_through_each_other(clears):
                 of_maker.step()
         found = [issue for issue in exporter.issues if issue.issue_type in KINDS]
     assert told(found) == ([] if clears else [("STALE_GRAD", "", "judge.0.weight")])
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_training_that_returns_to_its_first_weights(anew):
+    """Loading the first checkpoint in each epoch loses what was learned; a new optimizer begins another training."""
+    model = mlp()
+    first, optimizer = copy.deepcopy(model.state_dict()), adam(model)
+
+    def each(step):
+        if step and step % 4 == 0:
+            model.load_state_dict(first)
+
+    if anew:
+        found = []
+        for _ in range(3):
+            model.load_state_dict(first)
+            found += issues(model, adam(model), steps=8)
+    else:
+        found = issues(model, optimizer, each=each)
+    assert told(found) == ([] if anew else [("NOT_TRAINING", "begins anew", "")])
+
+
+class Twins(nn.Module):
+    """Two copies of a normalisation, of which both should get the sum of their gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.heads = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
+
+    def forward(self, x):
+        return self.heads[0](self.left(x)) + self.heads[1](self.right(x))
+
+
+@pytest.mark.parametrize(
+    ("named", "shared", "apart"), [(False, True, 0.5), (True, False, 1.0), (False, True, 1.0), (False, False, 1.0)]
+)
+def test_copies_that_drift_apart(named, shared, apart):
+    """Copies with one gradient that is scaled differently are found; others are compared where they are named."""
+    torch.manual_seed(0)
+    model = Twins()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    copies = [("left", "right")] if named else None
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch(copies=copies) as exporter:
+        for _ in range(15):
+            optimizer.zero_grad()
+            x = torch.randn(16, 8)
+            F.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+            if shared:
+                for a, b in zip(model.left.parameters(), model.right.parameters(), strict=True):
+                    total = a.grad + b.grad
+                    a.grad, b.grad = total.clone(), total * apart
+            optimizer.step()
+        found = [issue for issue in exporter.issues if issue.issue_type is IssueType.DESYNC]
+    assert bool(found) is (named or apart != 1.0)
+    assert all({"left.weight", "right.weight"} <= set(issue.layers) for issue in found)
+
+
+def test_copies_must_be_there_and_alike():
+    """The message names what is unknown, or does not fit."""
+    model = mlp()
+    exporter = Exporter(model, backends=[])
+    with pytest.raises(ArgumentError, match="no tensor and no module"):
+        exporter.watch(copies=[("0", "nine")])
+    with pytest.raises(ArgumentError, match="same names and shapes"):
+        exporter.watch(copies=[("0", "2")])
+    with pytest.raises(ArgumentTypeError, match="at least two names"):
+        exporter.watch(copies=["0"])
+    exporter.close()
 
 
 def test_hooks_are_gone_after_closing_and_a_watched_model_copies():
