@@ -137,12 +137,8 @@ class GradientStore:
 
     def values(self) -> dict[int, Tensor | float]:
         """Return :meth:`norms`, those that are on the host as numbers."""
-        self.flush()
-        return dict(self._norms)
-
-    def flush(self) -> None:
-        """Read the gradients that wait to be read together."""
         self._waiting.flush()
+        return dict(self._norms)
 
     def _arrived(self, index: int, generation: int, gradient: Tensor) -> None:
         self._counted = index if self._counted is None else self._counted
@@ -260,14 +256,12 @@ class BlockTap:
             self._order.setdefault(index)
         self._expected[index] = self.store.expect(index)
         self._measure(index, tensor)
-        self._outputs.flush()  # compiled code writes over its own buffers and counts no versions
 
     def _sent_back(self, index: int, gradient: Tensor) -> None:
         """Take a gradient inside compiled code."""
         take = self._expected.get(index)
         if take is not None:
             take(gradient)
-            self.store.flush()
 
     def _measure(self, index: int, tensor: Tensor) -> None:
         together = self._interface is not None and not self.sample_rows and tensor.numel()

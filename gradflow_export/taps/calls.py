@@ -121,13 +121,13 @@ class ModuleCalls:
 
     def called_inside(self, module: int, tensor: Tensor, *, backward: bool) -> None:
         """Take what compiled code shows of a module: its output, or the gradient that arrived there."""
-        if not self._armed:
-            return
-        for reading in self.readings(module):
-            take = reading.backward if backward else reading.forward
-            if take is not None:
-                self.seen = True
-                take(tensor)
+        readings = self.readings(module) if self._armed else []
+        takers = [take for r in readings if (take := r.backward if backward else r.forward) is not None]
+        if takers:
+            self.seen = True
+            own = tensor.clone()  # compiled code writes over its buffers and counts no versions; a tap may read later
+            for take in takers:
+                take(own)
 
     def called_eagerly(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take a call of a module that has a hook of its own."""

@@ -227,7 +227,7 @@ class CompiledCode:
             return " It runs in a CUDA graph (mode='reduce-overhead'), which cannot be looked into."
         return (
             " The process has compiled code: if it is older than watch(), call torch._dynamo.reset(); in reduced "
-            "precision or not on the CPU, Exporter(..., compiled='always') reads it, though kernels may round elsewhere."
+            "precision or not on the CPU, Exporter(..., compiled='always') reads it, but kernels may round elsewhere."
         )
 
     def called(self, module: int, tensor: Tensor, *, backward: bool) -> None:
