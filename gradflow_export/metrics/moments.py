@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Floats = npt.NDArray[np.float64]
 
 
 def second_moment_ratio(gradient: Tensor, second_moment: Tensor, epsilon: float) -> Tensor:
@@ -41,3 +45,29 @@ def epsilon_share(second_moment: Tensor, epsilon: float) -> Tensor:
     touched = second_moment > 0
     small = touched & (second_moment.sqrt() < epsilon)
     return small.sum() / touched.sum().clamp_min(1)
+
+
+def moments_of_many(
+    gradients: Floats, second_moments: Floats, corrections: Floats, epsilons: Floats, sizes: npt.NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Return :func:`second_moment_ratio` and :func:`epsilon_share` of many parameters on the host at once.
+
+    Args:
+        gradients: Those of all parameters, joined. Shape: ``[n]``.
+        second_moments: Not bias-corrected yet. Shape: ``[n]``.
+        corrections: ``1 - beta2^t`` of each parameter. Shape: ``[parameters]``.
+        epsilons: Shape: ``[parameters]``.
+        sizes: Entries of each, at least 1. Shape: ``[parameters]``.
+
+    Returns:
+        Shape of both: ``[parameters]``.
+    """
+    begins = np.cumsum(sizes) - sizes
+    floors = np.maximum(epsilons * epsilons, np.finfo(np.float32).tiny)
+    corrected = second_moments / np.repeat(corrections, sizes)
+    ratios = gradients * gradients / np.maximum(corrected, np.repeat(floors, sizes))
+    touched = corrected > 0
+    small = touched & (np.sqrt(corrected) < np.repeat(epsilons, sizes))
+    counts = np.maximum(np.add.reduceat(touched.astype(np.int64), begins), 1)
+    shares: Floats = np.add.reduceat(small.astype(np.int64), begins) / counts
+    return np.sqrt(np.add.reduceat(ratios, begins) / sizes), shares

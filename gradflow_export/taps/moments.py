@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import local
-from gradflow_export.metrics.moments import epsilon_share, second_moment_ratio
+from gradflow_export.metrics.moments import Floats, epsilon_share, moments_of_many, second_moment_ratio
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending, stack_scalars
@@ -30,10 +30,32 @@ _FIRST = ("exp_avg", "momentum_buffer")
 
 @dataclass(frozen=True)
 class _Adam:
-    """What one parameter's state says."""
+    """What one parameter's state holds.
 
-    rms: Tensor
-    share: Tensor
+    Attributes:
+        used: Some entries of the gradient. Shape: ``[n]``.
+        second: The second moment at the same entries, not bias-corrected. Shape: ``[n]``.
+        correction: ``1 - beta2^t``, on the device where the optimizer counts its steps.
+        epsilon: The optimizer's.
+    """
+
+    used: Tensor
+    second: Tensor
+    correction: Tensor
+    epsilon: float
+
+    def rms(self, scale: Tensor | None) -> Tensor:
+        """Return the ratio of the gradient to its running estimate."""
+        used = self.used.float()
+        return second_moment_ratio(used if scale is None else used / scale.to(used), self._corrected, self.epsilon)
+
+    def share(self) -> Tensor:
+        """Return the share of entries that epsilon decides."""
+        return epsilon_share(self._corrected, self.epsilon)
+
+    @property
+    def _corrected(self) -> Tensor:
+        return self.second.float() / self.correction.to(self.second.device, torch.float32)
 
 
 class MomentTap:
@@ -61,38 +83,46 @@ class MomentTap:
                 moment = next((state[name] for name in _FIRST if isinstance(state.get(name), Tensor)), None)
                 if moment is not None:
                     first[index] = moment
-                found = _read(parameter, state, optimizer.param_groups[group], step.scale)
+                found = _read(parameter, state, optimizer.param_groups[group])
                 if found is not None:
                     adam[index] = found
             if first:
                 norms = l2_norms([dense_entries(moment) for moment in first.values()])
                 self._give("momentum_norm", step, list(first), norms)
             if adam:
-                self._give("adam_rms", step, list(adam), stack_scalars([found.rms for found in adam.values()]))
-                self._give("epsilon_share", step, list(adam), stack_scalars([found.share for found in adam.values()]))
+                rms, shares = _statistics(list(adam.values()), step.scale)
+                self._give("adam_rms", step, list(adam), rms)
+                self._give("epsilon_share", step, list(adam), shares)
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""
         out, self._out = self._out, []
         return out
 
-    def _give(self, name: str, step: OptimizerStep, indices: list[int], values: Tensor) -> None:
+    def _give(self, name: str, step: OptimizerStep, indices: list[int], values: Tensor | Floats) -> None:
         owned = step.owned
         self._out.append(Pending(f"parameter.{name}", owned.sites, values, np.asarray(owned.where)[indices]))
 
 
-def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], scale: Tensor | None) -> _Adam | None:
+def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> _Adam | None:
     moment, gradient, steps = state.get("exp_avg_sq"), parameter.grad, state.get("step")
     if not isinstance(moment, Tensor) or gradient is None or steps is None or "betas" not in group:
         return None
     if moment.layout is not torch.strided or gradient.layout is not torch.strided or local(moment).numel() == 0:
         return None
-    epsilon = float(group.get("eps", 1e-8))
-    # 1 - beta^t, on the device where the optimizer counts its steps.
     count = torch.as_tensor(local(steps) if isinstance(steps, Tensor) else steps, dtype=torch.float64)
-    correction = 1 - float(group["betas"][1]) ** count
-    second = even_sample(dense_entries(moment), ENTRIES).float() / correction.to(moment.device, torch.float32)
-    used = even_sample(dense_entries(gradient), ENTRIES).float()
-    if scale is not None:
-        used = used / scale.to(used)
-    return _Adam(second_moment_ratio(used, second, epsilon), epsilon_share(second, epsilon))
+    second, used = (even_sample(dense_entries(entries), ENTRIES) for entries in (moment, gradient))
+    return _Adam(used, second, 1 - float(group["betas"][1]) ** count, float(group.get("eps", 1e-8)))
+
+
+def _statistics(every: Sequence[_Adam], scale: Tensor | None) -> tuple[Tensor | Floats, Tensor | Floats]:
+    """Return the ratio and the share of each parameter; on the host all of them by a few operations."""
+    on_host = all(found.second.is_cpu and found.correction.is_cpu for found in every)
+    if scale is not None or not on_host or any(found.used.shape != found.second.shape for found in every):
+        return stack_scalars([found.rms(scale) for found in every]), stack_scalars([found.share() for found in every])
+    used, second = (
+        torch.cat(entries).double().numpy() for entries in ([a.used for a in every], [a.second for a in every])
+    )
+    corrections = torch.stack([found.correction for found in every]).numpy()
+    epsilons = np.array([found.epsilon for found in every])
+    return moments_of_many(used, second, corrections, epsilons, np.array([len(found.used) for found in every]))

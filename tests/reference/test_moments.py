@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.metrics.moments import epsilon_share, second_moment_ratio
+from gradflow_export.metrics.moments import epsilon_share, moments_of_many, second_moment_ratio
 
 
 def net():
@@ -112,3 +113,21 @@ def test_reading_the_state_changes_nothing():
     *_, ours = train(lambda p: torch.optim.AdamW(p, lr=1e-2))
     *_, plain = train(lambda p: torch.optim.AdamW(p, lr=1e-2), watch=False)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+
+
+def test_many_parameters_at_once_are_each_as_alone():
+    """Ratio and share of joined entries equal those of each parameter, also where moments are zero or not finite."""
+    torch.manual_seed(5)
+    gradients = [torch.randn(n).double() for n in (1, 40, 4096, 7)]
+    moments = [torch.rand(len(g)).double() * 1e-8 for g in gradients]
+    moments[1][::3], moments[3][:] = 0.0, 0.0
+    gradients[2][5] = math.nan
+    corrections, epsilons = np.array([0.1, 0.5, 0.9, 1.0]), np.array([1e-8, 1e-4, 3e-5, 1e-8])
+    sizes = np.array([len(g) for g in gradients])
+    joined = (torch.cat(gradients).numpy(), torch.cat(moments).numpy())
+    ratios, shares = moments_of_many(*joined, corrections, epsilons, sizes)
+    for place, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
+        corrected, epsilon = (moment / corrections[place]).float(), float(epsilons[place])
+        alone = second_moment_ratio(gradient.float(), corrected, epsilon)
+        assert ratios[place] == pytest.approx(float(alone), rel=1e-5, nan_ok=True)
+        assert shares[place] == pytest.approx(float(epsilon_share(corrected, epsilon)))
