@@ -265,16 +265,33 @@ def proofs(runs: list[Run]) -> str:
     return "\n".join([*lines, f"{len(runs)} runs; mended or healthy and not learning: {', '.join(wrong) or 'none'}"])
 
 
-def write(text: str, half: str) -> None:
-    """Put the table between the markers of the page."""
-    commit = subprocess.run(
+def commit() -> str:
+    """Return the short name of the commit that is measured."""
+    told = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()  # fmt: skip
+    )
+    return told.stdout.strip() or "unknown"
+
+
+def write(text: str, note: str) -> None:
+    """Put the table between the markers of the page."""
     page = PAGE.read_text(encoding="utf-8")
     head, rest = page.split(BEGIN, 1)
     tail = rest.split(END, 1)[1]
-    note = f"`python benchmarks/silent.py --half {half}`, {time.strftime('%Y-%m-%d')}, on top of commit {commit}."
     PAGE.write_text(f"{head}{BEGIN}\n{note}\n\n{text}\n{END}{tail}", encoding="utf-8")
+
+
+def load(paths: list[Path]) -> tuple[list[Run], str]:
+    """Return the runs in files that ``--json`` wrote, and what is to be said of them."""
+    runs, notes = [], []
+    for path in paths:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        notes.append(saved["note"])
+        runs += [
+            Run(**{**run, "issues": tuple((kind, level, tuple(sites)) for kind, level, sites in run["issues"])})
+            for run in saved["runs"]
+        ]
+    return runs, " ".join(notes)
 
 
 def tasks(halves: list[str], seeds: int, only: str, watched: bool) -> list[Task]:
@@ -303,26 +320,35 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--prove", action="store_true", help="watch nothing; print what each program learned")
     parser.add_argument("--write", action="store_true", help="put the table into docs/silent-mistakes.md")
+    parser.add_argument("--load", type=Path, nargs="+", help="judge the runs in files that --json wrote")
     arguments = parser.parse_args()
-    halves = ["dev", "heldout"] if arguments.half == "all" else [arguments.half]
-    wanted = tasks(halves, arguments.seeds, arguments.only, watched=not arguments.prove)
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-        runs = list(tqdm(pool.imap(work, wanted, chunksize=4), total=len(wanted), disable=arguments.json))
+    if arguments.load:
+        runs, note = load(arguments.load)
+    else:
+        halves = ["dev", "heldout"] if arguments.half == "all" else [arguments.half]
+        wanted = tasks(halves, arguments.seeds, arguments.only, watched=not arguments.prove)
+        note = f"`python benchmarks/silent.py --half {arguments.half}`, {time.strftime('%Y-%m-%d')}, commit {commit()}."
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+            runs = list(tqdm(pool.imap(work, wanted, chunksize=4), total=len(wanted), disable=arguments.json))
     if arguments.prove:
         sys.exit(print(proofs(runs)))
     by_name, healthy = defaultdict(list), defaultdict(list)
     for run in runs:
         (healthy if run.form == HEALTHY else by_name)[run.name].append(run)
-    bugs = [bug for name in halves for bug in importlib.import_module(f"silent.{name}").BUGS if bug.name in by_name]
-    rows = [judge(bug, by_name[bug.name]) for bug in bugs]
+    known = [
+        bug for half in sorted({run.half for run in runs}) for bug in importlib.import_module(f"silent.{half}").BUGS
+    ]
+    rows = [judge(bug, by_name[bug.name]) for bug in known if bug.name in by_name]
     totals = summary(rows, healthy)
     if arguments.json:
-        print(json.dumps({"totals": totals, "mistakes": rows, "runs": [asdict(r) for r in runs]}, indent=1))
-    else:
-        text = table(rows, healthy, totals)
-        print(text)
-        if arguments.write:
-            write(text, arguments.half)
+        print(
+            json.dumps({"note": note, "totals": totals, "mistakes": rows, "runs": [asdict(r) for r in runs]}, indent=1)
+        )
+        return
+    text = table(rows, healthy, totals)
+    print(text)
+    if arguments.write:
+        write(text, note)
 
 
 if __name__ == "__main__":
