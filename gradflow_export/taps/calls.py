@@ -141,7 +141,9 @@ class ModuleCalls:
         if entry is None or not torch.is_grad_enabled():
             return
         reference, handlers = entry
-        if reference() is module:
+        # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook tells of them.
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - torch has no public question
+        if reference() is module and not transformed:
             self.seen = True
             for handler in handlers:
                 handler(module, args, output)

@@ -447,3 +447,30 @@ def test_parameters_without_layers(container, watching, recorded, ledger):
     exporter, notes = watching(model), ledger(model)
     run(model, optimizer, notes, lambda m: sum(p.square().sum() for p in m.parameters()))
     notes.agrees_with(recorded(exporter))
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_function_transforms_are_passed_over(transform, watching, recorded):
+    """Calls under ``torch.func.vmap`` or ``grad`` leave no trace in the records and break nothing, steps around them are read."""
+    model, x = stack(act=nn.ReLU), torch.randn(5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exporter = watching(model)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def per_sample(row):
+        return torch.func.functional_call(model, parameters, (row.unsqueeze(0),)).sum()
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        if transform == "vmap":
+            torch.func.vmap(model)(x.unsqueeze(1)).sum().backward()
+            optimizer.zero_grad()
+        else:
+            torch.func.grad(per_sample)(x[0])
+        model(x).square().sum().backward()
+        optimizer.step()
+    twin = stack(act=nn.ReLU)
+    wanted = block_norms(twin, lambda: twin(x).square().sum())
+    records = recorded(exporter)
+    assert list(records[0].get("block.gradient_norm").values) == pytest.approx(wanted, rel=1e-5)
+    assert all(record.get("activation.dead_share") is not None for record in records)
