@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -48,24 +50,25 @@ def epsilon_share(second_moment: Tensor, epsilon: float) -> Tensor:
 
 
 def moments_of_many(
-    gradients: Floats, second_moments: Floats, corrections: Floats, epsilons: Floats, sizes: npt.NDArray[np.int64]
+    gradients: Sequence[Tensor], second_moments: Sequence[Tensor], corrections: Sequence[Tensor], epsilons: Floats
 ) -> tuple[Floats, Floats]:
     """Return :func:`second_moment_ratio` and :func:`epsilon_share` of many parameters on the host at once.
 
     Args:
-        gradients: Those of all parameters, joined. Shape: ``[n]``.
-        second_moments: Not bias-corrected yet. Shape: ``[n]``.
-        corrections: ``1 - beta2^t`` of each parameter. Shape: ``[parameters]``.
+        gradients: Shape of each: ``[n]``, not empty.
+        second_moments: Not bias-corrected yet, of the same shapes.
+        corrections: ``1 - beta2^t`` of each parameter, scalars.
         epsilons: Shape: ``[parameters]``.
-        sizes: Entries of each, at least 1. Shape: ``[parameters]``.
 
     Returns:
         Shape of both: ``[parameters]``.
     """
+    sizes = np.array([len(entries) for entries in gradients])
+    used, second = (torch.cat(list(entries)).double().numpy() for entries in (gradients, second_moments))
     begins = np.cumsum(sizes) - sizes
     floors = np.maximum(epsilons * epsilons, np.finfo(np.float32).tiny)
-    corrected = second_moments / np.repeat(corrections, sizes)
-    ratios = gradients * gradients / np.maximum(corrected, np.repeat(floors, sizes))
+    corrected = second / np.repeat(torch.stack(list(corrections)).numpy(), sizes)
+    ratios = used * used / np.maximum(corrected, np.repeat(floors, sizes))
     touched = corrected > 0
     small = touched & (np.sqrt(corrected) < np.repeat(epsilons, sizes))
     counts = np.maximum(np.add.reduceat(touched.astype(np.int64), begins), 1)

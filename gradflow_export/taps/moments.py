@@ -120,9 +120,6 @@ def _statistics(every: Sequence[_Adam], scale: Tensor | None) -> tuple[Tensor | 
     on_host = all(found.second.is_cpu and found.correction.is_cpu for found in every)
     if scale is not None or not on_host or any(found.used.shape != found.second.shape for found in every):
         return stack_scalars([found.rms(scale) for found in every]), stack_scalars([found.share() for found in every])
-    used, second = (
-        torch.cat(entries).double().numpy() for entries in ([a.used for a in every], [a.second for a in every])
-    )
-    corrections = torch.stack([found.correction for found in every]).numpy()
     epsilons = np.array([found.epsilon for found in every])
-    return moments_of_many(used, second, corrections, epsilons, np.array([len(found.used) for found in every]))
+    used, second, corrections = zip(*((found.used, found.second, found.correction) for found in every), strict=True)
+    return moments_of_many(used, second, corrections, epsilons)

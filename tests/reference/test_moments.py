@@ -123,9 +123,7 @@ def test_many_parameters_at_once_are_each_as_alone():
     moments[1][::3], moments[3][:] = 0.0, 0.0
     gradients[2][5] = math.nan
     corrections, epsilons = np.array([0.1, 0.5, 0.9, 1.0]), np.array([1e-8, 1e-4, 3e-5, 1e-8])
-    sizes = np.array([len(g) for g in gradients])
-    joined = (torch.cat(gradients).numpy(), torch.cat(moments).numpy())
-    ratios, shares = moments_of_many(*joined, corrections, epsilons, sizes)
+    ratios, shares = moments_of_many(gradients, moments, list(torch.from_numpy(corrections)), epsilons)
     for place, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
         corrected, epsilon = (moment / corrections[place]).float(), float(epsilons[place])
         alone = second_moment_ratio(gradient.float(), corrected, epsilon)
