@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.utils import fresh_inductor_cache
 from torch.utils.checkpoint import checkpoint
 
 STEPS = 8
@@ -183,7 +182,8 @@ def test_sampling_compiles_nothing_anew(watching, recorded):
 def test_real_code_keeps_its_bits(watching, recorded, eager):
     """Inductor's code with taps has the losses and parameters of its code without, and the values of the eager model."""
     wanted = eager(Tiny())
-    with fresh_inductor_cache():
+    quick = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+    with torch._inductor.config.patch(quick):
         plain = Tiny()
         bits = train(torch.compile(plain, fullgraph=True), plain)
         torch._dynamo.reset()
