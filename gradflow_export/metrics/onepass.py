@@ -44,8 +44,9 @@ def tensor_reader(
     known = usable_interface()
     if known is None:
         return None
-    threads = torch.get_num_threads() if entries >= THREADED_ENTRIES else 1
-    return TensorReader(known, count, judged, copies, compared, threads)
+    long = entries >= THREADED_ENTRIES
+    threads = torch.get_num_threads() if long else 1
+    return TensorReader(known, count, judged, copies, compared, threads, release=long)
 
 
 def usable_interface() -> ctypes.Array[ctypes.c_int64] | None:

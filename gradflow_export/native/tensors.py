@@ -57,8 +57,8 @@ class TensorReader:
         judged: Of how many of them, from the first on, statistics are made.
         copies: Entries to copy: place of the tensor, stride from its first entry, and how many.
         compared: How many of the copied entries, from the first on, are multiplied with those of the reading before.
-        threads: Greatest number of threads; with more than one other Python threads run meanwhile, and the caller must
-            hold references to the tensors.
+        threads: Greatest number of threads.
+        release: Whether other Python threads may run meanwhile.
     """
 
     def __init__(
@@ -69,11 +69,13 @@ class TensorReader:
         copies: Sequence[tuple[int, int, int]] = (),
         compared: int = 0,
         threads: int = 1,
+        *,
+        release: bool = False,
     ) -> None:
         self.count, self.judged = count, judged
         self.copied = sum(entries for _, _, entries in copies)
         # A call that gives up the lock of the interpreter may wait for it afterwards, longer than it lasts itself.
-        self._call = function("gradflow_read", release=threads > 1) if available() else None
+        self._call = function("gradflow_read", release=release) if available() else None
         self._pack = struct.Struct(f"={count}Q").pack_into
         self._addresses = (ctypes.c_uint64 * max(count, 1))()
         flat = [number for copy in copies for number in copy]
