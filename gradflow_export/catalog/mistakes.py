@@ -69,8 +69,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "activation modules of a model whose loss depends on its inputs by an affine map", "autograd graph",
           "c sampled", low=0.0),
         s("layer.row", "layers in a row", "count", "module",
-          "length of the longest row of layers with nothing but affine steps between them, at each of its layers; "
-          "rows that only narrow and widen (low rank) are left out", "autograd graph", "c sampled", low=0.0),
+          "length of the longest row of layers with nothing but affine steps between them, at each of its layers; of "
+          "low rank left out, and convolutions where anything bends", "autograd graph", "c sampled", low=0.0),
         s("loss.unbent", "what a linear model leaves", "1", "module",
           "z of the kernel test that residuals of the best linear fit still depend on the input; only for networks "
           "without a non-linearity", "Bierens 1982, J. Econometrics 20", "c sampled"),

@@ -27,7 +27,7 @@ class NoBend(Rule):
     must be at least as wide as one of its neighbours, so that it adds nothing. That a non-linearity is wanted shows in
     one of two ways. The model has activation modules, and none of them is on the way from its first layer to the loss.
     Or ``row`` layers and more stand in a row, while the graph bends elsewhere; two are common, as where an encoder ends
-    and a decoder begins.
+    and a decoder begins, and convolutions do not count, of which a factorisation has some.
 
     Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2.
 

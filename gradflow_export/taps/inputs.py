@@ -49,7 +49,7 @@ class InputTap:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self._model = model
-        self._armed, self._passes = False, 0
+        self.armed, self._passes = False, 0
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
@@ -69,7 +69,7 @@ class InputTap:
 
     def arm(self, *, on: bool) -> None:
         """Begin to look, or with ``on=False`` look no more."""
-        self._armed = on
+        self.armed = on
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
@@ -88,7 +88,7 @@ class InputTap:
             root: A scalar with a graph, of which nothing has been freed.
         """
         model = self._model()
-        if not self._armed or self._passes >= PASSES or model is None:
+        if not self.armed or self._passes >= PASSES or model is None:
             return
         self._passes += 1
         names = {

@@ -82,11 +82,13 @@ class Straight:
         name: Of the module that holds its weight.
         inputs: Features, or channels, that enter it.
         outputs: That leave it.
+        plain: Whether it is a matrix; a convolution in a row widens what is seen, or is one of a factorisation.
     """
 
     name: str
     inputs: int
     outputs: int
+    plain: bool = True
 
 
 @dataclass
@@ -169,7 +171,7 @@ def _enter(
         if name is not None:
             out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
         return [], ()
-    elif kind not in _AFFINE or (kind == "Mul" and not _is_factor(node)):
+    elif kind not in _AFFINE or (kind in {"Div", "Mul"} and not _is_factor(node)):
         out.bends = True
         row = ()
     return [source for source, _ in node.next_functions], row
@@ -181,7 +183,7 @@ def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out
     variable = through_shapes(below(node, weight)).variable
     shape = tuple(variable.shape)
     outputs, inputs = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
-    row = (Straight(name, inputs, outputs), *row)
+    row = (Straight(name, inputs, outputs, plain=len(shape) <= 2), *row)
     out.run = max(out.run, row, key=len)
     if below(node, data) is None:
         out.first.append(FirstLayer(name, saved(node, attribute), normalised=after in NORMALISATIONS))
@@ -196,17 +198,18 @@ def _owner(node: Node, names: Mapping[int, str]) -> str | None:
 
 
 def _is_factor(node: Node) -> bool:
-    """Whether a product is with a number, or with a mask of dropout."""
-    if below(node) is not None and below(node, 1) is not None:
-        return False
-    if node.name() == "MulBackward1":
+    """Whether a product or quotient is with a number, or with a mask of dropout."""
+    if node.name() in {"DivBackward1", "MulBackward1"}:
         return True
+    both = below(node) is not None and below(node, 1) is not None
+    if both or (kind_of(node) == "Div" and below(node) is None):
+        return False
     other: Any = saved(node, "other" if below(node) is not None else "self")
-    if other is None:
-        return False
-    if other.dim() == 0:
-        return True
-    if other.device.type != "cpu" or other.shape != shape_of(node):
+    return other is not None and (other.dim() == 0 or _is_mask(other, shape_of(node)))
+
+
+def _is_mask(other: Tensor, shape: tuple[int, ...]) -> bool:
+    if other.device.type != "cpu" or tuple(other.shape) != shape:
         return False
     values = torch.unique(other.reshape(-1)[:256])
     return len(values) <= 2 and bool((values == 0).any())

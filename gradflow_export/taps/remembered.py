@@ -95,13 +95,14 @@ class Remembered:
                 self._add(found, x[here], targets[here])
                 mistakes.update(_values(found, targets[here]))
                 out.update(self._judge(found, predictions[here], targets[here]))
-        length = row_length(found.run)
+        run = tuple(straight for straight in found.run if straight.plain or not found.bends)
+        length = row_length(run)
         if not found.bends:
             out["loss.affine_depth"] = float(length)
             out["loss.idle_activations"] = float(found.idle)
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
         if length > 1:
-            told["layer.row"] = {straight.name: float(length) for straight in found.run}
+            told["layer.row"] = {straight.name: float(length) for straight in run}
         if found.inputs and not found.tokens:
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
