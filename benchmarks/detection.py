@@ -11,7 +11,8 @@ A corpus is a Python file with ``CASES``. A case has ``name``, ``label`` (an iss
 ``players``, ``losses`` and ``policy``. The exporter sees what a user's loop would show it: the model, the optimizers'
 steps, the loss on which ``backward`` is called, and blocks, players' losses and policy where given.
 
-A fault counts as found when its label is raised at or below one of ``where``; labels in ``also`` count neither way.
+A fault counts as found when its label is raised at or below one of ``where``; labels in ``also`` count neither way, and neither do those in
+``REASONS``.
 Location precision is the share, among the layers named in issues of the right label, that lies at or below ``where``.
 """
 
@@ -28,10 +29,10 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -40,6 +41,14 @@ from tqdm import tqdm
 from gradflow_export import Exporter, MemoryWriter
 
 HEALTHY = "HEALTHY"
+REASONS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "STAGNATION": frozenset({"NOT_TRAINING", "BAD_INIT"}),
+        "VANISHING": frozenset({"BAD_INIT"}),
+        "EXPLODING": frozenset({"BAD_INIT", "LEARNING_RATE"}),
+    }
+)
+"""Types that tell why a fault of some label is there, which the corpora were labelled too early to know."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,7 @@ def judge(case: Any, replicate: int, profile: str) -> Outcome:
         label=case.label,
         found=tuple(found),
         ok=not raised - set(case.also) if case.label == HEALTHY else inside > 0,
-        extra=tuple(sorted(raised - set(case.also) - {case.label})),
+        extra=tuple(sorted(raised - set(case.also) - {case.label} - REASONS.get(case.label, frozenset()))),
         inside=inside,
         named=len(right),
         seconds=time.perf_counter() - began,

@@ -178,6 +178,7 @@ class Calls:
         self._depth = 0
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._names: dict[int, str] = {}
+        self._codes: dict[str, int] = {}
         self._stack: list[int] = []
         self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._looked = False
@@ -198,8 +199,11 @@ class Calls:
         model = self._model()
         if model is None or not self._looked:
             return {}
+        if self._armed is None and self._codes:  # nothing more is looked at
+            return self._codes
         called, not_called = int(Wiring.CALLED), int(Wiring.UNCALLED)
-        return {site_name(name): called if m in self._seen else not_called for name, m in model.named_modules()}
+        self._codes = {site_name(name): called if m in self._seen else not_called for name, m in model.named_modules()}
+        return self._codes
 
     def strangers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters of modules that were called and are no part of the model, with a name."""
