@@ -11,8 +11,8 @@ A corpus is a Python file with ``CASES``. A case has ``name``, ``label`` (an iss
 ``players``, ``losses`` and ``policy``. The exporter sees what a user's loop would show it: the model, the optimizers'
 steps, the loss on which ``backward`` is called, and blocks, players' losses and policy where given.
 
-A fault counts as found when its label is raised at or below one of ``where``; labels in ``also`` count neither way, and neither do those in
-``REASONS``.
+A fault counts as found when its label is raised at or below one of ``where``; labels in ``also`` count neither way, and
+neither do those in ``REASONS``.
 Location precision is the share, among the layers named in issues of the right label, that lies at or below ``where``.
 """
 
