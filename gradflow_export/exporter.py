@@ -153,8 +153,8 @@ class Exporter(Reports):
         """Attach to the model and begin.
 
         Args:
-            criterion: The loss module, from whose calls loss, logits and targets are taken. Without it, hand the loss
-                over with :meth:`observe`.
+            criterion: The loss module, from whose calls loss, logits and targets are taken. Without it, the loss is
+                what ``backward`` is called on; logits and targets can be handed over with :meth:`observe`.
             optimizer: Count only the steps of these; by default those of every optimizer that owns a parameter.
             blocks: Names or modules whose gains are measured, from input to output; by default they are found.
             pairs: Names of parameters that are phase and magnitude of the same nodes, ``[("phase", "size")]``, or

@@ -101,7 +101,7 @@ def make_loop(
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(code=code), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
-    follow, inputs = part("blocks")(block.follow), InputTap(reference)
+    follow, inputs = part("blocks")(block.follow), InputTap(reference, guard=part("inputs"))
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
     modes = ModeTap(model, guard=part("wiring"))
     taps = Taps(
@@ -114,7 +114,7 @@ def make_loop(
             on_backward=clipping.begin,
             wants_backward=lambda: clipping.armed,
             on_loss=follow,
-            on_root=part("inputs")(inputs.see),
+            on_root=inputs.see,
             guard=part("loss"),
         ),
         runtime,

@@ -16,7 +16,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.catalog.mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 from gradflow_export.catalog.mistakes import specs as mistake_specs
 from gradflow_export.metrics.local import local
-from gradflow_export.taps.base import Drained, Sample
+from gradflow_export.taps.base import Drained, Guard, Sample, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.layergraph import FirstLayer, Layers, layers_behind
 from gradflow_export.taps.lossgraph import Term, terms_of
@@ -42,13 +42,14 @@ class InputTap:
 
     Args:
         model: Gives the model, or ``None`` when it is gone.
+        guard: Wraps what reads the graph.
     """
 
     instrument: ClassVar[str] = "inputs"
     modules = 1
 
-    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
-        self._model = model
+    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
+        self._model, self._read = model, guard(self._look)
         self.armed, self._passes = False, 0
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
@@ -87,8 +88,12 @@ class InputTap:
         Args:
             root: A scalar with a graph, of which nothing has been freed.
         """
+        if self.armed and self._passes < PASSES:
+            self._read(root)
+
+    def _look(self, root: Tensor) -> None:
         model = self._model()
-        if not self.armed or self._passes >= PASSES or model is None:
+        if model is None:
             return
         self._passes += 1
         names = {

@@ -23,6 +23,7 @@ from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks
 from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
 from gradflow_export.taps.optimizers import OptimizerSteps
@@ -46,6 +47,7 @@ TAPS = (
     "clipping",
     "recurrent",
     "policy",
+    "inputs",
 )
 SOURCES = sorted(Path(gradflow_export.taps.__file__).parent.glob("*.py"))
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
@@ -120,6 +122,8 @@ class Rig:
             tap = LossTap(self.criterion, guard=self.guard)
             tap.want_logits = True
             return tap
+        if self.name == "inputs":
+            return InputTap(lambda: self.model, guard=self.guard)
         if self.name == "clipping":
             return ClippingTap(lambda: self.model, guard=self.guard)
         if self.name == "moments":
@@ -152,7 +156,7 @@ class Rig:
         with steps.attach(), attach():
             self.calls.arm()
             self.tap.armed = True
-            arms = self.name in {"attention", "recurrent", "policy"}
+            arms = self.name in {"attention", "recurrent", "policy", "inputs"}
             if arms:
                 self.tap.arm(on=True)
             try:
@@ -172,6 +176,8 @@ class Rig:
             self.results.append(self.tap.observe({"logits": output, "std": output.exp()}))
         if self.name == "clipping" and self.tap.armed:
             loss.register_hook(lambda _: self.tap.begin())
+        if self.name == "inputs":
+            self.tap.see(loss)
         loss.backward()
         self.optimizer.step()
         return loss
