@@ -15,11 +15,13 @@ from gradflow_export.debugging.findings import Findings
 from gradflow_export.debugging.footprint import model_bytes
 from gradflow_export.debugging.gradients import GradientNorms, gradients_of, parameters_of, read_norms
 from gradflow_export.debugging.history import HISTORY, DebugEntry, DebugHistory
+from gradflow_export.debugging.issues import beyond, broken
 from gradflow_export.debugging.levels import PRESETS, DebugLevel, Preset, as_level
 from gradflow_export.debugging.tensor_info import TensorInfo, describe_tensors
 from gradflow_export.debugging.validation import ParameterBook, check_output, check_parameters
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.exporter import Exporter
+from gradflow_export.records import IssueType
 from gradflow_export.rules.base import Finding, some
 
 EXPLOSION, VANISHING = 10.0, 1e-6
@@ -128,7 +130,9 @@ class PyTorchDebugger:
         """
         check_module(model)
         check_number("threshold", threshold, example=EXPLOSION)
-        names = read_norms(gradients_of(model)).above(threshold)
+        norms = read_norms(gradients_of(model))
+        names = norms.above(threshold)
+        self._findings.report("explosion", beyond(IssueType.EXPLODING, norms, names, threshold), model)
         self._note("gradients", type(model).__name__, [f"norm above {threshold:g}: {some(tuple(names))}"] * bool(names))
         return names
 
@@ -145,7 +149,9 @@ class PyTorchDebugger:
         """
         check_module(model)
         check_number("threshold", threshold, example=VANISHING)
-        names = read_norms(gradients_of(model)).below(threshold)
+        norms = read_norms(gradients_of(model))
+        names = norms.below(threshold)
+        self._findings.report("vanishing", beyond(IssueType.VANISHING, norms, names, threshold), model)
         self._note("gradients", type(model).__name__, [f"norm below {threshold:g}: {some(tuple(names))}"] * bool(names))
         return names
 
@@ -215,6 +221,7 @@ class PyTorchDebugger:
     def note_tensor(self, info: TensorInfo) -> TensorInfo:
         """Remember a tensor that was described already, and return it."""
         self._note("tensor", info.name, _wrong(info), {info.name: info})
+        self._findings.report(f"tensor {info.name}", broken(f"tensor {info.name!r}", (), [info]))
         return info
 
     def judge_gradients(
@@ -251,6 +258,8 @@ class PyTorchDebugger:
         infos = describe_tensors(tensors)
         wrong = [f"{name}: {what}" for name in infos.broken for what in _wrong(infos[name])]
         self._note(kind, type(model).__name__, wrong, infos)
+        found = broken(kind, tuple(infos.broken), [infos[name] for name in infos.broken])
+        self._findings.report(kind, found, model)
         return infos
 
     def _note(self, kind: str, name: str, anomalies: list[str], infos: Mapping[str, TensorInfo] | None = None) -> None:

@@ -98,8 +98,9 @@ class DiffusionModelDebugger(PyTorchDebugger):
         parts = list(modules_of(pipeline))
         info = describe_tensors({"latents": found[1]})["latents"]
         anomalies = _wrong_with(info)
-        if not info.is_finite:
-            self._tell(info, step, parts)
+        issue = None if info.is_finite else _issue(info, step)
+        for name, module in parts:
+            self._findings.report(f"latents {name}", issue, module)
         out: dict[str, Any] = {
             "step": step,
             "level": str(self.level),
@@ -113,21 +114,6 @@ class DiffusionModelDebugger(PyTorchDebugger):
         kept = out if self.preset.keeps else {}
         self.history.add(DebugEntry("diffusion step", type(pipeline).__name__, tuple(anomalies), step, details=kept))
         return out
-
-    def _tell(self, info: TensorInfo, step: int, parts: list[tuple[str, nn.Module]]) -> None:
-        count = info.nan_count + info.inf_count
-        issue = Issue(
-            IssueType.NUMERICAL,
-            Severity.CRITICAL,
-            "",
-            step,
-            float(count),
-            0.0,
-            f"{count} of {info.numel} entries of the latents are NaN or Inf after step {step} of the diffusion.",
-            "run the pipeline in float32 or torch.bfloat16, and look at the first step that is not finite.",
-        )
-        for _, module in parts:
-            self._findings.tell(issue, module)
 
 
 def modules_of(pipeline: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -149,6 +135,20 @@ def modules_of(pipeline: Any) -> Iterator[tuple[str, nn.Module]]:
             "pipeline, or a dictionary of its modules by name."
         )
     yield from found
+
+
+def _issue(info: TensorInfo, step: int) -> Issue:
+    count = info.nan_count + info.inf_count
+    return Issue(
+        IssueType.NUMERICAL,
+        Severity.CRITICAL,
+        "",
+        step,
+        float(count),
+        0.0,
+        f"{count} of {info.numel} entries of the latents are NaN or Inf after step {step} of the diffusion.",
+        "run the pipeline in float32 or torch.bfloat16, and look at the first step that is not finite.",
+    )
 
 
 def _wrong_with(info: TensorInfo) -> list[str]:

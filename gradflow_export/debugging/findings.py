@@ -40,6 +40,7 @@ class Findings:
         self._judge = Judge((self._numerical, self._exploding, self._vanishing), keep=KEPT)
         self._judged = -1
         self._lock = threading.Lock()
+        self._reported: dict[str, tuple[Issue, list[Exporter]]] = {}
         self._told: dict[tuple[str, str, int], tuple[Issue, list[Exporter]]] = {}
 
     def judge(self, readings: Sequence[Reading], *, step: int, model: nn.Module | None) -> tuple[Issue, ...]:
@@ -69,16 +70,29 @@ class Findings:
                     found[rule.name] = finding
         return found
 
-    def tell(self, issue: Issue, model: nn.Module | None = None) -> Issue:
-        """Pass on an issue that no rule found; it stays open.
+    def report(self, key: str, issue: Issue | None, model: nn.Module | None = None) -> None:
+        """Pass on what one kind of look found, which no rule judges; the next such look that finds nothing heals it.
 
         Args:
-            issue: With the user's step.
+            key: Kind and name of what was looked at.
+            issue: What is wrong, ``None`` when nothing is.
             model: Whose exporter is told, where none was given.
         """
-        for exporter in self._exporters(model):
-            exporter.add_issue(issue)
-        return issue
+        with self._lock:
+            known = self._reported.get(key)
+            if issue is not None and known is None:
+                known = issue, self._exporters(model)
+                if known[1]:
+                    while len(self._reported) >= KEPT:
+                        del self._reported[next(iter(self._reported))]
+                    self._reported[key] = known
+            elif issue is None and known is not None:
+                del self._reported[key]
+                known = replace(known[0], healed_step=known[0].step), known[1]
+            else:
+                return
+        for exporter in known[1]:
+            exporter.add_issue(known[0])
 
     def _pass_on(self, issue: Issue, step: int, model: nn.Module | None) -> Issue:
         if issue.open:

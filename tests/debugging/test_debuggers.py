@@ -276,6 +276,26 @@ def test_a_given_exporter_is_told_and_a_nan_only_once():
     exporter.close()
 
 
+def test_what_is_found_by_name_reaches_the_exporter_and_heals():
+    """A look by hand opens an issue in the record of the step, and the next one that finds nothing heals it."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    exporter = Exporter(model, backends=[MemoryWriter()], strict=True).watch()
+    debugger = PyTorchDebugger(exporter=exporter)
+    for step in range(3):
+        backward(model)
+        threshold = 1e-9 if step == 1 else 1e9
+        debugger.check_gradient_explosion(model, threshold)
+        debugger.check_gradient_explosion(model, threshold)
+        debugger.analyze_tensor(torch.tensor([math.nan if step == 1 else 1.0]), "batch")
+        debugger.analyze_gradients(model)
+        optimizer.step()
+    exporter.close()
+    told = {issue.issue_type: (issue.step, issue.healed_step) for issue in exporter.issues}
+    assert told == {IssueType.EXPLODING: (2, 3), IssueType.NUMERICAL: (2, 3)}
+    assert "tensor 'batch': 1 entries are NaN or Inf." in {issue.message for issue in exporter.issues}
+
+
 def test_steps_may_begin_anew_with_each_epoch(caplog):
     """An issue opens and heals under the user's own numbers, and is logged when it opens."""
     model = net()
