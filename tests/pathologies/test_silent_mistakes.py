@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.records import Reading, StepRecord
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.learning import NotLearning
+from gradflow_export.rules.wrong_loss import WrongLoss
 
 KINDS = {
     IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.BAD_TARGETS, IssueType.CAPACITY, IssueType.NOT_LEARNING,
@@ -226,19 +231,24 @@ def test_linear_maps_on_purpose_are_left_in_peace():
         assert issues(model, squared, data=plane, steps=60) == []
 
 
-def test_nothing_learned_for_no_reason_that_shows_is_told_last():
-    """Steps that lead nowhere are NOT_LEARNING; where they lead somewhere it is silent."""
-    model = mlp(6, 16, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    start = [p.detach().clone() for p in model.parameters()]
-    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
-        for step in range(110):
-            x, y = blobs()
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            if step % 3 == 2:
-                with torch.no_grad():
-                    for p, first in zip(model.parameters(), start, strict=True):
-                        p.copy_(first)
-    assert IssueType.NOT_LEARNING in {issue.issue_type for issue in exporter.issues} or len(exporter.issues) > 0
+def judged(level, *rules, steps=120):
+    """Return the issues of a run whose loss scatters around ``level(step)`` times that of the best constant."""
+    judge, noise = Judge(rules, strict=True), np.random.default_rng(0)
+    for step in range(1, steps + 1):
+        loss = level(step) + 0.05 * noise.normal()
+        readings = [Reading.run("loss", loss), Reading.of("loss.mistake", ("softmax over one class",), (1.0,))]
+        for metric, value in (("over_constant", loss), ("known", 1.0)):
+            readings.append(Reading.of(f"loss.{metric}", ("head",), (value,)))
+        judge.check(StepRecord(step, 0.0, tuple(readings)))
+    return [issue.issue_type for issue in judge.issues]
+
+
+def test_what_nothing_explains_is_not_learning():
+    """A loss at the best constant's level is told, unless another issue explains it, or it fell from a bad start."""
+    assert judged(lambda _: 1.0, NotLearning()) == [IssueType.NOT_LEARNING]
+    assert judged(lambda _: 1.0, WrongLoss(), NotLearning()) == [IssueType.WRONG_LOSS]
+    assert judged(lambda step: 1.1 - 0.002 * step, NotLearning()) == []
+    assert judged(lambda step: 1.5 + 5.0 / step, NotLearning()) == []
+    assert judged(lambda _: 1.5, NotLearning()) == [IssueType.NOT_LEARNING]
+    assert judged(lambda _: 0.6, NotLearning()) == []
+    assert judged(lambda _: 1.0, NotLearning(), steps=70) == []
