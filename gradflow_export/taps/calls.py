@@ -43,7 +43,7 @@ class ModuleCalls:
         self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[CallHandler]]] = {}
         self._inside: dict[int, list[Reading]] = {}
         self._handle: RemovableHandle | None = None
-        self._armed = False
+        self.armed = False
         self._unseen = 0
         self.seen = False
 
@@ -74,8 +74,8 @@ class ModuleCalls:
         """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
         if on and self.code is not None:
             self.code.begin()
-        self._armed = on and self.enabled
-        hooked = self._armed and not (self.code is not None and self.code.found)
+        self.armed = on and self.enabled
+        hooked = self.armed and not (self.code is not None and self.code.found)
         if hooked and self._handle is None:
             self._handle = register_module_forward_hook(self._called)
         elif not hooked and self._handle is not None:
@@ -120,9 +120,8 @@ class ModuleCalls:
             )
 
     def called_inside(self, module: int, tensor: Tensor, *, backward: bool) -> None:
-        """Take what compiled code shows of a module: its output, or the gradient that arrived there."""
-        readings = self.readings(module) if self._armed else []
-        takers = [take for r in readings if (take := r.backward if backward else r.forward) is not None]
+        """Take what compiled code shows of a module while armed: its output, or the gradient that arrived there."""
+        takers = [take for r in self.readings(module) if (take := r.backward if backward else r.forward) is not None]
         if takers:
             self.seen = True
             own = tensor.clone()  # compiled code writes over its buffers and counts no versions; a tap may read later
@@ -131,7 +130,7 @@ class ModuleCalls:
 
     def called_eagerly(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take a call of a module that has a hook of its own."""
-        if self._armed:
+        if self.armed:
             self._called(module, args, output)
 
     def _called(self, module: nn.Module, args: Any, output: Any) -> None:

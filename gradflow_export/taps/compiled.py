@@ -170,7 +170,6 @@ class CompiledCode:
     Attributes:
         found: Whether any part of the model runs inside compiled code. No process-wide hook may then come and go: each
             would have the model compiled anew.
-        seen: Whether compiled code called back since the start.
         graphed: Whether it was passed over because it runs in a CUDA graph, which calls nobody back.
     """
 
@@ -178,7 +177,7 @@ class CompiledCode:
         modules = list(model.modules())
         self.known = known or any(map(is_compiled, modules))
         self.found = self.known
-        self.seen = self.graphed = False
+        self.graphed = False
         self._inside = inside if _can_trace(model) else "never"
         self._parts = [weakref.ref(module) for module in modules]
         self._readers: list[Any] = []
@@ -232,12 +231,12 @@ class CompiledCode:
 
     def called(self, module: int, tensor: Tensor, *, backward: bool) -> None:
         """Hand over what compiled code shows."""
-        if tensor.is_cuda and _in_cuda_graph():
-            self.graphed = True
-            return
-        self.seen = True
         for reader in self._readers:
-            reader.called_inside(module, tensor, backward=backward)
+            if reader.armed:
+                if tensor.is_cuda and _in_cuda_graph():
+                    self.graphed = True
+                    return
+                reader.called_inside(module, tensor, backward=backward)
 
     def called_eagerly(self, module: nn.Module, args: Any, output: Any) -> None:
         """Hand over an eager call: of a part that is not compiled, or behind a break in the graph."""
