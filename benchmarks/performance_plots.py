@@ -22,7 +22,9 @@ TITLES = {"gradflow_norms": "loss and norms, every step", "gradflow_every_step":
 def plot_overhead(rows: Sequence[Row], path: Path) -> None:
     """Draw the training thread's time with each instrument as bars, one chart for each workload."""
     programs = list(dict.fromkeys(row.workload for row in rows))
-    figure, charts = plt.subplots(1, len(programs), figsize=(2.4 + 3.6 * len(programs), 4.4), sharey=True, squeeze=False)
+    figure, charts = plt.subplots(
+        1, len(programs), figsize=(2.4 + 3.6 * len(programs), 4.4), sharey=True, squeeze=False
+    )
     for chart, program in zip(charts[0], programs, strict=True):
         mine = [row for row in rows if row.workload == program][::-1]
         colours = [OURS if row.instrument.startswith(("gradflow", "debug_")) else RIVAL for row in mine]
