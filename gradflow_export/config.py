@@ -107,7 +107,9 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
 
 def _check_inside(value: Any) -> Inside:
     if value not in INSIDE:
-        raise ArgumentError(f"compiled must be one of {', '.join(map(repr, INSIDE))}, got {value!r}.")
+        raise ArgumentError(
+            f"compiled must be one of {', '.join(map(repr, INSIDE))}, got {value!r}; leave it out for 'exact'."
+        )
     return value  # type: ignore[no-any-return]  # narrowed by what it is compared with
 
 

@@ -139,6 +139,7 @@ def test_an_unknown_setting_is_answered_with_the_nearest(key, text):
         ({"alerts_enabled": 1}, ArgumentTypeError, "alerts_enabled must be true or false, got 1"),
         ({"intervals": 5}, ArgumentTypeError, "intervals must map instruments to steps, got 5"),
         ({"intervals": {"gains": 5}}, ArgumentError, "no instrument"),
+        ({"compiled": "fast"}, ArgumentError, "one of 'exact', 'always', 'never', got 'fast'; leave it out"),
         ({"every": "x"}, ArgumentTypeError, "every must be a whole number"),
         ({"diagnostics": 3}, ArgumentTypeError, "section 'diagnostics' must hold keys and values, got 3"),
     ],
