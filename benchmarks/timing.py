@@ -7,6 +7,8 @@ import ctypes
 import gc
 import logging
 import multiprocessing
+import os
+import signal
 import statistics
 import tempfile
 import time
@@ -24,6 +26,7 @@ from workloads import Workload
 
 WARM_UP = 3
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
+_PR_SET_PDEATHSIG = 1  # sys/prctl.h
 Parameters, Result = ParamSpec("Parameters"), TypeVar("Result")
 
 
@@ -157,5 +160,15 @@ def resident() -> int:
 
 def apart(function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
     """Call a function in a new process, whose memory holds nothing of other measurements."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as pool:
         return pool.submit(function, *args, **kwargs).result()
+
+
+def _end_with_parent() -> None:
+    # A worker whose parent was killed would wait for work forever.
+    with contextlib.suppress(AttributeError, OSError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it died before it could be watched
+        os._exit(1)
