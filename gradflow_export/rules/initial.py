@@ -38,6 +38,7 @@ class BadInit(Rule):
         depth: Greatest log gain over the whole chain at the first step where it does.
         inputs: Greatest size of inputs that are not to blame themselves.
         patience: One; weights begin once.
+        heal: As good as never: what began so is read no more.
     """
 
     alike: float = 1e-5
@@ -48,7 +49,7 @@ class BadInit(Rule):
     depth: float = -8.0
     inputs: float = 10.0
     patience: int = 1
-    heal: int = 3
+    heal: int = 1000
 
     name: ClassVar[str] = "bad-init"
     needs: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant", "gain.depth")
@@ -127,7 +128,7 @@ class BadInit(Rule):
         if not (depth.first <= self.depth and loss.low > 0 and middle(loss.values[-10:]) > 0.95 * loss.first):
             return
         first = gains.first
-        small = np.isfinite(first) & (first <= self.tiny)
+        small = np.isfinite(first) & (first > 0) & (first <= self.tiny)
         if 2 * int(small.sum()) <= len(first) or len(first) < 3:
             return
         names = tuple(gains.sites[index] for index in np.flatnonzero(small))
