@@ -82,30 +82,31 @@ def test_the_optimizer_pickles_too(watching):
     assert b"gradflow" not in pickle.dumps(copy.deepcopy((model, optimizer)))
 
 
-def test_one_hook_on_the_model_is_all_that_is_stored(watching):
-    """Attributes and hooks are the same before, while and after watching, but for one forward pre-hook meanwhile."""
+def test_three_hooks_on_the_model_are_all_that_modules_hold(watching):
+    """Attributes and hooks of modules are the same before, while and after watching, but for three on the model."""
 
     def attributes(model):
         keys = [sorted(vars(m)) for m in model.modules()] + [sorted(vars(p)) for p in model.parameters()]
-        hooks = [(k, list(v)) for m in model.modules() for k, v in vars(m).items() if k.endswith("hooks")]
-        return keys, hooks, [p._backward_hooks for p in model.parameters()]
+        return keys, [
+            hook for m in model.modules() for k, v in vars(m).items() if k.endswith("hooks") for hook in v.values()
+        ]
 
     model = Net().body
-    before = attributes(model)
+    before, none = attributes(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exporter = watching(model, nn.MSELoss())
     for _ in range(3):
-        (hook,) = model._forward_pre_hooks.values()
-        key = next(iter(model._forward_pre_hooks))
-        with_hook = attributes(model)
-        with_hook[1][before[1].index(("_forward_pre_hooks", []))][1].remove(key)
-        assert isinstance(hook, ModuleHook)
-        assert with_hook == before
+        keys, hooks = attributes(model)
+        assert keys == before
+        assert len(hooks) == 3
+        assert all(isinstance(hook, ModuleHook) for hook in hooks)
+        assert {*hooks} == {*model._forward_pre_hooks.values(), *model._forward_hooks.values()}
         optimizer.zero_grad(set_to_none=True)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     exporter.close()
-    assert attributes(model) == before
+    assert attributes(model) == (before, none)
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
     assert not global_hooks._global_forward_hooks
 
 
