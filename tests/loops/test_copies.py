@@ -82,8 +82,8 @@ def test_the_optimizer_pickles_too(watching):
     assert b"gradflow" not in pickle.dumps(copy.deepcopy((model, optimizer)))
 
 
-def test_three_hooks_on_the_model_are_all_that_modules_hold(watching):
-    """Attributes and hooks of modules are the same before, while and after watching, but for three on the model."""
+def test_four_hooks_on_the_model_are_all_that_modules_hold(watching):
+    """Attributes and hooks of modules are the same before, while and after watching, but for four on the model."""
 
     def attributes(model):
         keys = [sorted(vars(m)) for m in model.modules()] + [sorted(vars(p)) for p in model.parameters()]
@@ -98,9 +98,10 @@ def test_three_hooks_on_the_model_are_all_that_modules_hold(watching):
     for _ in range(3):
         keys, hooks = attributes(model)
         assert keys == before
-        assert len(hooks) == 3
+        assert len(hooks) == 4
         assert all(isinstance(hook, ModuleHook) for hook in hooks)
-        assert {*hooks} == {*model._forward_pre_hooks.values(), *model._forward_hooks.values()}
+        places = (model._forward_pre_hooks, model._forward_hooks, model._load_state_dict_post_hooks)
+        assert {*hooks} == {hook for place in places for hook in place.values()}
         optimizer.zero_grad(set_to_none=True)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
