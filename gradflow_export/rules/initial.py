@@ -99,7 +99,9 @@ class BadInit(Rule):
 
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
-        if record.get("loss.over_constant") is None or record.step < self.after or not len(gains.steps):
+        if record.get("loss.over_constant") is None or record.step < self.after:
+            return
+        if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
             return
         sizes = history.at_sites("input.rms").first
         if sizes.size and float(np.nanmax(sizes, initial=0.0)) > self.inputs:
