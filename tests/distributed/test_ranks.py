@@ -17,6 +17,12 @@ SHARDED = ("fsdp", "fsdp clipped", "tensor parallel", "two-dimensional", "mixed"
 OWN_BATCH = {"block.effective_rank", "block.stable_rank", "block.output_spread", "logits.std"}
 """Taken within the batch of a rank: they need all rows at once."""
 
+OF_ONE_RANK = (
+    "input.", "target.", "loss.constant", "loss.over_constant", "layer.row", "parameter.initial_gain",
+    "parameter.row_spread", "parameter.stale_gradient", "parameter.kept_gradient",
+)  # fmt: skip
+"""What silent mistakes are told by, which rank 0 sees of its own batch and of parameters that lie on it whole."""
+
 WANTED = {
     "loss", "gradient.total_norm", "gradient.max_norm", "gradient.nonfinite", "gradient.with_grad", "block.gradient_norm",
     "block.gain", "gain.depth", "block.output_rms", "block.output_max", "parameter.gradient_norm",
@@ -57,7 +63,7 @@ def differences(one, other, but):
     """Return the metrics, sites and values that two records do not share."""
     found = []
     for metric in sorted({r.metric for r in one.readings} | {r.metric for r in other.readings}):
-        if metric.startswith(("runtime.", "overhead")) or metric in but:
+        if metric.startswith(("runtime.", "overhead", *OF_ONE_RANK)) or metric in but:
             continue
         a, b = one.get(metric), other.get(metric)
         if a is None or b is None or a.sites != b.sites:
