@@ -72,7 +72,7 @@ memory = MemoryWriter()
 writers = [TensorBoardWriter(place + "/tb", flush_seconds=0.0), JsonlWriter(place + "/lines"), memory]
 if limited:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 exporter = Exporter(model, backends=writers).watch(criterion)
 for _ in range(20):
     train(10)
@@ -85,8 +85,8 @@ print([float(p.detach().sum()) for p in model.parameters()])
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Return a directory on a tmpfs of 100 kB, or where mounting is not allowed, one in which files are limited."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=100k", "none", str(tmp_path)]
+    """Return a directory on a tmpfs of 250 kB, or where mounting is not allowed, one in which files are limited."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=250k", "none", str(tmp_path)]
     mounted = shutil.which("mount") and subprocess.run(command, capture_output=True, check=False).returncode == 0
     yield tmp_path, "disk" if mounted else "limit"
     if mounted:

@@ -273,7 +273,7 @@ def test_two_watchers_inside_one_another_give_back_what_they_found():
         stacks = [tap.attach() for tap in taps]
         for tap, model in zip(taps, (outer, inner), strict=True):
             tap.arm(on=True)
-            tap._enter(model, ())
+            tap._passes._enter(model, ())
         stacks[first_out].close()
         F.scaled_dot_product_attention(*(torch.ones(1, 2, 3, 4) for _ in range(3)))
         stacks[1 - first_out].close()
@@ -295,7 +295,7 @@ def test_a_model_without_attention_is_no_longer_looked_at(watching, recorded):
     model = Router()
     _, _, exporter = train(model, watch=watching, steps=7)
     tap = next(tap for tap in exporter._loop.taps.sampled if tap.instrument == "attention")
-    assert tap._armed is None
+    assert not tap._passes.armed
     assert all(record.get("attention.entropy") is None for record in recorded(exporter))
 
 
