@@ -39,9 +39,9 @@ def logs():
     return module
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Chromium of this machine."""
+    """Chromium of this machine; Playwright's event loop, which lets no other run in this thread, ends with the module."""
     chromium = shutil.which("chromium")
     assert chromium is not None, "the browser tests need the program chromium on the PATH: apt-get install chromium"
     with sync_playwright() as playwright:
@@ -50,7 +50,7 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def context(browser):
     """One profile for all pages, so that TensorBoard's own code is compiled once."""
     with browser.new_context() as context:
