@@ -222,20 +222,29 @@ class ExplodingDepth(Rule):
         depth_gain: Greatest healthy factor over the whole chain.
         spread: Greatest healthy ratio of the last block's output spread to the first's.
         amplifying: Median log gain above which a growing forward signal counts.
+        asked: Size of the output against that of real targets up to which it grows because they ask for it.
         urgent: Factor over the whole chain that opens the issue at once: such a model rarely lives three steps.
     """
 
     depth_gain: float = 1e2
     spread: float = 1e2
     amplifying: float = 0.3
+    asked: float = 3.0
     urgent: float = 1e3
 
     name: ClassVar[str] = "exploding-depth"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("target.rms",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
-        found = (self._judge(links, _spreads(record, links)) for links in chains(record, "block.gradient_norm"))
+        targets = history.at_sites("target.rms").values
+        large = self.asked * float(targets[-1].max()) if targets.size else 0.0
+        found = []
+        for links in chains(record, "block.gradient_norm"):
+            spreads = _spreads(record, links)
+            asked = spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large)
+            found.append(self._judge(links, None if asked else spreads))
         return tuple(finding for finding in found if finding is not None)
 
     def _judge(self, links: Chain, spreads: Chain | None) -> Finding | None:

@@ -135,7 +135,7 @@ class NotLearning(Rule):
         readings: How many readings are looked at.
     """
 
-    settle: int = 80
+    settle: int = 120
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
@@ -178,5 +178,47 @@ class NotLearning(Rule):
                 "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the "
                 "rate or the optimizer is at fault, else the data; then try ten times and a tenth of the rate.",
                 follows_from=_OTHERS,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmptyLoss(Rule):
+    """Find losses that are exactly 0, and send back nothing, from the first step on: no target counts.
+
+    A loss that starts at 0 by the data alone would differ from it for one sample in ``least`` batches.
+
+    Attributes:
+        least: Fewest losses, and half as many gradients, before anything is said.
+    """
+
+    least: int = 20
+    patience: int = 1
+    heal: int = 1
+
+    name: ClassVar[str] = "empty-loss"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge all losses so far."""
+        loss, gradient = history.run("loss"), history.run("gradient.total_norm")
+        if loss.count < self.least or 2 * gradient.count < self.least:
+            return ()
+        if not (loss.low == loss.high == gradient.low == gradient.high == 0.0):
+            return ()
+        return (
+            Finding(
+                IssueType.BAD_TARGETS,
+                Severity.HIGH,
+                ("target",),
+                0.0,
+                0.0,
+                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: no "
+                "target counts.",
+                "look at the targets that remain: (labels != -100).sum() must not be 0; check the mask, ignore_index "
+                "and the weights of the loss.",
+                since=int(loss.steps[0]) if loss.count <= len(loss.steps) else 1,
+                cause="empty",
             ),
         )

@@ -14,7 +14,7 @@ from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBo
 from gradflow_export.rules.data import ConstantTargets, DataScale, TargetScale, UnrelatedTargets
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.initial import BadInit
-from gradflow_export.rules.learning import LinearLimit, NoBend, NotLearning
+from gradflow_export.rules.learning import EmptyLoss, LinearLimit, NoBend, NotLearning
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.modes import WrongMode
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
@@ -141,6 +141,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         MemoryUsage(),
         MemoryLeak(),
         NotLearning(),
+        EmptyLoss(),
         *(_FIXED[key](value) for key, value in chosen.items()),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +13,9 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats, converged, middle, settled
+
+_FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
+"""What leaves a loss flat at any learning rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,8 @@ class LearningRate(Rule):
         )
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
-        yield _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        yield replace(found, follows_from=_FLAT)
 
     def _decayed(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
