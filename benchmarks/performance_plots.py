@@ -16,7 +16,7 @@ from timing import Row
 
 OURS, RIVAL, BARE = "#1565c0", "#b26a00", "#757575"
 COLOURS = {"gradflow_norms": "#1565c0", "gradflow_every_step": "#6a1b9a"}
-TITLES = {"gradflow_norms": "loss and norms, every step", "gradflow_every_step": "everything, every step"}
+TITLES = {"gradflow_norms": "loss and norms, every step", "gradflow_every_step": "statistics, gains, updates"}
 
 
 def plot_overhead(rows: Sequence[Row], path: Path) -> None:

@@ -23,7 +23,12 @@ def gradflow(trainer: Trainer, logdir: Path, **settings: Any) -> Iterator[None]:
 
 
 def every_step(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextManager[None]:
-    """Watch with everything read at every step, histograms and ranks apart."""
+    """Watch with L1, L2, Linf, mean, zeros and non-finite of each gradient, block gains and updates at every step."""
+    return gradflow(trainer, logdir, intervals=dict.fromkeys(("statistics", "blocks", "updates"), 1))
+
+
+def everything(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextManager[None]:
+    """Watch with everything read at every step, histograms and ranks apart: activations, moments, inputs too."""
     from gradflow_export.schedule import INTERVALS
 
     often = {name: 1 for name in INTERVALS if name not in {"ranks", "histograms"}}
@@ -48,5 +53,6 @@ INSTRUMENTS = (
     Instrument("gradflow", gradflow, dense_start=True),
     Instrument("gradflow_norms", norms, every_step=True, dense_start=True),
     Instrument("gradflow_every_step", every_step, every_step=True, dense_start=True),
+    Instrument("gradflow_everything", everything, every_step=True, dense_start=True),
     Instrument("gradflow_wandb", with_wandb, dense_start=True),
 )
