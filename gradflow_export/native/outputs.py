@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from operator import attrgetter
@@ -48,13 +49,13 @@ def grid_of(shape: Sequence[int], rows: int, features: int) -> Grid:
         features: Greatest number of columns.
     """
     if len(shape) >= 4:
-        batch, width, positions = shape[0], shape[1], int(np.prod(shape[2:]))
+        batch, width, positions = shape[0], shape[1], math.prod(shape[2:])
         skip = max(positions // max(rows // batch, 1), 1)
         inner = -(-positions // skip)
         count, outer, stride, apart = batch * inner, width * positions, skip, positions
     else:
         width = shape[-1] if len(shape) > 1 else 1
-        inner, count, outer, stride, apart = 1, int(np.prod(shape[:-1])) if len(shape) > 1 else shape[0], width, 0, 1
+        inner, count, outer, stride, apart = 1, math.prod(shape) // width, width, 0, 1
     step, skip = max(-(-count // rows), 1), max(-(-width // features), 1)
     return Grid(-(-count // step), step, inner, outer, stride, -(-width // skip), skip * apart)
 

@@ -142,7 +142,7 @@ def test_a_sample_with_an_analysis_travels_alone_and_as_it_is():
         Sample("m", "a", mine, lambda _: {}),
         Sample("parameter.weight", "w", torch.ones(2, dtype=torch.float64)),
     ]
-    shared, alone = pack([*samples, Pending("loss", ("",), torch.ones(1))])
+    alone, shared = pack([*samples, Pending("loss", ("",), torch.ones(1))])
     assert len(shared.items) == 2
     assert alone.host.data_ptr() == mine.data_ptr()
     assert np.asarray(alone.host).dtype == np.float32
