@@ -2,7 +2,9 @@
 
 import importlib
 import importlib.util
+import logging
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -34,7 +36,11 @@ def script(on_path):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    yield module
+    log = logging.getLogger("gradflow_export")
+    before = log.level
+    with warnings.catch_warnings():
+        yield module
+    log.setLevel(before)
     del sys.modules[spec.name]
 
 
