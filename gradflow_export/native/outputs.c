@@ -15,32 +15,46 @@ static int64_t row_start(const Grid *grid, int64_t r) {
     return row / grid->inner * grid->outer + row % grid->inner * grid->stride;
 }
 
-/* The root mean square of entries less the mean of their column; NaN when there is no memory. */
-static double spread_of(const char *data, int32_t kind, const Grid *grid) {
-    int64_t size = grid->rows * grid->columns;
-    double *entries = malloc(sizeof(double) * (size_t)(size + grid->columns + 1)), *means = entries + size;
+/* Squares that left the range of double, or nearly: taken once more, as shares of the greatest entry. */
+static double scaled_spread(const double *entries, int64_t size) {
     double greatest = 0.0, squares = 0.0;
+    for (int64_t i = 0; i < size; i++) /* a NaN is kept: it compares false */
+        if (greatest == greatest && !(fabs(entries[i]) <= greatest)) greatest = fabs(entries[i]);
+    if (!(greatest > 0.0 && greatest < INFINITY)) return greatest;
+    for (int64_t i = 0; i < size; i++) squares += entries[i] / greatest * (entries[i] / greatest);
+    return greatest * sqrt(squares / (double)size);
+}
+
+/* The root mean square of entries less the mean of their column; NaN when there is no memory. */
+FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid *grid) {
+    int64_t columns = grid->columns, size = grid->rows * columns;
+    double *entries = malloc(sizeof(double) * (size_t)(size + 2 * columns + 1)), squares = 0.0, spread;
+    double *means = entries + size, *sums = means + columns;
     if (entries == NULL) return NAN;
-    for (int64_t j = 0; j < grid->columns; j++) means[j] = 0.0;
+    for (int64_t j = 0; j < columns; j++) means[j] = sums[j] = 0.0;
     for (int64_t r = 0; r < grid->rows; r++) {
         int64_t start = row_start(grid, r);
-        for (int64_t j = 0; j < grid->columns; j++) {
-            double value = gradflow_entry(data, start + j * grid->apart, kind);
-            entries[r * grid->columns + j] = value;
-            means[j] += value;
+        double *row = entries + r * columns;
+        if (kind == FLOAT32 && grid->apart == 1) {
+            const float *from = (const float *)data + start;
+            for (int64_t j = 0; j < columns; j++) row[j] = from[j];
+        } else {
+            for (int64_t j = 0; j < columns; j++) row[j] = gradflow_entry(data, start + j * grid->apart, kind);
+        }
+        for (int64_t j = 0; j < columns; j++) means[j] += row[j];
+    }
+    for (int64_t j = 0; j < columns; j++) means[j] /= (double)grid->rows;
+    for (int64_t r = 0; r < grid->rows; r++) {
+        double *row = entries + r * columns;
+        for (int64_t j = 0; j < columns; j++) {
+            row[j] -= means[j];
+            sums[j] += row[j] * row[j];
         }
     }
-    for (int64_t i = 0; i < size; i++) {
-        entries[i] -= means[i % grid->columns] / (double)grid->rows;
-        /* A NaN is kept: it compares false. */
-        if (greatest == greatest && !(fabs(entries[i]) <= greatest)) greatest = fabs(entries[i]);
-    }
-    if (greatest > 0.0 && greatest < INFINITY) {
-        for (int64_t i = 0; i < size; i++) squares += entries[i] / greatest * (entries[i] / greatest);
-        greatest *= sqrt(squares / (double)size);
-    }
+    for (int64_t j = 0; j < columns; j++) squares += sums[j];
+    spread = squares > 1e-280 && squares < INFINITY ? sqrt(squares / (double)size) : scaled_spread(entries, size);
     free(entries);
-    return greatest;
+    return spread;
 }
 
 /* Read tensors[n] one by one, into out[2][n]: L2 norm, and the spread over its grid (0 where that has no rows). A tensor
