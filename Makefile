@@ -46,7 +46,7 @@ performance: $(VENV)/.stamp-test,benchmarks
 # Small models wait for each other's threads where other work shares the cores.
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
