@@ -1,5 +1,7 @@
 """The tools beside training: clipping, anomaly mode, checks of gradients, memory, profiles."""
 
+import ctypes
+import gc
 import json
 import math
 import threading
@@ -311,6 +313,8 @@ def test_a_loss_that_is_cut_off_is_found_or_refused():
 
 def test_a_megabyte_a_step_is_a_leak_and_its_tensors_are_named():
     """Tensors that pile up are found and told by shape; the verdict says how fast."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # a leak fits unseen into what earlier tests have freed
     watch, kept = MemoryWatch(scan_interval=20), []
     for step in range(1, 91):
         kept.append(torch.full((MB,), float(step)))
