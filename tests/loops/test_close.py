@@ -32,7 +32,9 @@ def train(model, criterion, optimizer, steps=2):
 def ours():
     """Return what of ours lives in the process: threads and callbacks at exit."""
     threads = [t for t in threading.enumerate() if t.name.startswith("gradflow")]
-    at_exit = [i for i in weakref.finalize._registry.values() if "gradflow" in (getattr(i.func, "__module__", None) or "")]
+    at_exit = [
+        i for i in weakref.finalize._registry.values() if "gradflow" in (getattr(i.func, "__module__", None) or "")
+    ]
     return threads, at_exit
 
 
