@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import shards
+from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.taps.base import Drained, Pending
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep
@@ -80,7 +81,7 @@ class InitialTap:
         sites = tuple(name for name, _ in named)
         with torch.no_grad():
             if self._steps == 1:
-                self._out.append(_pending("parameter.initial_gain", sites, [_gain(weight) for _, weight in named]))
+                self._out.append(_pending("parameter.initial_gain", sites, _gains([weight for _, weight in named])))
             self._out.append(_pending("parameter.row_spread", sites, [_spread(weight) for _, weight in named]))
 
     def after(self, step: OptimizerStep) -> None:
@@ -104,16 +105,18 @@ class InitialTap:
         return [(n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1][:MATRICES]
 
 
-def _gain(weight: Tensor) -> Tensor:
-    """Return the root mean square times the root of the number of inputs. Shape: scalar, float64."""
-    fan_in = weight[0].numel()
-    return weight.double().square().mean().sqrt() * math.sqrt(fan_in)
+def _gains(weights: list[Tensor]) -> list[Tensor]:
+    """Return the root mean square of each weight times the root of its number of inputs. Shape of each: scalar."""
+    # What many tensors are read by makes no copy of a large one.
+    norms = l2_norms(weights).double()
+    return [norm / math.sqrt(weight.shape[0]) for norm, weight in zip(norms, weights, strict=True)]
 
 
 def _spread(weight: Tensor) -> Tensor:
     """Return the greatest difference from the first row, as a share of the greatest entry. Shape: scalar, float64."""
     flat = weight.reshape(weight.shape[0], -1)
-    return ((flat - flat[:1]).abs().amax() / flat.abs().amax()).double()
+    low, high = torch.aminmax(flat, dim=0)  # by columns, as a difference of all entries would be as large as they are
+    return (torch.maximum(high - flat[0], flat[0] - low).amax() / torch.maximum(high, -low).amax()).double()
 
 
 def _pending(metric: str, sites: tuple[str, ...], values: list[Tensor]) -> Pending:
