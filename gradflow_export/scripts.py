@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class Outcome:
         steps: Steps of the optimizer that stepped most.
         models: Class names of the models that were watched.
         issues: What was found in any of them, with the line of the script that it belongs to.
-        error: The traceback of the script's own error, empty when there was none.
+        error: The script's own error with its lines of the traceback, empty when there was none.
     """
 
     steps: int = 0
@@ -175,6 +177,8 @@ def outermost(module: nn.Module) -> nn.Module:
 def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool = True) -> Outcome:
     """Run a script as ``python script`` would, and return what its models showed.
 
+    Arguments, search path and current folder are put back.
+
     Args:
         script: A file of Python code.
         arguments: What follows it on the command line.
@@ -182,7 +186,7 @@ def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool
         stop: Whether it is stopped; otherwise it runs to its end.
     """
     watch = ScriptWatch(script, steps, stop=stop)
-    argv, path, error = sys.argv, sys.path[:], ""
+    argv, path, folder, error = sys.argv, sys.path[:], Path.cwd(), ""
     sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.resolve().parent)]
     try:
         with watch.attach():
@@ -192,10 +196,19 @@ def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool
                 pass
             except SystemExit as ended:
                 error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
-            except Exception:
-                error = traceback.format_exc()
+            except Exception as raised:
+                error = _told(raised, str(script.resolve()))
             outcome = watch.outcome()
     finally:
         sys.argv, sys.path[:] = argv, path
+        os.chdir(folder)
     outcome.error = error
     return outcome
+
+
+def _told(raised: Exception, script: str) -> str:
+    """Return what Python prints of an error, from the first line of the script on."""
+    left: TracebackType | None = raised.__traceback__
+    while left is not None and left.tb_frame.f_code.co_filename != script:
+        left = left.tb_next
+    return "".join(traceback.format_exception(type(raised), raised, left))

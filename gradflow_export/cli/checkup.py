@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
-from gradflow_export.errors import ArgumentError
+from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, merged, worst
 
@@ -48,14 +48,18 @@ def examine_script(script: Path, words: Sequence[str], given: argparse.Namespace
 
     Raises:
         ArgumentError: There is no such script, or fewer than one step is asked for.
+        StorageError: The file for the findings cannot be written.
     """
     options, own = _split(words, given)
     steps = getattr(options, "steps", STEPS)
     kind = getattr(options, "format", "text")
+    output = getattr(options, "output", None)
     if not script.is_file():
         raise ArgumentError(f"doctor expects a Python script, got {str(script)!r}, which is no file; give its path.")
     if steps < 1:
         raise ArgumentError(f"--steps expects a number of steps of at least 1, got {steps}; for example --steps 50.")
+    if output is not None:
+        _check_place(output)
     from gradflow_export.scripts import run_script
 
     # What the script prints must not get among findings that another program reads.
@@ -63,13 +67,16 @@ def examine_script(script: Path, words: Sequence[str], given: argparse.Namespace
     with quiet:
         outcome = run_script(script, own, steps, stop=not getattr(options, "all", False))
     told = _render(outcome, script, kind)
-    output = getattr(options, "output", None)
     if output is None:
         print(told)
     else:
-        output.write_text(told + "\n", encoding="utf-8")
+        _write(output, told)
     if outcome.error:
-        sys.stderr.write(f"{outcome.error}\ngradflow: {script} failed by itself after {outcome.steps} steps\n")
+        sys.stderr.write(
+            f"{outcome.error.rstrip()}\ngradflow: doctor expects a script that runs, and {script} failed by itself "
+            f"after {outcome.steps} steps with the error above; mend that first, or give the arguments with which it "
+            "runs.\n"
+        )
         return 2
     issues = [issue for issue, _ in outcome.issues]
     if not outcome.steps and not issues:
@@ -86,10 +93,40 @@ def _split(words: Sequence[str], given: argparse.Namespace) -> tuple[argparse.Na
     ours, after = list(words), []
     if "--" in ours:
         ours, after = ours[: ours.index("--")], ours[ours.index("--") + 1 :]
-    parser = argparse.ArgumentParser(prog="gradflow doctor", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="gradflow doctor SCRIPT", add_help=False, allow_abbrev=False)
     add_options(parser)
     options, own = parser.parse_known_args(ours, argparse.Namespace(**vars(given)))
     return options, [*own, *after]
+
+
+def refuse_without_script(given: argparse.Namespace) -> None:
+    """Raise where an option that concerns a script came without one.
+
+    Raises:
+        ArgumentError: The message names the option.
+    """
+    for name in ("steps", "all", "format", "output"):
+        if hasattr(given, name):
+            raise ArgumentError(
+                f"--{name} expects a training script, got none; write: gradflow doctor train.py --{name} ..., or leave "
+                "it out to check the installation."
+            )
+
+
+def _check_place(output: Path) -> None:
+    """Raise before the script runs where its findings could not be written after it."""
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        what = "a folder" if output.is_dir() else "in a folder that does not exist"
+        raise StorageError(f"--output expects a file to write to, got {str(output)!r}, which is {what}; give another.")
+
+
+def _write(output: Path, told: str) -> None:
+    try:
+        output.write_text(told + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"--output expects a file to write to, got {str(output)!r}: {error.strerror or error}; give another."
+        ) from error
 
 
 def _render(outcome: Outcome, script: Path, kind: str) -> str:

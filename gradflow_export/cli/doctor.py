@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from gradflow_export.cli.checkup import add_options, examine_script
+from gradflow_export.cli.checkup import add_options, examine_script, refuse_without_script
 
 PLUGIN_GROUP, PLUGIN_NAME = "tensorboard_plugins", "gradflow"
 LEAST_FREE_MB = 100
@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     """Print every finding; 1 when something would fail, or when a script has a critical one."""
     if args.script is not None:
         return examine_script(args.script, args.words, args)
+    refuse_without_script(args)
     findings = examine(args.logdir)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

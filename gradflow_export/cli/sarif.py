@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from gradflow_export.issues import Issue, IssueType, Severity, number_to_json
 
@@ -29,7 +30,7 @@ def as_sarif(issues: Sequence[tuple[Issue, int]], script: Path, *, version: str,
         error: The script's own error, empty when there was none.
     """
     kinds = list(dict.fromkeys(issue.issue_type for issue, _ in issues))
-    driver = {"name": "gradflow", "version": version, "semanticVersion": version, "rules": list(map(_rule, kinds))}
+    driver = {"name": "gradflow", "version": version, "rules": list(map(_rule, kinds))}
     invocation: dict[str, Any] = {"executionSuccessful": not error}
     if error:
         invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": error}}]
@@ -37,9 +38,15 @@ def as_sarif(issues: Sequence[tuple[Issue, int]], script: Path, *, version: str,
         "tool": {"driver": driver},
         "invocations": [invocation],
         "columnKind": "utf16CodeUnits",
-        "results": [_result(issue, line, script, kinds.index(issue.issue_type)) for issue, line in issues],
+        "results": [_result(issue, line, address(script), kinds.index(issue.issue_type)) for issue, line in issues],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False)
+
+
+def address(script: Path) -> str:
+    """Return a script's URI: relative where it lies below the current folder, as code hosts want it, else absolute."""
+    whole, here = script.resolve(), Path.cwd().resolve()
+    return quote(whole.relative_to(here).as_posix()) if whole.is_relative_to(here) else whole.as_uri()
 
 
 def _rule(kind: IssueType) -> dict[str, Any]:
@@ -52,8 +59,8 @@ def _rule(kind: IssueType) -> dict[str, Any]:
     }
 
 
-def _result(issue: Issue, line: int, script: Path, rule: int) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": script.as_posix()}}
+def _result(issue: Issue, line: int, uri: str, rule: int) -> dict[str, Any]:
+    place: dict[str, Any] = {"artifactLocation": {"uri": uri}}
     if line:
         place["region"] = {"startLine": line}
     names = [{"fullyQualifiedName": layer, "kind": "member"} for layer in issue.layers if layer]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from gradflow_export.cli import main
+from gradflow_export.cli.sarif import address
 
 SCRIPT = """
     import sys
@@ -98,9 +100,27 @@ def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
     assert result["level"] == "error"
     assert result["message"]["text"]
     place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"]["uri"].endswith("train.py")
+    assert place["artifactLocation"]["uri"] == script.resolve().as_uri()
     assert place["region"]["startLine"] == STEP_LINE
     assert "null" not in text
+
+
+def test_addresses_are_relative_below_the_current_folder_and_valid_everywhere(tmp_path, monkeypatch):
+    """Blanks, colons and letters beyond ASCII are encoded; a script elsewhere has an absolute address."""
+    monkeypatch.chdir(tmp_path)
+    assert address(Path("a b/tr\u00e4in:1.py")) == "a%20b/tr%C3%A4in%3A1.py"
+    assert address(tmp_path / "x.py") == "x.py"
+    assert address(tmp_path.parent / "other one.py") == f"{tmp_path.resolve().parent.as_uri()}/other%20one.py"
+
+
+def test_the_current_folder_is_put_back(tmp_path, capsys, monkeypatch):
+    """A script that goes elsewhere does not take the file for its findings with it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "away").mkdir()
+    (tmp_path / "go.py").write_text("import os\nos.chdir('away')\n", encoding="utf-8")
+    assert main(["doctor", "go.py", "--output", "found.txt"]) == 2
+    assert (tmp_path / "found.txt").is_file()
+    assert "made no step" in capsys.readouterr().err
 
 
 def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, capsys):
@@ -109,6 +129,7 @@ def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, cap
     err = capsys.readouterr().err
     assert "RuntimeError: no more data" in err
     assert "failed by itself after 5 steps" in err
+    assert err.count('  File "') == 1, "frames that are not the script's own were shown"
     empty = tmp_path / "empty.py"
     empty.write_text("x = 1\n", encoding="utf-8")
     assert main(["doctor", str(empty)]) == 2
@@ -117,6 +138,25 @@ def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, cap
     assert "is no file" in capsys.readouterr().err
     assert main(["doctor", str(script), "--steps", "0"]) == 2
     assert "--steps expects" in capsys.readouterr().err
+    (tmp_path / "broken.py").write_text("def f(:\n", encoding="utf-8")
+    assert main(["doctor", str(tmp_path / "broken.py")]) == 2
+    assert capsys.readouterr().err.startswith('  File "')
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_script_runs(script, tmp_path, capsys, monkeypatch):
+    """A folder, a file in no folder, and options of a script without one; what fails later has no traceback either."""
+    for place, what in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.json", "a folder that does not exist")):
+        assert main(["doctor", str(script), "--output", str(place)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("gradflow: --output expects a file to write to, got")
+        assert what in printed.err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "locked").symlink_to(tmp_path / "gone" / "file")
+    assert main(["doctor", str(script), "--steps", "1", "--output", "locked"]) == 2
+    assert "No such file" in capsys.readouterr().err
+    assert main(["doctor", "--format", "json"]) == 2
+    assert "--format expects a training script, got none" in capsys.readouterr().err
 
 
 def test_all_lets_the_script_run_to_its_end(tmp_path, capsys):
