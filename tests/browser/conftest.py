@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
+from tensorboard_plugin_gradflow import data, standalone
+
+# How long anything may take on a slow machine with other work; what waits, waits for a condition and goes on at once.
+PATIENCE = 60
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -42,10 +47,11 @@ def logs():
 @pytest.fixture(scope="module")
 def browser():
     """Chromium of this machine; Playwright's event loop, which lets no other run in this thread, ends with the module."""
-    chromium = shutil.which("chromium")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     assert chromium is not None, "the browser tests need the program chromium on the PATH: apt-get install chromium"
+    expect.set_options(timeout=1000 * PATIENCE)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=1000 * PATIENCE)
         yield browser
         browser.close()
 
@@ -54,45 +60,60 @@ def browser():
 def context(browser):
     """One profile for all pages, so that TensorBoard's own code is compiled once."""
     with browser.new_context() as context:
+        context.set_default_timeout(1000 * PATIENCE)
         yield context
 
 
 @contextmanager
-def running_tensorboard(*flags):
-    """Start TensorBoard on a free port of this machine and wait until it answers; yields its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--host=127.0.0.1", f"--port={port}", *flags]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
+def running_tensorboard(*flags, holds=()):
+    """Start TensorBoard on a free port of this machine; yields its address.
+
+    It reads its log in the background: it is ready once it holds all that ``holds`` names, the versions of runs.
+    """
+    command = [sys.executable, "-m", "tensorboard.main", "--host=127.0.0.1", "--port=0", *flags]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process,
+    ):
         try:
-            prefix = next((flag.partition("=")[2] for flag in flags if flag.startswith("--path_prefix=")), "")
-            address = f"http://127.0.0.1:{port}{prefix}"
-            wait_for(lambda: answers(f"{address}/data/plugin/gradflow/runs"), process)
+            # The port is the system's choice and TensorBoard's own from the start: nobody can take it in between.
+            address = wait_for(lambda: re.search(r"http://127[.]0[.]0[.]1:[^ ]+", words(said)), process, said)[
+                0
+            ].rstrip("/")
+            wait_for(lambda: versions_at(address) == sorted(holds), process, said)
             yield address
         finally:
             process.terminate()
-            process.communicate()
 
 
-def answers(address):
-    """Return whether a GET succeeds."""
+def words(file):
+    """Return what was written into a file so far, wherever its end is now."""
+    return os.pread(file.fileno(), 2**20, 0).decode(errors="replace")
+
+
+def versions_at(address):
+    """Return the versions of the runs that a TensorBoard has read so far, None while it does not answer."""
     try:
-        with urllib.request.urlopen(address) as response:
-            return response.status == 200
+        with urllib.request.urlopen(f"{address}/data/plugin/gradflow/runs", timeout=PATIENCE) as response:
+            return sorted(run["version"] for run in json.load(response)["runs"])
     except OSError:
-        return False
+        return None
 
 
-def wait_for(condition, process=None, seconds=60):
-    """Return once ``condition`` holds; fail with the process's output when it died or time is over."""
-    end = time.monotonic() + seconds
-    while not condition():
-        died = process is not None and process.poll() is not None
-        assert not died, process.stdout.read().decode()
-        assert time.monotonic() < end, "waited in vain"
+def versions_in(logdir):
+    """Return the versions of the runs in a folder, read whole."""
+    return [run["version"] for run in data.list_runs(standalone.open_source(logdir))["runs"]]
+
+
+def wait_for(condition, process, said):
+    """Return what ``condition`` gives once that is true; fail with the process's output when it died or time is over."""
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert process.poll() is None, words(said)
+        assert time.monotonic() < end, f"waited in vain; TensorBoard said: {words(said)}"
         time.sleep(0.05)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +139,7 @@ def logdir(tmp_path_factory, logs):
 @pytest.fixture(scope="session")
 def address(logdir, tensorboard):
     """A TensorBoard with the fast loader, as it starts by default."""
-    with tensorboard(f"--logdir={logdir}", "--load_fast=true") as address:
+    with tensorboard(f"--logdir={logdir}", "--load_fast=true", holds=versions_in(logdir)) as address:
         yield address
 
 

@@ -14,6 +14,11 @@ NAMES = (
     '"><img src=x onerror="document.title=1">',
     "last",
 )
+LOAD = """text => new Promise(done => {
+    const frame = document.querySelector('iframe');
+    frame.onload = () => done();
+    frame.srcdoc = text;
+})"""
 BOX = "element => { const box = element.getBoundingClientRect(); return [box.width, box.height] }"
 
 
@@ -40,9 +45,8 @@ def opened(browser, request):
         page.set_content(
             "<meta name=color-scheme content='light dark'><iframe style='width:1150px;height:650px'></iframe>"
         )
-        page.evaluate("text => { document.querySelector('iframe').srcdoc = text }", report())
+        page.evaluate(LOAD, report())
         frame = page.frame_locator("iframe")
-        frame.locator("h1").wait_for()
         yield request.param, frame, complaints
 
 
