@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,21 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export import writers
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.taps.discover import unwrap
 from gradflow_export.writers import make_writer
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.preflight import PreflightWriter
 
 
-def check_model(model: object) -> None:
-    """Raise unless this is a module that has parameters."""
+def check_module(model: object) -> None:
+    """Raise unless this is a module."""
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself.")
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise unless this is a module that has parameters."""
+    check_module(model)
     if not any(True for _ in model.parameters()):
         raise ArgumentError(
             f"model {type(model).__name__} has no parameters, so nothing can be learned or watched. If its layers are "
@@ -31,13 +38,26 @@ def check_model(model: object) -> None:
 def check_start(start_step: object) -> None:
     """Raise unless this is a number of steps."""
     if isinstance(start_step, bool) or not isinstance(start_step, int):
-        raise ArgumentTypeError(f"start_step must be a whole number of steps, got {start_step!r}.")
+        raise ArgumentTypeError(
+            f"start_step must be a whole number of steps, got {start_step!r}; pass the number of steps done before."
+        )
     if start_step < 0:
         raise ArgumentError(f"start_step must be 0 or more, got {start_step}; it is the number of steps done before.")
 
 
-def check_watch(criterion: object, optimizer: object) -> None:
-    """Raise unless criterion and optimizer can be watched."""
+def check_logdir(logdir: object) -> None:
+    """Raise unless this is a path or left out."""
+    if logdir is not None and not isinstance(logdir, (str, os.PathLike)):
+        raise ArgumentTypeError(f"logdir must be a path, got {logdir!r}; for example logdir='runs/first'.")
+
+
+def check_watch(criterion: object, optimizer: object, model: nn.Module | None) -> None:
+    """Raise unless criterion and optimizer can be watched beside the model."""
+    if isinstance(criterion, nn.Module) and unwrap(criterion) is model:
+        raise ArgumentError(
+            f"criterion must be a loss module such as nn.CrossEntropyLoss(), got the watched {type(model).__name__} "
+            "itself; call watch() without it, the model is known already."
+        )
     if criterion is not None and not isinstance(criterion, nn.Module):
         raise ArgumentTypeError(
             f"criterion must be a loss module such as nn.CrossEntropyLoss(), got {type(criterion).__name__}; for a "

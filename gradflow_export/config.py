@@ -20,6 +20,8 @@ SECTION = "diagnostics"
 _PLAIN = frozenset(
     {"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "preflight", "compiled"}
 )
+_BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step"})
+"""What an exporter takes beside settings; a misspelt one comes here."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
     known = _PLAIN | set(THRESHOLDS)
     for key in values:
         if key not in known:
-            raise ArgumentError(f"unknown setting {key!r}{nearest(key, known)}")
+            raise ArgumentError(f"unknown setting {key!r}{nearest(key, known | _BESIDE if key in given else known)}")
     for key in ("enabled", "alerts_enabled", "rerun_nonfinite"):
         if not isinstance(values.get(key, True), bool):
-            raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}.")
+            raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}; leave it out for the default.")
     intervals = values.get("intervals", {})
     if not isinstance(intervals, Mapping):
         raise ArgumentTypeError(
@@ -136,12 +138,15 @@ def _flatten(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, An
         config = read_file(Path(config))
     if not isinstance(config, Mapping):
         raise ArgumentTypeError(
-            f"config must be a dictionary or the path of a .yaml or .toml file, got {type(config).__name__}."
+            f"config must be a dictionary or the path of a .yaml or .toml file, got {type(config).__name__}; for "
+            "example config={'every': 10}."
         )
     section = config.get(SECTION)
     section = {} if section is None else section
     if not isinstance(section, Mapping):
-        raise ArgumentTypeError(f"config's section {SECTION!r} must hold keys and values, got {section!r}.")
+        raise ArgumentTypeError(
+            f"config's section {SECTION!r} must hold keys and values, got {section!r}; for example 'every: 10'."
+        )
     return {**{key: value for key, value in config.items() if key != SECTION}, **section}
 
 
@@ -155,11 +160,14 @@ def read_file(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"config file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+        raise StorageError(
+            f"config file {str(path)!r} cannot be read: {error.strerror or error}; give the path of a .yaml or "
+            ".toml file."
+        ) from error
     except UnicodeDecodeError as error:
         raise ArgumentError(f"config file {str(path)!r} is no UTF-8 text: {error}.") from error
     if path.suffix not in {".yaml", ".yml", ".toml"}:
-        raise ArgumentError(f"config file must end in .yaml, .yml or .toml, got {path.name!r}.")
+        raise ArgumentError(f"config file must end in .yaml, .yml or .toml, got {path.name!r}; rename it.")
     try:
         data = yaml.safe_load(text) if path.suffix != ".toml" else _toml().loads(text)
     except ValueError as error:

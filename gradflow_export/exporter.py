@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.arguments import check_model, check_start, check_watch, make_preflight, make_writers
+from gradflow_export.arguments import (
+    check_logdir,
+    check_model,
+    check_start,
+    check_watch,
+    make_preflight,
+    make_writers,
+)
 from gradflow_export.config import make_settings
 from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
@@ -112,6 +119,7 @@ class Exporter(Reports):
     ) -> None:
         check_model(model)
         check_start(start_step)
+        check_logdir(logdir)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
@@ -166,7 +174,8 @@ class Exporter(Reports):
             The exporter itself.
 
         Raises:
-            ArgumentError: A block or a pair is not part of the model, or this exporter was closed.
+            ArgumentError: A block or a pair is not part of the model, the criterion is the model itself, or this
+                exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:
@@ -174,7 +183,7 @@ class Exporter(Reports):
         if self._loop is not None:
             _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
             return self
-        check_watch(criterion, optimizer)
+        check_watch(criterion, optimizer, self._model())
         if not self.settings.enabled:
             return self
         model = self._model()

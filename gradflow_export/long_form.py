@@ -58,7 +58,9 @@ def write_table(path: str | os.PathLike[str], records: Iterable[StepRecord], inf
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"expected a place to write to, got {str(path)!r}: {error.strerror or error}.") from error
+        raise StorageError(
+            f"expected a place to write to, got {str(path)!r}: {error.strerror or error}; choose another."
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,8 @@ from gradflow_export.told import ToldJudge
 from gradflow_export.worker import Worker
 from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
 from gradflow_export.writers.base import Writer
+
+_log = logging.getLogger("gradflow_export")
 
 CLOSE_SECONDS = 10.0
 
@@ -116,7 +119,10 @@ class Reports:
             issue: Its step becomes that of the record. Once it has gone, hand it over again with any ``healed_step``,
                 which becomes that of the record too.
         """
-        if self._loop is not None and not self._closed and self.settings.alerts_enabled:
+        if not isinstance(issue, Issue):
+            kind = type(issue).__name__
+            _log.warning("gradflow: add_issue() expects an Issue, got %s, which is left out; pass Issue(...).", kind)
+        elif self._loop is not None and not self._closed and self.settings.alerts_enabled:
             self._judge.tell(issue)
 
     def _records(self) -> Iterable[StepRecord]:

@@ -188,4 +188,4 @@ def write_json(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None
     try:
         target.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"save cannot write {str(path)!r}: {error.strerror or error}.") from error
+        raise StorageError(f"save cannot write {str(path)!r}: {error.strerror or error}; choose another.") from error

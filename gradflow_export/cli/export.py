@@ -62,4 +62,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"expected a folder to write to, got {folder}: {error.strerror or error}.") from error
+        raise StorageError(
+            f"--output expects a folder, or a file whose name ends as --format says, got {str(folder)!r}: "
+            f"{error.strerror or error}; choose another."
+        ) from error

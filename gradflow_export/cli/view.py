@@ -58,7 +58,9 @@ def run_snapshot(args: argparse.Namespace) -> int:
     try:
         args.out.write_text(render_snapshot(source, f"GradFlow: {args.logdir.name}"), encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"gradflow: {args.out} cannot be written ({error})\n")
+        sys.stderr.write(
+            f"gradflow: snapshot expects a file to write to, got {str(args.out)!r}: {error.strerror}; choose another\n"
+        )
         return 2
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -35,6 +35,13 @@ from gradflow_export.taps.root import Roots
 _log = logging.getLogger("gradflow_export")
 
 OBSERVABLE = ("loss", "logits", "targets", "components", "policy")
+_KINDS = (
+    ("loss", (Tensor, int, float), "a tensor or a number"),
+    ("logits", (Tensor,), "a tensor"),
+    ("targets", (Tensor,), "a tensor"),
+    ("components", (Mapping,), "a dictionary of parts of the loss"),
+)
+"""What may be handed over under each name, and how to say so."""
 MICRO_BATCHES = 1024
 """Losses kept until a step ends; beyond that the oldest are forgotten."""
 
@@ -74,7 +81,7 @@ class LossTap:
         self._begun = unserializable_hook(guard(self._backward))  # type: ignore[no-untyped-call]
         self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
         self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
-        self._unknown: set[str] = set()
+        self._refused: set[str] = set()
         self.want_logits = False
         self.seen = False
         self._components = LossComponents()
@@ -100,10 +107,16 @@ class LossTap:
         return stack
 
     def observe(self, tensors: Mapping[str, Any]) -> None:
-        """Take what the user hands over by name; an unknown name is told of once."""
-        for name in tensors.keys() - set(OBSERVABLE) - self._unknown:
-            self._unknown.add(name)
+        """Take what the user hands over by name; what cannot be used is told of once."""
+        for name in tensors.keys() - set(OBSERVABLE) - self._refused:
+            self._refused.add(name)
             _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
+        for name, kinds, wanted in _KINDS:
+            value = tensors.get(name)
+            if value is not None and not isinstance(value, kinds) and name not in self._refused:
+                self._refused.add(name)
+                kind = type(value).__name__
+                _log.warning("gradflow: observe() expects %s for %r, got %s; it is left out.", wanted, name, kind)
         loss, logits, targets, components = (tensors.get(n) for n in ("loss", "logits", "targets", "components"))
         if isinstance(loss, (Tensor, int, float)):
             self.observe_loss(loss)

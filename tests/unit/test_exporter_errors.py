@@ -61,6 +61,21 @@ BAD = {
         ArgumentError,
         ("unknown setting", "'gradient_explosion_treshold'", "did you mean 'gradient_explosion_threshold'?"),
     ),
+    "keyword of the exporter, misspelt": (
+        lambda: Exporter(net(), backend="memory"),
+        ArgumentError,
+        ("unknown setting", "'backend'", "did you mean 'backends'?"),
+    ),
+    "folder of a wrong type": (
+        lambda: Exporter(net(), logdir=3, backends="memory"),
+        ArgumentTypeError,
+        ("logdir must be a path", "got 3", "logdir='runs/first'"),
+    ),
+    "start step of a wrong type": (
+        lambda: Exporter(net(), start_step="7", backends="memory"),
+        ArgumentTypeError,
+        ("start_step must be a whole number", "got '7'", "steps done before"),
+    ),
     "unknown config key": (
         lambda: Exporter(net(), config={"diagnostics": {"evry": 3}}, backends="memory"),
         ArgumentError,
@@ -135,6 +150,11 @@ BAD = {
         lambda: Exporter(net(), enabled="no", backends="memory"),
         ArgumentTypeError,
         ("enabled must be true or false", "'no'"),
+    ),
+    "criterion the model itself": (
+        lambda: Exporter(MODEL, backends="memory").watch(nn.DataParallel(MODEL)),
+        ArgumentError,
+        ("criterion must be a loss module", "got the watched", "call watch() without it"),
     ),
     "criterion a function": (
         lambda: Exporter(MODEL, backends="memory").watch(nn.functional.mse_loss),
@@ -240,11 +260,17 @@ def test_save_names_what_it_wants(tmp_path):
     assert '"verdict"' in (tmp_path / "x.json").read_text()
 
 
-def test_an_unknown_observation_only_logs(caplog):
-    """An unknown keyword of observe() is named once in the log and never raises, nor does a value of a wrong type."""
+def test_what_cannot_be_used_after_watch_is_told_once_and_left_out(caplog):
+    """An unknown keyword and values of a wrong type never raise into a loop; each is named once in the log."""
     caplog.set_level(logging.WARNING, logger="gradflow_export")
     model = net()
     with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
         for _ in range(3):
             exporter.observe(los=1.0, loss="low", logits=[1, 2], targets=None)
-    assert [r.getMessage() for r in caplog.records] == ["gradflow: observe() does not know 'los'; did you mean 'loss'?"]
+        exporter.add_issue("it is broken")
+    assert [record.getMessage() for record in caplog.records] == [
+        "gradflow: observe() does not know 'los'; did you mean 'loss'?",
+        "gradflow: observe() expects a tensor or a number for 'loss', got str; it is left out.",
+        "gradflow: observe() expects a tensor for 'logits', got list; it is left out.",
+        "gradflow: add_issue() expects an Issue, got str, which is left out; pass Issue(...).",
+    ]
