@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from gradflow_export.taps.base import Part
+
 _log = logging.getLogger("gradflow_export")
 
 
@@ -21,53 +23,50 @@ class Guard:
         failures: How often each part failed.
         strict: Let errors raise instead; for tests.
         spent: Seconds inside guarded hooks since the start.
+        depth: How many guarded hooks are running, one within the other.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self.failures: dict[str, int] = {}
         self.spent = 0.0
-        self._depth = 0
+        self.depth = 0
         self._suspended = 0
+        self._parts: dict[str, _GuardedPart] = {}
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """Let no guarded hook run for a while, as when passes are made that are no part of training."""
         self._suspended += 1
+        self._turn()
         try:
             yield
         finally:
             self._suspended -= 1
+            self._turn()
 
-    def part(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def part(self, name: str) -> Part:
         """Return a decorator for the hooks of one part."""
+        if name not in self._parts:
+            self._parts[name] = _GuardedPart(self, name)
+            self._turn()
+        return self._parts[name]
 
-        def decorate(hook: Callable[..., None]) -> Callable[..., None]:
-            @functools.wraps(hook, assigned=())
-            def guarded(*args: Any, **kwargs: Any) -> None:
-                if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
-                    return
-                if self._suspended or name in self.failures:
-                    return
-                began, outermost = time.perf_counter(), self._depth == 0
-                self._depth += 1
-                try:
-                    hook(*args, **kwargs)
-                except Exception as error:
-                    if self.strict:
-                        raise
-                    self._failed(name, error)
-                finally:
-                    self._depth -= 1
-                    if outermost:
-                        self.spent += time.perf_counter() - began
+    def _turn(self) -> None:
+        """Tell the parts whether they are to do nothing."""
+        for part in self._parts.values():
+            part.off = self._suspended > 0 or part.name in self.failures
 
-            return guarded
+    def failed(self, name: str, error: Exception) -> None:
+        """Set a part aside.
 
-        return decorate
-
-    def _failed(self, name: str, error: Exception) -> None:
+        Raises:
+            Exception: The error, where errors are let through.
+        """
+        if self.strict:
+            raise error
         self.failures[name] = self.failures.get(name, 0) + 1
+        self._turn()
         _log.warning(
             "gradflow: reading %s failed and is set aside; training and all else goes on. Exporter(..., strict=True) "
             "raises instead. %s: %s",
@@ -76,3 +75,39 @@ class Guard:
             error,
             exc_info=_log.isEnabledFor(logging.DEBUG),
         )
+
+
+class _GuardedPart(Part):
+    """One part under a guard."""
+
+    def __init__(self, guard: Guard, name: str) -> None:
+        super().__init__()
+        self._guard, self.name = guard, name
+
+    def __call__(self, hook: Callable[..., None]) -> Callable[..., None]:
+        guard = self._guard
+
+        @functools.wraps(hook, assigned=())
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+                return
+            if self.off:
+                return
+            began, outermost = time.perf_counter(), guard.depth == 0
+            guard.depth += 1
+            try:
+                hook(*args, **kwargs)
+            except Exception as error:
+                self.failed(error)
+            finally:
+                guard.depth -= 1
+                if outermost:
+                    guard.spent += time.perf_counter() - began
+
+        return guarded
+
+    def failed(self, error: Exception) -> None:
+        self._guard.failed(self.name, error)
+
+    def took(self, seconds: float) -> None:
+        self._guard.spent += seconds
