@@ -45,6 +45,14 @@ def check_start(start_step: object) -> None:
         raise ArgumentError(f"start_step must be 0 or more, got {start_step}; it is the number of steps done before.")
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Raise unless this is one optimizer."""
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; pass the optimizer itself."
+        )
+
+
 def check_logdir(logdir: object) -> None:
     """Raise unless this is a path or left out."""
     if logdir is not None and not isinstance(logdir, (str, os.PathLike)):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
+from gradflow_export.arguments import check_module
 from gradflow_export.debugging.anomaly import AnomalyMode
-from gradflow_export.debugging.debugger import PyTorchDebugger, check_module, check_tensor
+from gradflow_export.debugging.debugger import PyTorchDebugger, check_tensor
 from gradflow_export.debugging.gradients import CapturedGradients, gradients_of
 from gradflow_export.debugging.history import HISTORY
 from gradflow_export.debugging.levels import DebugLevel
@@ -86,8 +87,7 @@ class AsyncTrainingLogger:
         self._anomaly_mode = AnomalyMode() if enable_autograd_debug else None
         if self._anomaly_mode is not None:  # a logger that is forgotten leaves no mode on behind it
             weakref.finalize(self, self._anomaly_mode.stop)
-        # One thread, so that checks and log lines keep their order.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gradflow-logger")
+        self._thread = _one_thread()
         self._closed = False
 
     @property
@@ -96,7 +96,7 @@ class AsyncTrainingLogger:
         return self._progress.phase
 
     def start_training(self, total_epochs: int | None = None, total_steps: int | None = None) -> None:
-        """Begin a run; called again it begins anew.
+        """Begin a run; called again, also after :meth:`end_training`, it begins anew.
 
         Args:
             total_epochs: As planned.
@@ -108,6 +108,8 @@ class AsyncTrainingLogger:
         """
         _check_total("total_epochs", total_epochs)
         _check_total("total_steps", total_steps)
+        if self._closed:
+            self._thread, self._closed = _one_thread(), False
         if self._anomaly_mode is not None:
             self._anomaly_mode.start()
         self._progress.begin(total_epochs, total_steps)
@@ -253,7 +255,7 @@ class AsyncTrainingLogger:
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         if self._closed:
-            raise ArgumentError("this logger has ended its training; make a new one to check again.")
+            raise ArgumentError("this logger has ended its training; call start_training() to check again.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _write(self, level: str, message: str, phase: TrainingPhase | None, context: Mapping[str, Any]) -> None:
@@ -263,6 +265,11 @@ class AsyncTrainingLogger:
             self._thread.submit(
                 _log.log, number, "gradflow: %s [%s]: %s", self.model_name, phase or self.phase, message
             )
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """Return one thread, so that checks and log lines keep their order."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gradflow-logger")
 
 
 def _phase(phase: object) -> TrainingPhase:

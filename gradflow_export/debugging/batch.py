@@ -39,6 +39,13 @@ class Call:
     autocast: tuple[str, bool, torch.dtype]
     arrived: dict[int, Tensor] = field(default_factory=dict)
 
+    def inputs(self) -> tuple[Any, Any] | None:
+        """Return positional and keyword arguments with their tensors, ``None`` where one of those is gone."""
+        leaves, form = pytree.tree_flatten(self.arguments)
+        held = [leaf() if isinstance(leaf, weakref.ref) else leaf for leaf in leaves]
+        gone = any(isinstance(leaf, weakref.ref) and now is None for leaf, now in zip(leaves, held, strict=True))
+        return None if gone else pytree.tree_unflatten(held, form)
+
 
 @dataclass
 class BatchState:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.debugging.config import GradientClippingConfig
+from gradflow_export.debugging.faults import writable
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 
 Named = Sequence[tuple[str, Tensor]]
@@ -118,11 +119,9 @@ def _value(parameters: list[Tensor], most: float) -> float:
     """Bring every entry into a range; return the share that was outside."""
     outside = entries = 0
     for p in parameters:
-        if p.grad is None:
+        values = writable(p)
+        if values is None:
             continue
-        if p.grad.is_sparse:
-            p.grad = p.grad.coalesce()
-        values = p.grad._values() if p.grad.is_sparse else p.grad  # noqa: SLF001 - values() of a coalesced one is a copy
         outside += int((values.abs() > most).sum())
         entries += values.numel()
         values.clamp_(-most, most)

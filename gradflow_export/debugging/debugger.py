@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.arguments import check_number
+from gradflow_export.arguments import check_module, check_number, check_optimizer
 from gradflow_export.debugging.anomaly import anomaly_mode
 from gradflow_export.debugging.findings import Findings
 from gradflow_export.debugging.footprint import model_bytes
@@ -166,9 +166,11 @@ class PyTorchDebugger:
             ``parameters``, ``gradients``, ``buffers``, ``optimizer`` and ``total``.
 
         Raises:
-            ArgumentTypeError: It is no module.
+            ArgumentTypeError: It is no module, or the optimizer is none.
         """
         check_module(model)
+        if optimizer is not None:
+            check_optimizer(optimizer)
         return model_bytes(model, optimizer)
 
     def validate_model_parameters(self, model: nn.Module) -> dict[str, Any]:
@@ -196,7 +198,12 @@ class PyTorchDebugger:
 
         Returns:
             ``valid``, ``problems`` (sentences) and ``tensors`` (:class:`TensorInfo` by path).
+
+        Raises:
+            ArgumentTypeError: The shape is no tuple.
         """
+        if expected_shape is not None and not isinstance(expected_shape, (tuple, list)):
+            raise ArgumentTypeError(f"expected_shape must be a tuple, got {expected_shape!r}; for example (-1, 10).")
         found = check_output(output, expected_shape)
         self._note("validation", "output", found["problems"])
         return found
@@ -220,7 +227,7 @@ class PyTorchDebugger:
 
     def note_tensor(self, info: TensorInfo) -> TensorInfo:
         """Remember a tensor that was described already, and return it."""
-        self._note("tensor", info.name, _wrong(info), {info.name: info})
+        self._note("tensor", info.name, info.wrong(), {info.name: info})
         self._findings.report(f"tensor {info.name}", broken(f"tensor {info.name!r}", (), [info]))
         return info
 
@@ -256,7 +263,7 @@ class PyTorchDebugger:
 
     def _describe(self, kind: str, model: nn.Module, tensors: dict[str, Tensor]) -> Mapping[str, TensorInfo]:
         infos = describe_tensors(tensors)
-        wrong = [f"{name}: {what}" for name in infos.broken for what in _wrong(infos[name])]
+        wrong = [f"{name}: {what}" for name in infos.broken for what in infos[name].wrong()]
         self._note(kind, type(model).__name__, wrong, infos)
         found = broken(kind, tuple(infos.broken), [infos[name] for name in infos.broken])
         self._findings.report(kind, found, model)
@@ -267,20 +274,9 @@ class PyTorchDebugger:
         self.history.add(DebugEntry(kind, name, tuple(anomalies), details=kept))
 
 
-def check_module(model: object) -> None:
-    """Raise unless this is a module."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself.")
-
-
 def check_tensor(tensor: object, name: str) -> None:
     """Raise unless this is a tensor."""
     if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(
             f"{name} must be a torch.Tensor, got {type(tensor).__name__}; pass the tensor, or torch.as_tensor(value)."
         )
-
-
-def _wrong(info: TensorInfo) -> list[str]:
-    counts = ((info.nan_count, "NaN"), (info.inf_count, "Inf"))
-    return [f"{count} of {info.numel} entries are {word}" for count, word in counts if count]

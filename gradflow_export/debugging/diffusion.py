@@ -152,8 +152,7 @@ def _issue(info: TensorInfo, step: int) -> Issue:
 
 
 def _wrong_with(info: TensorInfo) -> list[str]:
-    counts = ((info.nan_count, "NaN"), (info.inf_count, "Inf"))
-    anomalies = [f"{count} of {info.numel} entries of the latents are {word}." for count, word in counts if count]
+    anomalies = [f"{sentence}." for sentence in info.wrong("the latents")]
     if info.numel > 1 and info.std_value is not None and info.std_value <= _FLAT * abs(info.max_value or 0.0):
         anomalies.append(f"all entries of the latents are {info.mean_value:.3g}: nothing is left of the noise.")
     return anomalies

@@ -102,14 +102,23 @@ def clamp_nonfinite(parameters: Sequence[Tensor], most: float) -> None:
     _repair(parameters, most, most)
 
 
+def writable(parameter: Tensor) -> Tensor | None:
+    """Return the entries of a gradient to be changed in place, ``None`` without one. Shape: any.
+
+    Entries of a sparse gradient that belong to one place are added up first.
+    """
+    if parameter.grad is None or not parameter.grad.is_sparse:
+        return parameter.grad
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad._values()  # noqa: SLF001 - values() of a coalesced one is a copy
+
+
 def _repair(parameters: Sequence[Tensor], infinite: float, most: float | None) -> None:
     with torch.no_grad():
         for p in parameters:
-            if p.grad is None:
+            values = writable(p)
+            if values is None:
                 continue
-            if p.grad.is_sparse:
-                p.grad = p.grad.coalesce()
-            values = p.grad._values() if p.grad.is_sparse else p.grad  # noqa: SLF001 - values() is a copy
             torch.nan_to_num_(values, nan=0.0, posinf=infinite, neginf=-infinite)
             if most is not None:
                 values.clamp_(-most, most)

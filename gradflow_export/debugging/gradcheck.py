@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from gradflow_export.arguments import check_number
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 
 ATTEMPTS = 5
@@ -139,8 +140,9 @@ def check_gradients(
         Pass or fail, and the relative error, of each tensor.
 
     Raises:
-        ArgumentError: Nothing can be checked: no floating-point tensor, or the output needs no gradient.
-        ArgumentTypeError: ``function`` cannot be called.
+        ArgumentError: Nothing can be checked: no floating-point tensor, or the output needs no gradient; or the
+            tolerance is negative, infinite or NaN.
+        ArgumentTypeError: ``function`` cannot be called, or the tolerance is no number.
 
     Source: central differences of step 1e-6 as in ``torch.autograd.gradcheck``, whose fast mode projects as well.
     """
@@ -149,6 +151,7 @@ def check_gradients(
             f"function must be a module, a loss or any callable, got {type(function).__name__}; pass MyFunction.apply, "
             "not MyFunction."
         )
+    check_number("tolerance", tolerance, example=1e-3)
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     tensors = [leaf for leaf in pytree.tree_leaves((arguments, _parameters(function))) if isinstance(leaf, Tensor)]
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})

@@ -16,7 +16,7 @@ class DebugLevel(str, enum.Enum):
     ``BASIC``: whether loss and gradients are finite, norms of gradients, and which of them are above or below the
     thresholds. ``ADVANCED``: mean, spread and extremes of each gradient and each parameter, memory. ``EXTREME``: these
     statistics are kept in the history, histograms of gradients, where in a tensor the first NaN stands and who called;
-    :func:`~gradflow_export.debugging.debugger.debug_context` has PyTorch's anomaly mode on.
+    :func:`~gradflow_export.debugging.watch.debug_context` has PyTorch's anomaly mode on.
     """
 
     BASIC = "basic"

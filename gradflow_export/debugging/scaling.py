@@ -9,6 +9,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.debugging.faults import Fault
+from gradflow_export.errors import ArgumentTypeError
 
 
 def is_enabled(scaler: Any) -> bool:
@@ -25,9 +26,16 @@ class Scaling:
 
     Attributes:
         skipped: Steps it skipped so far.
+
+    Raises:
+        ArgumentTypeError: It is no scaler.
     """
 
     def __init__(self, scaler: Any, patience: int) -> None:
+        if scaler is not None and not hasattr(scaler, "is_enabled"):
+            raise ArgumentTypeError(
+                f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}; leave it out without one."
+            )
         self._scaler, self._patience = scaler, patience
         self.skipped = self._in_a_row = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gradflow_export.debugging.anomaly import AnomalyMode
 from gradflow_export.debugging.batch import BatchState, Call
@@ -178,9 +176,10 @@ def check_call(model: nn.Module, call: Call, *, dense: bool, sparse: bool) -> Gr
     Returns:
         ``None`` where the inputs are gone.
     """
-    if any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in pytree.tree_leaves(call.arguments)):
+    inputs = call.inputs()
+    if inputs is None:
         return None
-    args, kwargs = pytree.tree_map_only(weakref.ref, lambda reference: reference(), call.arguments)
+    args, kwargs = inputs
     found = check_gradients(_Called(model, kwargs), args, dense=dense, sparse=sparse)
     names = {name.removeprefix("_called."): check for name, check in found.parameters.items()}
     return GradientCheck(names, found.tolerance)

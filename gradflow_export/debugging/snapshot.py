@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.debugging.batch import BatchState
+from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.norms import l2_norms
 
 Pair = tuple[str, Tensor]
@@ -23,9 +24,18 @@ class Loops:
     Args:
         schedulers: Those that step once after each optimizer step, together with the learning rates they set.
         scaler: A ``torch.amp.GradScaler``, or ``None``.
+
+    Raises:
+        ArgumentTypeError: The schedulers are no list, or one of them is none.
     """
 
     def __init__(self, schedulers: Sequence[Any], scaler: Any) -> None:
+        listed = schedulers if isinstance(schedulers, (list, tuple)) else [None]
+        if not all(hasattr(scheduler, "state_dict") and hasattr(scheduler, "optimizer") for scheduler in listed):
+            raise ArgumentTypeError(
+                f"schedulers must be a list of learning-rate schedulers, got {schedulers!r}; for example "
+                "schedulers=[scheduler]."
+            )
         self._schedulers = tuple(schedulers)
         self._scaler = scaler
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.arguments import check_module, check_optimizer
 from gradflow_export.debugging.batch import BatchState, BatchWatch
 from gradflow_export.debugging.clipping import Clipped, clip
 from gradflow_export.debugging.config import GradientClippingConfig, NaNHandlingConfig, PyTorchDebuggingConfig
@@ -82,7 +83,7 @@ class NumericalStabilityManager:
         self.debugging = PyTorchDebuggingManager(debug_config, exporter=exporter)
         self._reporting = Reporting(exporter)
         self._scaling = Scaling(scaler, self._nan.scaler_patience)
-        self._loops = Loops(tuple(schedulers), scaler if is_enabled(scaler) else None)
+        self._loops = Loops(schedulers, scaler if is_enabled(scaler) else None)
         self._guards: weakref.WeakKeyDictionary[Optimizer, UpdateGuard] = weakref.WeakKeyDictionary()
         self._batches: weakref.WeakKeyDictionary[nn.Module, BatchWatch] = weakref.WeakKeyDictionary()
         self._locators: weakref.WeakKeyDictionary[nn.Module, Locator] = weakref.WeakKeyDictionary()
@@ -94,7 +95,7 @@ class NumericalStabilityManager:
         Args:
             model: What is trained, as it is called: with its wrappers.
         """
-        _check("model", model, nn.Module)
+        check_module(model)
         debug = self.debugging
         if model not in self._batches:
             locates, checks = debug.locates, debug.checks_gradients
@@ -127,8 +128,8 @@ class NumericalStabilityManager:
             NumericalAnomalyError: The step holds NaN or Inf, and the policy or the debugging mode is ``"raise"``.
             ArgumentTypeError: An argument has the wrong type.
         """
-        _check("model", model, nn.Module)
-        _check("optimizer", optimizer, Optimizer)
+        check_module(model)
+        check_optimizer(optimizer)
         value = _number(loss)
         self.watch(model)
         self.debugging.begin()
@@ -305,7 +306,7 @@ def _number(loss: object) -> float:
 def _check(name: str, value: object, kind: type[Any]) -> None:
     if value is not None and not isinstance(value, kind):
         raise ArgumentTypeError(
-            f"{name} must be a {kind.__name__}, got {type(value).__name__}; pass {name}={kind.__name__}(...)."
+            f"{name} must be of the type {kind.__name__}, got {type(value).__name__}; pass {name}={kind.__name__}(...)."
         )
 
 

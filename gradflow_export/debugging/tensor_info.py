@@ -69,6 +69,16 @@ class TensorInfo:
         """Whether no entry is NaN or Inf."""
         return not (self.has_nan or self.has_inf)
 
+    def wrong(self, of: str = "") -> list[str]:
+        """Return how many entries are NaN and how many Inf, in words; empty where none is.
+
+        Args:
+            of: What to call the tensor; by default it is not named.
+        """
+        what = f"entries of {of}" if of else "entries"
+        counts = ((self.nan_count, "NaN"), (self.inf_count, "Inf"))
+        return [f"{count} of {self.numel} {what} are {word}" for count, word in counts if count]
+
     def as_dict(self) -> dict[str, Any]:
         """Return all attributes, ready for ``json.dumps(..., allow_nan=False)``."""
         out = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gradflow_export.debugging.anomaly import anomaly_mode
 from gradflow_export.debugging.batch import (
@@ -22,6 +20,7 @@ from gradflow_export.debugging.batch import (
     restore_random,
 )
 from gradflow_export.exporter import suspended
+from gradflow_export.metrics.norms import stored
 from gradflow_export.taps.discover import unwrap
 
 FRAMES = 12
@@ -63,13 +62,11 @@ class _Look:
 def _broken(gradient: Tensor | None) -> bool:
     if gradient is None or not (gradient.is_floating_point() or gradient.is_complex()):
         return False
-    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
-    return not bool(torch.isfinite(values).all())
+    return not bool(torch.isfinite(stored(gradient)).all())
 
 
 def _word(gradient: Tensor) -> str:
-    values = gradient.detach().coalesce().values() if gradient.is_sparse else gradient.detach()
-    return "NaN" if bool(torch.isnan(values).any()) else "Inf"
+    return "NaN" if bool(torch.isnan(stored(gradient)).any()) else "Inf"
 
 
 def _traceback(node: Node) -> str:
@@ -119,10 +116,10 @@ def trace(model: nn.Module, call: Call) -> Culprit | None:
     Returns:
         ``None`` where every operation was well, or the pass cannot be repeated because its inputs are gone.
     """
-    leaves = pytree.tree_leaves(call.arguments)
-    if any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in leaves):
+    inputs = call.inputs()
+    if inputs is None:
         return None
-    args, kwargs = pytree.tree_map_only(weakref.ref, lambda reference: reference(), call.arguments)
+    args, kwargs = inputs
     model = unwrap(model)
     device, enabled, dtype = call.autocast
     with put_back(model), suspended(model), anomaly_mode(check_nan=False), torch.enable_grad():

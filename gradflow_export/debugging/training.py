@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.debugging.debugger import PyTorchDebugger, check_module
+from gradflow_export.arguments import check_module
+from gradflow_export.debugging.debugger import PyTorchDebugger
 from gradflow_export.debugging.footprint import model_bytes
 from gradflow_export.debugging.gradients import holds_inf, norms_of, parameters_of, read_norms
 from gradflow_export.debugging.history import DebugEntry

@@ -69,9 +69,7 @@ def check_output(output: Any, expected_shape: tuple[int, ...] | None) -> dict[st
     infos = describe_tensors(tensors)
     problems = [] if tensors else ["the output holds no tensor"]
     for path, info in infos.items():
-        for count, word in ((info.nan_count, "NaN"), (info.inf_count, "Inf")):
-            if count:
-                problems.append(f"{count} of {info.numel} entries of {path} are {word}")
+        problems += info.wrong(path)
     if expected_shape is not None and infos:
         path, info = next(iter(infos.items()))
         same = len(info.shape) == len(expected_shape)

@@ -275,6 +275,20 @@ def test_after_the_end_nothing_is_checked():
         asyncio.run(logger.check_tensor_anomalies_async(torch.ones(1)))
 
 
+def test_a_logger_begins_anew_after_its_end():
+    """A second run, as of another fold, checks, counts and ends like the first, and leaves no anomaly mode on."""
+    logger = AsyncTrainingLogger(1, "net", enable_autograd_debug=True)
+    for phase in (TrainingPhase.COMPLETED, TrainingPhase.FAILED):
+        logger.start_training(total_steps=2)
+        assert logger.phase is TrainingPhase.TRAINING
+        assert asyncio.run(logger.check_tensor_anomalies_async(torch.tensor([float("nan")])))["has_nan"]
+        asyncio.run(logger.update_progress_async(0, 0, 1.0))
+        logger.end_training(phase)
+        assert logger.phase is phase
+        assert logger.get_training_summary()["progress"]["steps_done"] == 1
+        assert not torch.is_anomaly_enabled()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

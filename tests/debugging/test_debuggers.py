@@ -483,6 +483,12 @@ def test_counts_are_whole_while_steps_are_counted():
             ArgumentTypeError,
             "threshold must be a number",
         ),
+        (lambda: PyTorchDebugger().profile_memory_usage(net(), "x"), ArgumentTypeError, "optimizer must be a torch.op"),
+        (
+            lambda: PyTorchDebugger().validate_model_output(torch.ones(2), 2),
+            ArgumentTypeError,
+            "expected_shape must be a tuple, got 2",
+        ),
         (lambda: TrainingDebugger().monitor_training_step(net(), "x", 0), ArgumentTypeError, "loss must be a tensor"),
         (lambda: TrainingDebugger().monitor_training_step(net(), 1.0, 0.5), ArgumentTypeError, "step must be a whole"),
         (

@@ -396,12 +396,20 @@ def test_wrong_arguments_of_the_manager_are_named():
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        ArgumentTypeError, match=r"clipping_config must be a GradientClippingConfig, got NaNHandlingConfig"
+        ArgumentTypeError, match=r"clipping_config must be of the type GradientClippingConfig, got NaNHandlingConfig"
     ):
         NumericalStabilityManager(NaNHandlingConfig())
     with pytest.raises(ArgumentTypeError, match=r"debug_config must be a PyTorchDebuggingConfig, got dict"):
         NumericalStabilityManager(debug_config={})
     with pytest.raises(ArgumentTypeError, match=r"loss must be a tensor or a number, got str"):
         NumericalStabilityManager().step(model, "0.1", optimizer)
-    with pytest.raises(ArgumentTypeError, match=r"optimizer must be a Optimizer, got Linear"):
-        NumericalStabilityManager().step(model, 1.0, model)
+    for wrong in (model, None):
+        with pytest.raises(ArgumentTypeError, match=r"optimizer must be a torch.optim.Optimizer, got (Linear|None)"):
+            NumericalStabilityManager().step(model, 1.0, wrong)
+    with pytest.raises(ArgumentTypeError, match=r"model must be a torch.nn.Module, got NoneType"):
+        NumericalStabilityManager().watch(None)
+    with pytest.raises(ArgumentTypeError, match=r"scaler must be a torch.amp.GradScaler, got int"):
+        NumericalStabilityManager(scaler=3)
+    for schedulers in (torch.optim.lr_scheduler.StepLR(optimizer, 1), [optimizer]):
+        with pytest.raises(ArgumentTypeError, match=r"schedulers must be a list of learning-rate schedulers, got"):
+            NumericalStabilityManager(schedulers=schedulers)
