@@ -101,9 +101,10 @@ def versions_at(address):
         return None
 
 
-def versions_in(logdir):
-    """Return the versions of the runs in a folder, read whole."""
-    return [run["version"] for run in data.list_runs(standalone.open_source(logdir))["runs"]]
+@pytest.fixture(scope="session")
+def versions_in():
+    """Return a function that gives the versions of the runs in a folder, read whole."""
+    return lambda logdir: [run["version"] for run in data.list_runs(standalone.open_source(logdir))["runs"]]
 
 
 def wait_for(condition, process, said):
@@ -137,7 +138,7 @@ def logdir(tmp_path_factory, logs):
 
 
 @pytest.fixture(scope="session")
-def address(logdir, tensorboard):
+def address(logdir, versions_in, tensorboard):
     """A TensorBoard with the fast loader, as it starts by default."""
     with tensorboard(f"--logdir={logdir}", "--load_fast=true", holds=versions_in(logdir)) as address:
         yield address

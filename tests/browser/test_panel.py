@@ -152,36 +152,42 @@ WATCH = """() => {
 
 
 def polls(page, seconds):
-    """Let the page's clock run; return the plugin's requests in that time."""
+    """Let the page's clock run, as fast as its requests are answered; return the plugin's requests in that time."""
     asked = []
     page.on("request", lambda request: asked.append(request) if "/plugin/gradflow/" in request.url else None)
-    page.clock.run_for(1000 * seconds)
-    page.wait_for_timeout(300)
+    for _ in range(seconds):
+        page.clock.run_for(1000)
+        page.wait_for_timeout(50)
+        for request in asked:
+            request.response().finished()
     return [request for request in asked if "static" not in request.url]
 
 
 def test_new_steps_appear_by_themselves(tmp_path, logs, tensorboard, open_panel):
     """From how-to page to verdict without touching the page, without a blank frame, and only while somebody looks."""
-    (tmp_path / "live").mkdir()
-    with tensorboard(f"--logdir={tmp_path}", "--reload_interval=1") as address:
+    (tmp_path / "runs" / "live").mkdir(parents=True)
+    with tensorboard(f"--logdir={tmp_path / 'runs'}", "--reload_interval=1") as address:
         page, frame = open_panel(address, host=True, clock=True)
         step = frame.locator("[data-part=step]")
 
         def wait_for_step(text):
-            for _ in range(100):
+            while not step.count() or step.text_content() != text:
                 page.clock.run_for(1000)
-                if step.count() and step.text_content() == text:
-                    return
                 page.wait_for_timeout(100)
-            expect(step).to_have_text(text)
+
+        def arrive(records, start):
+            """Let records lie there whole at once, so that no reader finds a part of them."""
+            logs.write_run(tmp_path / "aside", records, start=start)
+            for file in list((tmp_path / "aside").iterdir()):
+                file.rename(tmp_path / "runs" / "live" / file.name)
 
         expect(frame.locator("[data-part=empty]")).to_contain_text("from gradflow_export import Exporter")
-        logs.write_run(tmp_path / "live", logs.plain_records(range(1, 21)))
+        arrive(logs.plain_records(range(1, 21)), 0)
         wait_for_step("20")
         frame.locator("[data-part=names] button").first.click()
         expect(frame.locator(".lines canvas")).to_have_count(2)
         kept = frame.locator("body").evaluate(WATCH)
-        logs.write_run(tmp_path / "live", logs.plain_records(range(21, 41)), start=60)
+        arrive(logs.plain_records(range(21, 41)), 60)
         wait_for_step("40")
         expect(frame.locator("[data-part=table-note]")).to_have_text("at step 40")
         assert frame.locator("body").evaluate(
@@ -198,10 +204,10 @@ def test_new_steps_appear_by_themselves(tmp_path, logs, tensorboard, open_panel)
         page.close()
 
 
-def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, tensorboard, open_panel):
+def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, versions_in, tensorboard, open_panel):
     """Python's reader instead of the Rust server, named log directories, and all addresses below a prefix."""
     flags = (f"--logdir_spec=mine:{logdir / 'sick'}", "--load_fast=false", "--path_prefix=/deep/below")
-    with tensorboard(*flags) as address:
+    with tensorboard(*flags, holds=versions_in(logdir / "sick")) as address:
         page, frame = open_panel(address, host=True)
         expect(frame.locator("[data-part=verdict] h1")).to_have_text("2 problems")
         expect(frame.locator("[data-part=run]")).to_have_value("mine/.")
