@@ -1,4 +1,4 @@
-/* What modules send forward, and what the optimizer changed: a few statistics of each tensor, by one read of it. */
+/* What modules send forward: a few statistics of each tensor, by one read of it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,74 +151,4 @@ PUBLIC int64_t gradflow_rectified(const Interface *torch, void **tensors, int64_
         }
     }
     return refused;
-}
-
-enum { PARTS = 16 };
-
-#define DEFINE_CHANGE(NAME, ENTRY, READ)                                                                               \
-    FOR_EACH_CPU static void NAME(const ENTRY *before, const ENTRY *after, int64_t stride, int64_t n, double *out) {   \
-        double weights[PARTS] = {0}, changes[PARTS] = {0};                                                             \
-        int64_t whole = n / PARTS * PARTS;                                                                             \
-        if (stride == 1)                                                                                               \
-            for (int64_t i = 0; i < whole; i += PARTS)                                                                 \
-                for (int j = 0; j < PARTS; j++) {                                                                      \
-                    double was = READ(before[i + j]), change = READ(after[i + j]) - was;                               \
-                    weights[j] += was * was;                                                                           \
-                    changes[j] += change * change;                                                                     \
-                }                                                                                                      \
-        for (int64_t i = stride == 1 ? whole : 0; i < n; i++) {                                                        \
-            double was = READ(before[i]), change = READ(after[i * stride]) - was;                                      \
-            weights[0] += was * was;                                                                                   \
-            changes[0] += change * change;                                                                             \
-        }                                                                                                              \
-        out[0] = out[1] = 0.0;                                                                                         \
-        for (int j = 0; j < PARTS; j++) {                                                                              \
-            out[0] += weights[j];                                                                                      \
-            out[1] += changes[j];                                                                                      \
-        }                                                                                                              \
-    }
-
-#define AS_DOUBLE(value) ((double)(value))
-#define HALF_BFLOAT16(value) (gradflow_entry((const char *)&(value), 0, BFLOAT16))
-#define HALF_FLOAT16(value) (gradflow_entry((const char *)&(value), 0, FLOAT16))
-DEFINE_CHANGE(change_float32, float, AS_DOUBLE)
-DEFINE_CHANGE(change_float64, double, AS_DOUBLE)
-DEFINE_CHANGE(change_bfloat16, uint16_t, HALF_BFLOAT16)
-DEFINE_CHANGE(change_float16, uint16_t, HALF_FLOAT16)
-
-/* Copy counts[t] entries of each tensor, strides[t] apart, to `held`, each tensor from a multiple of 8 bytes on; or with
- * `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes.
- * Returns 0; 1 when a tensor cannot be read or a square left the range of double. */
-PUBLIC int gradflow_changes(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
-                            const int64_t *counts, char *held, int64_t room, double *out) {
-    char *end = held + room;
-    for (int64_t t = 0; t < n; t++) {
-        const void *data;
-        int64_t count, stride = strides[t], wanted = counts[t];
-        int32_t kind;
-        if (gradflow_describe(torch, &tensors[t], &data, &count, &kind)) return 1;
-        int64_t size = kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2, bytes = (wanted * size + 7) / 8 * 8;
-        if ((wanted > 0 && (wanted - 1) * stride >= count) || bytes > end - held) return 1;
-        if (out == NULL && stride == 1) {
-            memcpy(held, data, (size_t)(wanted * size));
-        } else if (out == NULL) {
-            for (int64_t i = 0; i < wanted; i++)
-                memcpy(held + i * size, (const char *)data + i * stride * size, (size_t)size);
-        } else {
-            double squares[2];
-            switch (kind) {
-            case FLOAT64: change_float64((const double *)held, data, stride, wanted, squares); break;
-            case BFLOAT16: change_bfloat16((const uint16_t *)held, data, stride, wanted, squares); break;
-            case FLOAT16: change_float16((const uint16_t *)held, data, stride, wanted, squares); break;
-            default: change_float32((const float *)held, data, stride, wanted, squares); break;
-            }
-            for (int half = 0; half < 2; half++) {
-                int lost = squares[half] == INFINITY || (squares[half] > 0.0 && squares[half] < 1e-280);
-                if (lost && kind == FLOAT64) return 1;
-                out[half * n + t] = sqrt(squares[half]);
-            }
-        }
-        held += bytes;
-    }
-    return 0;
 }

@@ -1,4 +1,4 @@
-"""Reads tensors that models make on their way, some at a time: outputs, arriving gradients, weights around a step."""
+"""Reads tensors that models make on their way, some at a time: outputs and arriving gradients."""
 
 from __future__ import annotations
 
@@ -109,40 +109,6 @@ def read_rectified(
     return list(out)
 
 
-class ChangeReader:
-    """Copies entries of tensors and compares them later: the norm of what was there, and of what became different.
-
-    Args:
-        interface: What ``native.tensors.interface_of`` returned.
-        strides: From one copied entry of each tensor to the next.
-        counts: How many entries of each.
-        room: Bytes that one entry takes at most.
-    """
-
-    def __init__(self, interface: Interface, strides: Sequence[int], counts: Sequence[int], room: int) -> None:
-        self._interface, self._count = interface, len(counts)
-        self._strides = (ctypes.c_int64 * max(len(strides), 1))(*strides)
-        self._counts = (ctypes.c_int64 * max(len(counts), 1))(*counts)
-        self._held = np.empty(sum(-(-count * room // 8) * 8 for count in counts) + 8, dtype=np.uint8)
-
-    def keep(self, tensors: Sequence[Any]) -> bool:
-        """Copy; False where a tensor cannot be read."""
-        return self._run(tensors, None)
-
-    def compare(self, tensors: Sequence[Any]) -> npt.NDArray[np.float64] | None:
-        """Return norms before and of the changes, ``None`` where a tensor cannot be read. Shape: ``[2, tensors]``."""
-        out = (ctypes.c_double * (2 * self._count))()
-        return _array(out).reshape(2, self._count) if self._run(tensors, out) else None
-
-    def _run(self, tensors: Sequence[Any], out: ctypes.Array[ctypes.c_double] | None) -> bool:
-        if len(tensors) != self._count:
-            return False
-        held, room = ctypes.c_void_p(self._held.ctypes.data), ctypes.c_int64(self._held.nbytes)
-        count, addresses = ctypes.c_int64(self._count), _addresses(tensors)
-        call = _call("gradflow_changes")
-        return not call(self._interface, addresses, count, self._strides, self._counts, held, room, out)
-
-
 def _call(name: str) -> Any:
     # The lock of the interpreter is kept: the reading is short, and getting it back may take longer.
     return function(name, release=False)
@@ -150,8 +116,3 @@ def _call(name: str) -> Any:
 
 def _addresses(tensors: Sequence[Any]) -> bytes:
     return struct.pack(f"={len(tensors)}Q", *map(_ADDRESS, tensors))
-
-
-def _array(values: ctypes.Array[ctypes.c_double]) -> npt.NDArray[np.float64]:
-    buffer: Any = values
-    return np.frombuffer(buffer, dtype=np.float64)

@@ -17,12 +17,7 @@
 #define THREADED 1
 #endif
 
-#if !defined(__GNUC__)
-#define __builtin_prefetch(address) ((void)(address))
-#endif
-
-
-enum { LANES = 16, WIDE = 64, AHEAD = 4, RUN = 4096, CHUNK = 1 << 18, MOST_THREADS = 64 };
+enum { LANES = 16, WIDE = 64, PART = 256, AHEAD = 1024, RUN = 4096, CHUNK = 1 << 18, MOST_THREADS = 64 };
 
 /* What is known of one chunk, or of one array. */
 typedef struct {
@@ -30,23 +25,6 @@ typedef struct {
 } Sums;
 
 static const Sums NOTHING = {0.0, 0.0, -INFINITY, INFINITY, 0.0, 0.0};
-
-static inline float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline float from_bfloat16(uint16_t half) { return from_bits((uint32_t)half << 16); }
-
-static inline float from_float16(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = (uint32_t)(half & 0x7fffu) << 13;
-    uint32_t special = 0x7f800000u | rest;            /* exponent of all ones: Inf, or NaN with its payload */
-    float scaled = from_bits(rest) * 0x1p112f;        /* moves the exponent's bias; subnormals come out right too */
-    uint32_t ordinary;
-    memcpy(&ordinary, &scaled, sizeof ordinary);
-    return from_bits(sign | ((half & 0x7c00u) == 0x7c00u ? special : ordinary));
-}
 
 static inline uint32_t bits_of_float(float value) {
     uint32_t bits;
@@ -73,17 +51,21 @@ static inline uint64_t bits_of_double(double value) {
             int64_t end = start + RUN < n ? start + RUN : n, whole = start + (end - start) / LANES * LANES;            \
             REAL squares[LANES] = {0}, magnitudes[LANES] = {0};                                                        \
             BITS zeros[LANES] = {0}, nonfinite[LANES] = {0};                                                           \
-            for (int64_t i = start; i < whole; i += LANES)                                                             \
-                for (int j = 0; j < LANES; j++) {                                                                      \
-                    REAL value = READ(i + j), size = value < 0 ? -value : value;                                       \
-                    BITS bits = BITS_OF(value) & MAGNITUDE;                                                            \
-                    squares[j] += value * value;                                                                       \
-                    magnitudes[j] += size;                                                                             \
-                    max[j] = value > max[j] ? value : max[j];                                                          \
-                    min[j] = value < min[j] ? value : min[j];                                                          \
-                    zeros[j] += bits == 0;                                                                             \
-                    nonfinite[j] += bits >= EXPONENT;                                                                  \
-                }                                                                                                      \
+            for (int64_t part = start; part < whole; part += PART) {                                                   \
+                int64_t stop = part + PART < whole ? part + PART : whole;                                              \
+                fetch_ahead(x + part + PART, PART * sizeof(ENTRY));                                                    \
+                for (int64_t i = part; i < stop; i += LANES)                                                           \
+                    for (int j = 0; j < LANES; j++) {                                                                  \
+                        REAL value = READ(i + j), size = value < 0 ? -value : value;                                   \
+                        BITS bits = BITS_OF(value) & MAGNITUDE;                                                        \
+                        squares[j] += value * value;                                                                   \
+                        magnitudes[j] += size;                                                                         \
+                        max[j] = value > max[j] ? value : max[j];                                                      \
+                        min[j] = value < min[j] ? value : min[j];                                                      \
+                        zeros[j] += bits == 0;                                                                         \
+                        nonfinite[j] += bits >= EXPONENT;                                                              \
+                    }                                                                                                  \
+            }                                                                                                          \
             for (int64_t i = whole; i < end; i++) {                                                                    \
                 REAL value = READ(i), size = value < 0 ? -value : value;                                               \
                 BITS bits = BITS_OF(value) & MAGNITUDE;                                                                \
@@ -138,8 +120,6 @@ DEFINE_SQUARES(squares_float64, double, double, PLAIN)
 DEFINE_SQUARES(squares_bfloat16, uint16_t, float, WIDE_BFLOAT16)
 DEFINE_SQUARES(squares_float16, uint16_t, float, WIDE_FLOAT16)
 
-static size_t size_of(int32_t kind) { return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2; }
-
 static void sum_chunk(const char *data, int64_t n, int32_t kind, Sums *out) {
     switch (kind) {
     case FLOAT64: chunk_float64((const double *)data, n, out); break;
@@ -192,8 +172,7 @@ static void *take_pieces(void *argument) {
         if (i >= work->count) return NULL;
         const Piece *piece = &work->pieces[i];
         /* Small arrays lie apart, and the first lines of each are waited for: ask for those of the next one now. */
-        if (i + 1 < work->count)
-            for (int64_t line = 0; line < AHEAD; line++) __builtin_prefetch(piece[1].data + 64 * line);
+        if (i + 1 < work->count) fetch_ahead(piece[1].data, AHEAD);
         if (work->squares_only)
             work->sums[i].squares = squares_of(piece->data, piece->n, piece->kind);
         else
@@ -251,7 +230,7 @@ static Sums sum_alone(const char *data, int64_t n, int32_t kind) {
     Sums all = NOTHING;
     for (int64_t start = 0; start < n; start += CHUNK) {
         Sums both[2] = {all, NOTHING};
-        sum_chunk(data + (size_t)start * size_of(kind), n - start < CHUNK ? n - start : CHUNK, kind, &both[1]);
+        sum_chunk(data + start * size_of(kind), n - start < CHUNK ? n - start : CHUNK, kind, &both[1]);
         all = join(both, 2);
     }
     return all;
@@ -271,7 +250,7 @@ int gradflow_statistics_of(const void *const *data, const int64_t *counts, const
     for (int64_t t = 0; t < tensors; t++)
         for (int64_t start = 0; start < counts[t]; start += CHUNK) {
             int64_t left = counts[t] - start;
-            list[i].data = (const char *)data[t] + (size_t)start * size_of(kinds[t]);
+            list[i].data = (const char *)data[t] + start * size_of(kinds[t]);
             list[i].n = left < CHUNK ? left : CHUNK;
             list[i++].kind = kinds[t];
         }

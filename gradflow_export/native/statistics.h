@@ -3,6 +3,7 @@
 #define GRADFLOW_STATISTICS_H
 
 #include <stdint.h>
+#include <string.h>
 
 #if defined(_WIN32)
 #define PUBLIC __declspec(dllexport)
@@ -14,6 +15,10 @@
 #define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FOR_EACH_CPU
+#endif
+
+#if !defined(__GNUC__)
+#define __builtin_prefetch(address) ((void)(address))
 #endif
 
 enum { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3, KINDS = 4 };
@@ -35,6 +40,31 @@ typedef struct {
 
 /* Describe one tensor; 0 when it can be read: contiguous, real, floating, on the CPU, and as long as it says. */
 int gradflow_describe(const Interface *torch, void **tensor, const void **data, int64_t *count, int32_t *kind);
+
+static inline float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline float from_bfloat16(uint16_t half) { return from_bits((uint32_t)half << 16); }
+
+static inline float from_float16(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = (uint32_t)(half & 0x7fffu) << 13;
+    uint32_t special = 0x7f800000u | rest;            /* exponent of all ones: Inf, or NaN with its payload */
+    float scaled = from_bits(rest) * 0x1p112f;        /* moves the exponent's bias; subnormals come out right too */
+    uint32_t ordinary;
+    memcpy(&ordinary, &scaled, sizeof ordinary);
+    return from_bits(sign | ((half & 0x7c00u) == 0x7c00u ? special : ordinary));
+}
+
+/* Ask for memory that is read soon. The processor itself does not look beyond a page of 4 KB, and most tensors of a
+ * model are a few pages long; asking for what lies beyond their end does no harm. */
+static inline void fetch_ahead(const void *from, int64_t bytes) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch((const char *)from + line);
+}
+
+static inline int64_t size_of(int32_t kind) { return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2; }
 
 /* Entry i of an array, as double. */
 double gradflow_entry(const char *data, int64_t i, int32_t kind);

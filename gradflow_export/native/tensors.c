@@ -26,7 +26,7 @@ int gradflow_describe(const Interface *torch, void **tensor, const void **data, 
     if (torch->dtype(tensor, &code) || (*kind = kind_of(torch, code)) < 0) return 1;
     if (torch->contiguous(tensor, &contiguous) || !contiguous || torch->numel(tensor, count)) return 1;
     if (torch->storage_offset(tensor, &offset) || torch->storage_size(tensor, &bytes)) return 1;
-    int64_t size = *kind == FLOAT64 ? 8 : *kind == FLOAT32 ? 4 : 2;
+    int64_t size = size_of(*kind);
     if (*count > 0 && (bytes / size < *count || bytes / size - *count < offset)) return 1;
     if (torch->data(tensor, &first) || (first == NULL && *count > 0)) return 1;
     *data = first;

@@ -18,7 +18,8 @@ from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.metrics.onepass import usable_interface
 from gradflow_export.metrics.samples import even_sample
-from gradflow_export.native.outputs import ChangeReader, Interface
+from gradflow_export.native.changes import ChangeReader
+from gradflow_export.native.outputs import Interface
 from gradflow_export.taps.base import Drained, Pending
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
 

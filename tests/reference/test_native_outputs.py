@@ -10,7 +10,8 @@ from gradflow_export.metrics.onepass import interface
 from gradflow_export.metrics.outputs import output_spreads
 from gradflow_export.metrics.samples import rows_of
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
-from gradflow_export.native.outputs import ChangeReader, Grid, grid_of, read_outputs, read_rectified
+from gradflow_export.native.changes import ChangeReader
+from gradflow_export.native.outputs import Grid, grid_of, read_outputs, read_rectified
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHAPES = ((), (7,), (1,), (3, 5), (100, 200), (128, 64), (2, 300, 90), (5, 3, 9, 11), (200, 4, 2, 3), (2, 70, 3, 3, 3))

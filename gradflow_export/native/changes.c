@@ -1,0 +1,102 @@
+/* What an optimizer changed: entries of its weights are copied before it steps and compared with those after. */
+#include <math.h>
+#include <string.h>
+
+#include "statistics.h"
+
+enum { LANES = 32, RUN = 1024 };
+
+/* Sums of squares of what was there, and of what became different. With fewer lanes the loop is not vectorized whole. */
+#define DEFINE_CHANGE(NAME, ENTRY, READ)                                                                               \
+    FOR_EACH_CPU static void NAME(const ENTRY *before, const ENTRY *after, int64_t n, double *out) {                   \
+        for (int64_t start = 0; start < n; start += RUN) {                                                             \
+            int64_t end = start + RUN < n ? start + RUN : n, whole = start + (end - start) / LANES * LANES;            \
+            double weights[LANES] = {0}, changes[LANES] = {0};                                                         \
+            fetch_ahead(after + start + RUN, RUN * sizeof(ENTRY));                                                     \
+            for (int64_t i = start; i < whole; i += LANES)                                                             \
+                for (int j = 0; j < LANES; j++) {                                                                      \
+                    double was = READ(before[i + j]), change = READ(after[i + j]) - was;                               \
+                    weights[j] += was * was;                                                                           \
+                    changes[j] += change * change;                                                                     \
+                }                                                                                                      \
+            for (int64_t i = whole; i < end; i++) {                                                                    \
+                double was = READ(before[i]), change = READ(after[i]) - was;                                           \
+                weights[i - whole] += was * was;                                                                       \
+                changes[i - whole] += change * change;                                                                 \
+            }                                                                                                          \
+            for (int j = 0; j < LANES; j++) {                                                                          \
+                out[0] += weights[j];                                                                                  \
+                out[1] += changes[j];                                                                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+#define AS_DOUBLE(value) ((double)(value))
+DEFINE_CHANGE(change_float32, float, AS_DOUBLE)
+DEFINE_CHANGE(change_float64, double, AS_DOUBLE)
+DEFINE_CHANGE(change_bfloat16, uint16_t, from_bfloat16)
+DEFINE_CHANGE(change_float16, uint16_t, from_float16)
+
+static void change_of(const char *before, const char *after, int64_t n, int32_t kind, double *out) {
+    switch (kind) {
+    case FLOAT64: change_float64((const double *)before, (const double *)after, n, out); break;
+    case BFLOAT16: change_bfloat16((const uint16_t *)before, (const uint16_t *)after, n, out); break;
+    case FLOAT16: change_float16((const uint16_t *)before, (const uint16_t *)after, n, out); break;
+    default: change_float32((const float *)before, (const float *)after, n, out); break;
+    }
+}
+
+/* Copy n entries that lie `stride` apart. */
+static void gather(char *to, const char *from, int64_t stride, int64_t n, int64_t size) {
+    if (stride == 1)
+        memcpy(to, from, (size_t)(n * size));
+    else if (size == 4)
+        for (int64_t i = 0; i < n; i++) memcpy(to + i * 4, from + i * stride * 4, 4);
+    else
+        for (int64_t i = 0; i < n; i++) memcpy(to + i * size, from + i * stride * size, (size_t)size);
+}
+
+/* The two sums of one tensor, of which entries were copied to `before`. */
+static void compare(const char *before, const char *after, int64_t stride, int64_t n, int32_t kind, double *out) {
+    char some[RUN * sizeof(double)];
+    int64_t size = size_of(kind);
+    out[0] = out[1] = 0.0;
+    if (stride == 1) {
+        change_of(before, after, n, kind, out);
+        return;
+    }
+    for (int64_t start = 0; start < n; start += RUN) {
+        int64_t count = start + RUN < n ? RUN : n - start;
+        gather(some, after + start * stride * size, stride, count, size);
+        change_of(before + start * size, some, count, kind, out);
+    }
+}
+
+/* Copy counts[t] entries of each tensor, strides[t] apart, to `held`, each tensor from a multiple of 8 bytes on; or with
+ * `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes.
+ * Returns 0; 1 when a tensor cannot be read or a square left the range of double. */
+PUBLIC int gradflow_changes(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
+                            const int64_t *counts, char *held, int64_t room, double *out) {
+    char *end = held + room;
+    for (int64_t t = 0; t < n; t++) {
+        const void *data;
+        int64_t count, stride = strides[t], wanted = counts[t];
+        int32_t kind;
+        if (gradflow_describe(torch, &tensors[t], &data, &count, &kind)) return 1;
+        int64_t size = size_of(kind), bytes = (wanted * size + 7) / 8 * 8;
+        if ((wanted > 0 && (wanted - 1) * stride >= count) || bytes > end - held) return 1;
+        if (out == NULL) {
+            gather(held, data, stride, wanted, size);
+        } else {
+            double squares[2];
+            compare(held, data, stride, wanted, kind, squares);
+            for (int half = 0; half < 2; half++) {
+                int lost = squares[half] == INFINITY || (squares[half] > 0.0 && squares[half] < 1e-280);
+                if (lost && kind == FLOAT64) return 1;
+                out[half * n + t] = sqrt(squares[half]);
+            }
+        }
+        held += bytes;
+    }
+    return 0;
+}
