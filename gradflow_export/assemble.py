@@ -17,6 +17,7 @@ from gradflow_export.metrics.gains import depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records import Histogram, Reading, to_float32
+from gradflow_export.stats import median
 from gradflow_export.taps.base import Pending, Sample
 from gradflow_export.taps.shards import Layout
 from gradflow_export.transfer import Bundle, spread
@@ -252,7 +253,7 @@ def _moment_readings(columns: Mapping[str, Column]) -> Iterator[Reading]:
     if ratios is not None and ratios.present.any():
         yield Reading.run("optimizer.adam_rms", float(ratios.values[ratios.present].max()))
     if shares is not None and shares.present.any():
-        yield Reading.run("optimizer.epsilon_share", float(np.median(shares.values[shares.present])))
+        yield Reading.run("optimizer.epsilon_share", median(shares.values[shares.present]))
 
 
 def _update_readings(weights: Column, updates: Column) -> Iterator[Reading]:

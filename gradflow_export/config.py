@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.rules.profiles import THRESHOLDS
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
@@ -168,6 +166,8 @@ def read_file(path: Path) -> Mapping[str, Any]:
         raise ArgumentError(f"config file {str(path)!r} is no UTF-8 text: {error}.") from error
     if path.suffix not in {".yaml", ".yml", ".toml"}:
         raise ArgumentError(f"config file must end in .yaml, .yml or .toml, got {path.name!r}; rename it.")
+    import yaml  # noqa: PLC0415 - a megabyte, and most runs have no such file
+
     try:
         data = yaml.safe_load(text) if path.suffix != ".toml" else _toml().loads(text)
     except ValueError as error:

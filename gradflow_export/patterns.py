@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gradflow_export.records import IssueType, Reading, StepRecord
 from gradflow_export.rules.signals import Chain, chains, outlying, owner
+from gradflow_export.stats import median
 
 UNIFORM, SPARSE, VANISHING, EXPLODING, MIXED = PATTERNS = ("uniform", "sparse", "vanishing", "exploding", "mixed")
 WINDOW = 50
@@ -59,8 +60,8 @@ def quiet(logs: Floats) -> npt.NDArray[np.bool_]:
     """
     if len(logs) < 3:
         return np.zeros(len(logs), dtype=np.bool_)
-    centre = float(np.median(logs))
-    spread = 1.4826 * float(np.median(np.abs(logs - centre)))
+    centre = median(logs)
+    spread = 1.4826 * median(np.abs(logs - centre))
     return np.asarray(logs < centre - max(_DEVIATIONS * spread, _FACTOR), dtype=np.bool_)
 
 

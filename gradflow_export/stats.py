@@ -67,6 +67,22 @@ class Window:
         return np.array([value for _, value in self._pairs], dtype=np.float64)
 
 
+def median(values: npt.NDArray[np.floating]) -> float:
+    """Return what ``numpy.median`` does, which loads ``numpy.ma`` at its first call: a megabyte.
+
+    Args:
+        values: Shape: any.
+
+    Returns:
+        NaN when one of them is, or when there is none.
+    """
+    ordered = np.sort(values, axis=None)
+    if not ordered.size or np.isnan(ordered[-1]):  # NaN comes last
+        return math.nan
+    half = ordered.size // 2
+    return float(ordered[half]) if ordered.size % 2 else 0.5 * (float(ordered[half - 1]) + float(ordered[half]))
+
+
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     """Median of the slopes between all pairs of points; unmoved by up to 29 % outliers.
 
@@ -80,7 +96,7 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     Source: Theil 1950; Sen 1968, JASA 63.
     """
     slopes = pair_slopes(x, y)
-    return float(np.median(slopes)) if slopes.size else math.nan
+    return median(slopes)
 
 
 def theil_sen_bounds(
@@ -105,7 +121,7 @@ def theil_sen_bounds(
     sigma = math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
     low = min(max(round((pairs - z * sigma) / 2.0) - 1, 0), pairs - 1)
     high = min(round((pairs + z * sigma) / 2.0), pairs - 1)
-    return float(np.median(slopes)), float(slopes[low]), float(slopes[high])
+    return median(slopes), float(slopes[low]), float(slopes[high])
 
 
 def pair_slopes(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

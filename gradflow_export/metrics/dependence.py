@@ -7,6 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.stats import median
+
 Floats = npt.NDArray[np.float64]
 LEAST_ROWS = 16
 MOST_ROWS = 256
@@ -41,7 +43,7 @@ def dependence(x: Floats, y: Floats) -> float:
         return math.nan
     squares = (x * x).sum(axis=1)
     distances = np.maximum(squares[:, None] + squares[None, :] - 2.0 * x @ x.T, 0.0)
-    width = float(np.median(distances[np.triu_indices(n, 1)]))
+    width = median(distances[np.triu_indices(n, 1)])
     if not width > 0:
         return math.nan
     kernel = np.exp(-distances / width)

@@ -13,6 +13,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import middle
+from gradflow_export.stats import median
 
 COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
 
@@ -134,7 +135,7 @@ class BadInit(Rule):
         if 2 * int(small.sum()) <= len(first) or len(first) < 3:
             return
         names = tuple(gains.sites[index] for index in np.flatnonzero(small))
-        usual = float(np.median(first[small]))
+        usual = median(first[small])
         message = (
             f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
             f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "

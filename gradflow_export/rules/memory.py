@@ -12,7 +12,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats
-from gradflow_export.stats import theil_sen, theil_sen_bounds
+from gradflow_export.stats import median, theil_sen, theil_sen_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class MemoryLeak(Rule):
         if len(steps) < self.least:
             return None
         third = len(steps) // 3
-        rise = float(np.median(values[-3:]) - np.median(values[:3]))
+        rise = median(values[-3:]) - median(values[:3])
         threshold = max(self.rise, self.share * float(values[0]))
         if rise <= threshold or (rise < self.large and not self._steady(steps, values)):
             return None

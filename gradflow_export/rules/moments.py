@@ -11,6 +11,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
+from gradflow_export.stats import median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,13 @@ class EpsilonDominated(Rule):
         if reading is None or history.run("loss").count == 0 or solved(history):
             return ()
         shares = reading.values[reading.present]
-        if shares.size == 0 or float(np.median(shares)) < self.share:
+        if shares.size == 0 or median(shares) < self.share:
             return ()
         where = np.flatnonzero(reading.present & (reading.values >= self.share))
         layers = tuple(reading.sites[index] for index in where)
         message = (
             f"in {where.size} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
-            f"root of the second moment lies below it in {number(100 * float(np.median(shares)))} % of the entries."
+            f"root of the second moment lies below it in {number(100 * median(shares))} % of the entries."
         )
         advice = (
             "multiply the loss up again if it was scaled down (a mean over too many elements, a factor), use loss "
@@ -57,7 +58,7 @@ class EpsilonDominated(Rule):
                 IssueType.OPTIMIZER_STATE,
                 Severity.MEDIUM,
                 layers,
-                float(np.median(shares)),
+                median(shares),
                 self.share,
                 message,
                 advice,

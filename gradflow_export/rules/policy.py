@@ -13,6 +13,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History, RunSeries, SiteSeries
 from gradflow_export.rules.signals import converged, inside, middle
+from gradflow_export.stats import median
 
 _MOVES = ("parameter.update_norm", "parameter.weight_norm")
 
@@ -229,7 +230,7 @@ def _size(norms: SiteSeries, heads: tuple[str, ...]) -> float:
     """Return the usual norm of the heads together, of the whole model where none is known; 0 without readings."""
     own = [not heads[0] or any(inside(site, head) for head in heads) for site in norms.sites]
     squares = np.square(norms.values[:, own].astype(np.float64)).sum(axis=1)
-    return float(np.sqrt(np.median(squares))) if len(squares) else 0.0
+    return float(np.sqrt(median(squares))) if len(squares) else 0.0
 
 
 def _earned(spread: RunSeries, least: float, history: History) -> bool:

@@ -33,7 +33,7 @@ def residuals(logs: Floats, width: int = 9) -> Floats:
         return np.zeros(0, dtype=np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(logs, width)
     half = width // 2
-    return np.asarray(logs[half : len(logs) - half] - np.median(windows, axis=1), dtype=np.float64)
+    return np.asarray(logs[half : len(logs) - half] - np.sort(windows, axis=1)[:, half], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gradflow_export.catalog.mistakes import BROADCAST, OUT_OF_REACH, TARGETS_NO_SHARE
 from gradflow_export.metrics.constants import Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, dependence, unbent
+from gradflow_export.stats import median
 from gradflow_export.taps.layergraph import Straight
 
 Floats = npt.NDArray[np.float64]
@@ -223,7 +224,7 @@ def _statistics(x: Floats) -> dict[str, float]:
         "input.mean": float(finite.mean()),
         "input.std": float(finite.std()),
         "input.max": float(np.abs(finite).max()),
-        "input.feature_ratio": float(used.max() / np.median(used)) if len(used) else 1.0,
+        "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
         "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
         "input.whole_share": float((finite == np.round(finite)).mean()),
     }

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gradflow_export.catalog import CATALOG, CUSTOM_PREFIX, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records import RUN_SITE, FloatArray, Histogram, Reading, StepRecord
+from gradflow_export.stats import median
 
 PER_SITE = ("parameter.gradient_norm", "parameter.update_ratio", "block.gain", "activation.dead_share")
 MOST_BINS = 32
@@ -44,9 +45,7 @@ def badness(known: MetricSpec, reading: Reading) -> npt.NDArray[np.float64]:
     out = np.full(values.shape, _WORST)
     if known.scale == "log":
         logs = np.log(np.maximum(values, 1e-300), where=good, out=np.zeros_like(values))
-        centre = (
-            float(np.mean(np.log(known.marks))) if known.marks else float(np.median(logs[good])) if any(good) else 0
-        )
+        centre = float(np.mean(np.log(known.marks))) if known.marks else median(logs[good]) if any(good) else 0
         out[good] = np.abs(logs[good] - centre)
     else:
         out[good] = values[good]

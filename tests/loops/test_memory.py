@@ -1,11 +1,14 @@
 """Nothing grows with the number of steps."""
 
 import gc
+from collections import Counter
 from collections.abc import Sized
 
 import psutil
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gradflow_export import Exporter, MemoryWriter
 
@@ -67,3 +70,38 @@ def test_nothing_grows_over_thousands_of_steps(tmp_path):
     assert after[1] - before[1] <= 50
     assert after[0] - before[0] <= 1000
     assert after[3] - before[3] < 16 * 2**20
+
+
+class _Large(TorchDispatchMode):
+    """Counts, by operator, the results of at least so many bytes in memory that no argument had."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.found = least, Counter()
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self.found[str(function)] += tensor.untyped_storage().nbytes() >= self.least
+        return out
+
+
+def test_no_copy_of_a_large_parameter_or_gradient_is_made():
+    """In the first steps, which read everything, no operator of ours makes anything half as large as a weight."""
+    found = {}
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 4))
+        criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters(), foreach=False)
+        x, y = torch.randn(8, 600), torch.randint(0, 4, (8,))
+        exporter = Exporter(model, backends=[MemoryWriter()], strict=True, enabled=watched)
+        with exporter.watch(criterion), _Large(600 * 600 * 2) as large:
+            for _ in range(10):
+                optimizer.zero_grad()
+                criterion(model(x), y).backward()
+                optimizer.step()
+        found[watched] = +large.found
+    assert found[False].total() > 0
+    assert found[True] - found[False] == Counter()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.stats import Welford, Window, pair_slopes, theil_sen, theil_sen_bounds
+from gradflow_export.stats import Welford, Window, median, pair_slopes, theil_sen, theil_sen_bounds
 
 
 def test_nothing_seen_is_no_number():
@@ -58,3 +58,13 @@ def test_a_line_has_its_own_slope_exactly():
     """Without noise slope and bounds agree."""
     x = np.arange(10.0)
     assert theil_sen_bounds(x, 3 * x + 1) == pytest.approx((3.0, 3.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0], [1.0, 2.0], [5.0, 1.0, 2.0, 9.0], [1.0, math.nan, 2.0], [-math.inf, 1.0, 0.0]]
+)
+def test_the_median_is_that_of_numpy(values):
+    """It is the middle value, the mean of the two middle ones, or NaN where there is one, to the last bit."""
+    for dtype in (np.float64, np.float32):
+        np.testing.assert_equal(median(np.array(values, dtype)), float(np.median(np.array(values, dtype))))
+    assert math.isnan(median(np.array([])))
