@@ -38,6 +38,9 @@ DENSE_STEPS = 10
 PREFLIGHT_STEPS = 50
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
+SHOWN_STEPS = 400
+SHOWN_INTERVAL = 25
+"""Whether a model learns shows in its first hundreds of steps: until then inputs, targets and losses are read oftener."""
 SITES_PER_INTERVAL = 100
 RANK_STEPS = (1, 2, 3, 4)
 RARE_STEPS = (1, 10, 50, 100)
@@ -120,7 +123,12 @@ class Schedule:
             and step <= SETTLING_STEPS
             and step % min(math.ceil(SETTLING_INTERVAL * stretch), interval) == 0
         )
-        return asked or step <= self.dense or settling or step % interval == 0
+        showing = (
+            name == "inputs"
+            and step <= SHOWN_STEPS
+            and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) == 0
+        )
+        return asked or step <= self.dense or settling or showing or step % interval == 0
 
 
 def _check_interval(name: str, value: object) -> None:

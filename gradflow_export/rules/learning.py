@@ -135,13 +135,13 @@ class NotLearning(Rule):
         readings: How many readings are looked at.
     """
 
-    settle: int = 120
+    settle: int = 100
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
     sure: float = 2.5
     readings: int = 5
-    patience: int = 3
+    patience: int = 2
 
     name: ClassVar[str] = "not-learning"
     needs: ClassVar[tuple[str, ...]] = ("loss.over_constant",)

@@ -3,7 +3,16 @@
 import pytest
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
-from gradflow_export.schedule import DENSE_STEPS, INTERVALS, RANK_STEPS, RARE_STEPS, SETTLING_STEPS, Schedule
+from gradflow_export.schedule import (
+    DENSE_STEPS,
+    INTERVALS,
+    RANK_STEPS,
+    RARE_STEPS,
+    SETTLING_STEPS,
+    SHOWN_INTERVAL,
+    SHOWN_STEPS,
+    Schedule,
+)
 
 OFTEN = {
     "blocks",
@@ -65,12 +74,13 @@ def test_settling_steps_are_read_every_fifth():
 
 
 def test_later_each_instrument_has_its_interval():
-    """Beyond step 100 nothing but the interval counts; ranks come four in a row."""
+    """Beyond step 100 the interval counts; ranks come four in a row, and inputs every 25 steps until step 400."""
     schedule = Schedule()
     for step in range(SETTLING_STEPS + 1, 2100):
         due = schedule.due(step)
         for name, interval in INTERVALS.items():
-            assert (name in due) is (step % interval < (4 if name == "ranks" else 1)), (name, step)
+            shown = name == "inputs" and step <= SHOWN_STEPS and step % SHOWN_INTERVAL == 0
+            assert (name in due) is (shown or step % interval < (4 if name == "ranks" else 1)), (name, step)
 
 
 def test_an_interval_below_the_settling_one_is_kept():
