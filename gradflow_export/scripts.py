@@ -198,7 +198,8 @@ def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool
                 error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
             except Exception as raised:
                 error = _told(raised, str(script.resolve()))
-            outcome = watch.outcome()
+        # Once the exporters are closed: what waits for the record after the last step is told by then.
+        outcome = watch.outcome()
     finally:
         sys.argv, sys.path[:] = argv, path
         os.chdir(folder)

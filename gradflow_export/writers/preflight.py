@@ -68,11 +68,12 @@ def findings(issues: list[Issue], steps: int) -> str:
         issues: What was found.
         steps: In how many steps.
     """
+    ran = "1 step" if steps == 1 else f"{steps} steps"
     if not issues:
-        return f"{steps} steps: nothing found."
+        return f"{ran}: nothing found."
     shown = merged(issues)
     count = "1 finding" if len(shown) == 1 else f"{len(shown)} findings"
-    lines = [f"{steps} steps: {count}."]
+    lines = [f"{ran}: {count}."]
     for issue in shown:
         more = f" (+{len(issue.layers) - 1} more)" if len(issue.layers) > 1 else ""
         gone = "" if issue.open else f", gone at step {issue.healed_step}"

@@ -113,6 +113,27 @@ def test_addresses_are_relative_below_the_current_folder_and_valid_everywhere(tm
     assert address(tmp_path.parent / "other one.py") == f"{tmp_path.resolve().parent.as_uri()}/other%20one.py"
 
 
+def test_what_is_found_after_the_last_step_is_told(tmp_path, capsys):
+    """An issue that waits for the next record, which never comes, is among the findings."""
+    path = tmp_path / "late.py"
+    path.write_text(
+        "import torch\n"
+        "from gradflow_export.exporter import watching\n"
+        "from gradflow_export.issues import Issue, IssueType, Severity\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.ones(2, 4)).square().mean().backward()\n"
+        "optimizer.step()\n"
+        "issue = Issue(IssueType.UNSTABLE, Severity.LOW, 'weight', 1, 1.0, 0.0, 'it is late.', 'hurry.')\n"
+        "watching(model)[0].add_issue(issue)\n",
+        encoding="utf-8",
+    )
+    assert main(["doctor", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 step: 1 finding." in out
+    assert "[LOW] UNSTABLE in weight" in out
+
+
 def test_the_current_folder_is_put_back(tmp_path, capsys, monkeypatch):
     """A script that goes elsewhere does not take the file for its findings with it."""
     monkeypatch.chdir(tmp_path)
