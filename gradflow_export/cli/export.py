@@ -6,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from gradflow_export.cli.folders import runs_below
 from gradflow_export.errors import StorageError
 from gradflow_export.long_form import FORMATS, write_table
-from gradflow_export.store import find_runs, read_run
+from gradflow_export.store import read_run
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,12 +24,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the runs; 2 when there is none, or no place for them."""
-    runs = find_runs(args.logdir) if args.logdir.is_dir() else {}
-    if not runs:
-        why = "holds no gradflow run" if args.logdir.is_dir() else "is not a folder"
-        sys.stderr.write(f"gradflow: {args.logdir} {why}; give the logdir of an Exporter, such as runs/\n")
-        return 2
+    """Write the runs; 2 when there are several where one is wanted."""
+    runs = runs_below(args.logdir)
     if args.output is None:
         return _to_terminal(next(iter(runs.values())), args.format, len(runs))
     one_file = args.output.suffix == f".{args.format}" and not args.output.is_dir()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from gradflow_export.cli.folders import runs_below
 from gradflow_export.records import RunInfo
-from gradflow_export.store import Run, find_runs, read_run
+from gradflow_export.store import Run, read_run
 
 FINISH_SECONDS = 600.0
 """How long a run may take to be sent to the end."""
@@ -28,12 +29,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send every run below the folder; 2 when there is none."""
-    runs = find_runs(args.logdir) if args.logdir.is_dir() else {}
-    if not runs:
-        why = "holds no gradflow run" if args.logdir.is_dir() else "is not a folder"
-        sys.stderr.write(f"gradflow: {args.logdir} {why}; give the logdir of an Exporter, such as runs/\n")
-        return 2
+    """Send every run below the folder."""
+    runs = runs_below(args.logdir)
     for name, path in runs.items():
         send(read_run(path), path.resolve().name if name == "." else name, args)
     return 0

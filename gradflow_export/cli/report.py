@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from gradflow_export.store import find_runs, read_run
+from gradflow_export.cli.folders import runs_below
+from gradflow_export.store import read_run
 from gradflow_export.summary import RunSummary
 
 
@@ -20,12 +20,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 2 when there is no run to report on."""
-    paths = list(find_runs(args.logdir).values()) if args.logdir.is_dir() else []
-    if not paths:
-        why = "holds no gradflow run" if args.logdir.is_dir() else "is not a folder"
-        sys.stderr.write(f"gradflow: {args.logdir} {why}; give the logdir of an Exporter, such as runs/\n")
-        return 2
+    """Print the report."""
+    paths = runs_below(args.logdir).values()
     if args.json:
         runs = [{"path": str(path), **summarise(path).as_dict()} for path in paths]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from gradflow_export.cli.folders import check_folder, no_run
+
 PORT = 6008
 
 
@@ -24,11 +26,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run_view(args: argparse.Namespace) -> int:
-    """Serve until interrupted; 2 when the folder or the port cannot be used."""
+    """Serve until interrupted; 2 when the port cannot be used."""
     from tensorboard_plugin_gradflow.standalone import make_server
 
-    if not _is_folder(args.logdir):
-        return 2
+    check_folder(args.logdir)
     try:
         server = make_server(args.logdir, args.port)
     except OSError as error:
@@ -43,18 +44,14 @@ def run_view(args: argparse.Namespace) -> int:
 
 
 def run_snapshot(args: argparse.Namespace) -> int:
-    """Write the file; 2 when there is no run to show."""
+    """Write the file; 2 when it cannot be written."""
     from tensorboard_plugin_gradflow.snapshot import render_snapshot
     from tensorboard_plugin_gradflow.standalone import open_source
 
-    if not _is_folder(args.logdir):
-        return 2
+    check_folder(args.logdir)
     source = open_source(args.logdir)
     if not source.indexes():
-        sys.stderr.write(
-            f"gradflow: {args.logdir} holds no gradflow run; give the logdir of an Exporter, such as runs/\n"
-        )
-        return 2
+        raise no_run(args.logdir)
     try:
         args.out.write_text(render_snapshot(source, f"GradFlow: {args.logdir.name}"), encoding="utf-8")
     except OSError as error:
@@ -64,13 +61,6 @@ def run_snapshot(args: argparse.Namespace) -> int:
         return 2
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _is_folder(path: Path) -> bool:
-    if path.is_dir():
-        return True
-    sys.stderr.write(f"gradflow: {path} is not a folder; give the logdir of an Exporter, such as runs/\n")
-    return False
 
 
 def _port(text: str) -> int:
