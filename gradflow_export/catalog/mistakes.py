@@ -17,6 +17,8 @@ RELU_BEFORE_BCE = "ReLU before binary cross-entropy with logits"
 PROBABILITIES_IN_KL = "probabilities given to kl_div"
 SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
+TWICE = "probabilities of probabilities"
+POSITIONS_MIXED = "classes of several positions"
 BROADCAST = "predictions and targets broadcast"
 OUT_OF_REACH = "targets out of reach"
 TARGETS_NO_SHARE = "targets outside 0 to 1"
@@ -36,6 +38,8 @@ MISTAKES = (
     PROBABILITIES_IN_KL,
     SOFTMAX_OF_ONE,
     SOFTMAX_OVER_BATCH,
+    TWICE,
+    POSITIONS_MIXED,
     BROADCAST,
     OUT_OF_REACH,
     TARGETS_NO_SHARE,

@@ -95,6 +95,18 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "the others.",
             advice="name the dimension of the classes: softmax(dim=-1), or dim=1 for outputs [N, C, ...].",
         ),
+        known.TWICE: _Told(
+            message="A softmax or sigmoid is given the result of another one: probabilities stay close to each other "
+            "whatever the model says.",
+            advice="apply it once: return the logits of the model, and give them to F.cross_entropy(logits, targets) "
+            "or F.binary_cross_entropy_with_logits(logits, targets).",
+        ),
+        known.POSITIONS_MIXED: _Told(
+            message="The softmax runs over numbers of several samples or pixels instead of the classes of one: a view "
+            "has mixed the dimensions.",
+            advice="move the classes last before the shape is changed, logits.permute(0, 2, 3, 1).reshape(-1, "
+            "classes); or give cross_entropy the logits as [N, C, ...].",
+        ),
         known.BROADCAST: _Told(
             message="Predictions and targets have different shapes and were broadcast to all {0} x {0} pairs: the "
             "best answer is then one number for all samples.",
@@ -143,7 +155,7 @@ class WrongLoss(Rule):
     """
 
     reach: float = 0.05
-    shut: float = 0.5
+    shut: float = 0.2
     grown: float = 2.0
     readings: int = 2
     patience: int = 2

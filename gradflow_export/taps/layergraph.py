@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradflow_export.taps.lossgraph import LAYERS, REACH, Node, below, kind_of, shape_of, through_shapes
+from gradflow_export.taps.lossgraph import LAYERS, REACH, Node, through_shapes
+from gradflow_export.taps.lossshape import below, kind_of, shape_of
 from gradflow_export.taps.root import saved
 
 MOST_NODES = 4_000

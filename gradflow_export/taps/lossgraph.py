@@ -18,6 +18,7 @@ from gradflow_export.catalog.mistakes import (
     BROADCAST,
     LOGITS_IN_NLL,
     MAXIMISED,
+    POSITIONS_MIXED,
     PROBABILITIES_IN_KL,
     PROBABILITIES_IN_NLL,
     RELU_BEFORE_BCE,
@@ -30,8 +31,18 @@ from gradflow_export.catalog.mistakes import (
     SOFTMAX_OVER_BATCH,
     TANH_BEFORE_BCE,
     TANH_BEFORE_CE,
+    TWICE,
 )
 from gradflow_export.metrics.constants import Kind
+from gradflow_export.taps.lossshape import (
+    argument,
+    below,
+    crossed_product,
+    kind_of,
+    mixes_positions,
+    shape_of,
+    twice,
+)
 from gradflow_export.taps.root import saved
 
 Node = Any
@@ -169,27 +180,11 @@ class Term:
         return REACH.get(kind_of(self.behind), (-math.inf, math.inf))
 
 
-def kind_of(node: Node) -> str:
-    """Return what made a tensor, such as ``"Addmm"`` for ``AddmmBackward0``; empty where nothing did."""
-    return "" if node is None else str(node.name()).partition("Backward")[0]
-
-
-def below(node: Node, index: int = 0) -> Node:
-    """Return the node that an argument came from, ``None`` for one without a graph."""
-    return node.next_functions[index][0] if index < len(node.next_functions) else None
-
-
 def through_shapes(node: Node) -> Node:
     """Return the first node from here that does more than change shape or number format."""
     while kind_of(node) in _SHAPES:
         node = below(node)
     return node
-
-
-def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of what a node made; empty for a scalar and where it is not known."""
-    known = getattr(node, "_input_metadata", ())
-    return tuple(known[0].shape) if known else ()
 
 
 def terms_of(root: Tensor) -> tuple[list[Term], bool]:
@@ -245,14 +240,16 @@ def _term(node: Node) -> Term | None:
         return _distance(node, _LOSSES[kind])
     if kind in {"Pow", "Abs", "Mul", "Sub"}:
         return _by_hand(node, kind)
-    return _policy(node) if kind == "Softmax" else None
+    return _policy(node) if kind in {"Sigmoid", "Softmax"} else None
 
 
 def _policy(node: Node) -> Term | None:
-    """Return a softmax whose probabilities are used as they are, where it runs over the batch."""
+    """Return probabilities that are used as they are, where they run over the batch or are those of probabilities."""
     term = Term("soft", node, node)
     _check_softmax(term)
-    return term if SOFTMAX_OVER_BATCH in term.mistakes else None
+    if twice(node):
+        term.mistakes[TWICE] = 1.0
+    return term if not term.mistakes.keys().isdisjoint((SOFTMAX_OVER_BATCH, TWICE)) else None
 
 
 def _classes(node: Node) -> Term:
@@ -272,7 +269,13 @@ def _classes(node: Node) -> Term:
         mistake = _BEFORE_CE.get(kind_of(inner))
         if mistake is not None and dim is not None and shape:
             term.mistakes[mistake] = _floor(mistake, shape[dim])
+        elif kind_of(inner) == "Log" and twice(argument(inner)):
+            term.mistakes[TWICE] = 1.0
+        if dim is not None and mixes_positions(below(before), dim, frozenset(LAYERS)):
+            term.mistakes[POSITIONS_MIXED] = 1.0
         term.behind = inner
+    elif kind == "Log" and twice(argument(before)):
+        term.mistakes[TWICE] = 1.0
     elif kind in {"Softmax", "Sigmoid"}:
         term.mistakes[PROBABILITIES_IN_NLL] = 1.0
     elif kind in LAYERS:
@@ -292,6 +295,8 @@ def _binary(node: Node, *, logits: bool) -> Term:
     kind = kind_of(before)
     if logits and kind in _BEFORE_BCE:
         term.mistakes[_BEFORE_BCE[kind]] = {"Sigmoid": -math.log(1 / (1 + math.exp(-1.0)))}.get(kind, 1.0)
+    elif not logits and twice(before):
+        term.mistakes[TWICE] = 1.0
     _check_softmax(term)
     return term
 
@@ -344,6 +349,9 @@ def _by_hand(node: Node, kind: str) -> Term | None:
         return _divergence(node) if first is None else None
     if kind == "Mul" and second is None and kind_of(through_shapes(first)) == "LogSoftmax":
         return _soft(node, through_shapes(first))
+    crossed = crossed_product(node) if kind == "Mul" else None
+    if crossed is not None:
+        return Term("soft", node, crossed[0], mistakes={BROADCAST: float(crossed[1])})
     squared = (kind == "Mul" and first is second) or (kind == "Pow" and getattr(node, "_saved_exponent", None) == 2)
     if not (squared or kind == "Abs") or kind_of(first) not in {"Sub", "Rsub"}:
         return None

@@ -69,6 +69,21 @@ def by_hand(out, y):
     return ((out - y) ** 2).mean()
 
 
+def chosen(p, y):
+    return -torch.log(p.gather(1, y[:, None]) + 1e-8).mean()
+
+
+def shares(p, y):
+    return -(y * torch.log(p + 1e-7) + (1 - y) * torch.log(1 - p + 1e-7)).mean()
+
+
+def reshaped(out, y, *, right):
+    """Classes of [samples, classes] brought to [2, samples / 2, classes] and then to [2, classes, samples / 2]."""
+    out = out.view(2, -1, 3)
+    out = out.transpose(1, 2) if right else out.view(2, 3, -1)
+    return F.cross_entropy(out, y.view(2, -1))
+
+
 WRONG = {
     "softmax before cross-entropy": ((6, 16, 3), nn.Softmax(dim=1), F.cross_entropy, blobs),
     "sigmoid before cross-entropy": ((6, 16, 3), nn.Sigmoid(), F.cross_entropy, blobs),
@@ -85,6 +100,21 @@ WRONG = {
     "broadcast L1": ((6, 16, 1), None, F.l1_loss, plane),
     "ReLU cannot reach": ((6, 16, 1), nn.ReLU(), squared, plane),
     "sigmoid cannot reach": ((6, 16, 1), nn.Sigmoid(), squared, plane),
+    "softmax of a softmax": (
+        (6, 16, 3), nn.Softmax(dim=1), lambda out, y: chosen(out.softmax(1), y), blobs,
+    ),
+    "log of a softmax of a softmax": (
+        (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.nll_loss(out.softmax(1).log(), y), blobs,
+    ),
+    "logarithm given to cross-entropy after two": (
+        (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.cross_entropy((out.softmax(1) + 1e-6).log(), y), blobs,
+    ),
+    "sigmoid of a sigmoid": (
+        (6, 16, 1), nn.Sigmoid(), lambda out, y: F.binary_cross_entropy(out.sigmoid(), y), binary,
+    ),
+    "sigmoid of a sigmoid by hand": ((6, 16, 1), nn.Sigmoid(), lambda out, y: shares(out.sigmoid(), y), binary),
+    "shares broadcast by hand": ((6, 16, 1), nn.Sigmoid(), lambda out, y: shares(out, y.squeeze(1)), binary),
+    "classes of several samples": ((6, 16, 3), None, lambda out, y: reshaped(out, y, right=False), blobs),
     "probabilities given to kl_div": (
         (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.kl_div(out, F.one_hot(y, 3).float(), reduction="batchmean"),
         blobs,
@@ -127,6 +157,15 @@ RIGHT = {
     "kl_div": (
         (6, 16, 3), nn.LogSoftmax(dim=1),
         lambda out, y: F.kl_div(out, F.one_hot(y, 3).float(), reduction="batchmean"), blobs,
+    ),
+    "classes moved": ((6, 16, 3), None, lambda out, y: reshaped(out, y, right=True), blobs),
+    "chosen probabilities": ((6, 16, 3), nn.Softmax(dim=1), chosen, blobs),
+    "logarithm given to cross-entropy": (
+        (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.cross_entropy(torch.log(out), y), blobs,
+    ),
+    "shares by hand": ((6, 16, 1), nn.Sigmoid(), shares, binary),
+    "choice of a position": (
+        (1, 16, 1), None, lambda out, y: F.cross_entropy(out.view(6, 8), y[:6]), lambda: (torch.randn(48, 1), blobs()[1]),
     ),
     "regression": ((6, 16, 1), None, squared, plane),
     "regression by hand": ((6, 16, 1), None, lambda out, y: by_hand(out.squeeze(1), y), plane),
@@ -251,7 +290,7 @@ def test_what_nothing_explains_is_not_learning():
     assert judged(lambda step: 1.5 + 5.0 / step, NotLearning()) == []
     assert judged(lambda _: 1.5, NotLearning()) == [IssueType.NOT_LEARNING]
     assert judged(lambda _: 0.6, NotLearning()) == []
-    assert judged(lambda _: 1.0, NotLearning(), steps=110) == []
+    assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
 
 
 @pytest.mark.parametrize("ignored", [True, False])
