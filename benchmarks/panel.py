@@ -60,6 +60,22 @@ _ARM_MAP = """
   }, { capture: true, once: true }));
 }
 """
+# On the way back the panel may ask nobody: what counts is the last repaint, after which there is none for a second.
+_ARM_BACK = """
+() => {
+  const probe = window.gradflowProbe;
+  const nextFrame = () => new Promise(requestAnimationFrame);
+  window.gradflowRepaint = new Promise((done) => addEventListener('pointerup', async (event) => {
+    const begun = performance.timeOrigin + event.timeStamp;
+    let seen = probe.paints.length, last = 0;
+    while (last === 0 || probe.now() - last < 1000) {
+      if (probe.paints.length > seen) [seen, last] = [probe.paints.length, await probe.painted()];
+      else await nextFrame();
+    }
+    done(last - begun);
+  }, { capture: true, once: true }));
+}
+"""
 _TOO_LONG = "new Promise((_, fail) => setTimeout(() => fail(new Error('no repaint within 60 s')), 60000))"
 
 
@@ -267,11 +283,11 @@ def _zoom(page: Page, frame: Frame, box: FloatRect) -> list[tuple[str, float, li
         page.mouse.up()
         into.append(_repainted(frame))
         rest(frame)
-        frame.evaluate(_ARM_MAP)
+        frame.evaluate(_ARM_BACK)
         frame.locator("[data-part=reset]").click()
         back.append(_repainted(frame))
         rest(frame)
-    return [("zoom, new data from the server", 250, into), ("zoom out, new data from the server", 250, back)]
+    return [("zoom, new data from the server", 250, into), ("zoom out to the last repaint", 250, back)]
 
 
 def _repainted(where: Page | Frame) -> float:
