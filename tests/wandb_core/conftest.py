@@ -45,8 +45,16 @@ def only_here(folder):
     return {
         "WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true", "WANDB_CONSOLE": "off",
         "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1",
-        "WANDB__DISABLE_STATS": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true", **places,
+        "WANDB__DISABLE_STATS": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true",
+        "WANDB_X_SERVICE_WAIT": "120", **places,
     }  # fmt: skip
+
+
+# After how long the writer gives up what does not come to an end: here a slow machine is no server in trouble.
+PATIENT = {
+    "wandb._LAST_SECONDS": 100.0, "wandb_runs.FINISH_SECONDS": 100.0, "wandb_runs.INIT_SECONDS": 100.0,
+    "wandb_alerts.PROBE_SECONDS": 100.0,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,6 +66,8 @@ def place(tmp_path_factory):
             patch.delenv(name)
         for name, value in only_here(folder).items():
             patch.setenv(name, value)
+        for name, seconds in PATIENT.items():
+            patch.setattr(f"gradflow_export.writers.{name}", seconds)
         yield folder
         wandb.teardown()
 
@@ -100,6 +110,13 @@ def said(caplog):
     return lambda word="": [
         r.getMessage() for r in caplog.records if r.name == "gradflow_export" and word in r.getMessage()
     ]
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """A run's end that waits longer for records on their way, whose thread may get its turn late."""
+    monkeypatch.setattr("gradflow_export.writers.wandb._QUIET_SECONDS", 3.0)
+    monkeypatch.setattr("gradflow_export.writers.wandb._SETTLE_SECONDS", 100.0)
 
 
 @pytest.fixture(scope="session")

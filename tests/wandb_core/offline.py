@@ -113,9 +113,8 @@ def read_log(folder):
 
 def wait_for_log(folder):
     """Read a log once it is whole, which is a moment after ``finish`` returned."""
-    for _ in range(400):
-        log = read_log(folder)
-        if log.exit_code is not None:
-            return log
+    over = time.monotonic() + 100
+    while (log := read_log(folder)).exit_code is None:
+        assert time.monotonic() < over, f"the log in {folder} has no exit record"
         time.sleep(0.05)
-    raise AssertionError(f"the log in {folder} has no exit record after 20 s")
+    return log

@@ -93,6 +93,8 @@ def test_the_end_of_a_script_sends_everything(place, offline):
 import sys, torch, wandb
 from torch import nn
 from gradflow_export import Exporter
+import gradflow_export.writers.wandb as limits
+limits._QUIET_SECONDS, limits._SETTLE_SECONDS, limits._LAST_SECONDS = 3.0, 100.0, 100.0
 run = wandb.init(project="test", settings=wandb.Settings(x_disable_stats=True, console="off"))
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -73,7 +73,7 @@ def test_a_disabled_wandb_costs_one_line(place, said, options):
     assert said() == ["gradflow: wandb is disabled; nothing is sent to it"]
 
 
-def test_the_run_may_end_before_the_exporter(begin, place, read, ours, said):
+def test_the_run_may_end_before_the_exporter(begin, place, read, ours, said, unhurried):
     """All steps before ``run.finish()`` are sent; later ones stand in the event file only, which one line says."""
     run = begin()
     exporter, step = watch(place / "early")
@@ -140,6 +140,9 @@ PROCESS = """
 import json, logging, os, sys, torch, wandb
 from torch import nn
 from gradflow_export import Exporter
+from gradflow_export.writers import wandb_runs
+import gradflow_export.writers.wandb as limits
+wandb_runs.FINISH_SECONDS = wandb_runs.INIT_SECONDS = limits._LAST_SECONDS = 100.0
 lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())
@@ -172,7 +175,7 @@ def test_of_two_processes_only_rank_0_writes(place, offline, tmp_path):
         subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=own)
         for rank in (0, 1)
     ]
-    first, second = (json.loads(process.communicate(timeout=100)[0].splitlines()[-1]) for process in processes)
+    first, second = (json.loads(process.communicate(timeout=250)[0].splitlines()[-1]) for process in processes)
     (folder,) = Path(tmp_path).glob("wandb/offline-run-*")
     log = offline.wait_for_log(folder)
     assert [row["gradflow/step"] for row in log.history if "gradflow/alerts" in row] == [1, 2, 3, 4, 5]

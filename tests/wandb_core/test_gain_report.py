@@ -196,7 +196,7 @@ def test_a_page_that_cannot_be_written_costs_nothing_else(begin, read, ours, sai
     writer.open(RunInfo("1-0", 1.0, "Net"))
     for step in range(1, 11):
         writer.write(record(step, [1.0, 38.0], norms=[1.0, 2.0], issues=(issue(),) if step == 3 else ()))
-        writer._lane.wait(20)
+        writer._lane.wait(100)
     writer.close()
     run.finish()
     rows = ours(read(run))
@@ -214,7 +214,7 @@ def test_report_and_chart_reach_the_server(beside_server, begin):
         writer.open(RunInfo("1-0", 1.0, "Net"))
         for step in range(1, 11):
             writer.write(record(step, [1.0, 38.0], norms=[1.0, 2.0], issues=(issue(),) if step == 3 else ()))
-            writer._lane.wait(20)
+            writer._lane.wait(100)
             run.log({"mine": step}, step=step)
         writer.close()
         run.finish()

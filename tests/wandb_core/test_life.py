@@ -3,6 +3,8 @@
 import io
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -39,15 +41,22 @@ def test_records_wait_for_the_first_run(begin, make, read, ours, said):
     assert len(said()) == 1
 
 
-def test_the_end_of_the_run_sends_what_waits(begin, make, read, ours):
+def test_the_end_of_the_run_sends_what_waits(begin, make, read, ours, monkeypatch):
     """``run.finish()`` before ``close`` loses nothing that was handed over, a record that comes meanwhile included."""
-    run, writer = begin(), make.writer()
-    late = threading.Timer(0.1, lambda: writer.write(make.record(30)))
+    run, writer, late = begin(), make.writer(), [30]
+
+    def sleep(seconds):
+        """Have another thread write while ``run.finish()`` waits."""
+        while late:
+            thread = threading.Thread(target=writer.write, args=(make.record(late.pop()),))
+            thread.start()
+            thread.join()
+        time.sleep(seconds)
+
+    monkeypatch.setattr("gradflow_export.writers.wandb.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     for step in range(1, 30):
         writer.write(make.record(step))
-    late.start()
     run.finish()
-    late.join()
     writer.close()
     assert steps(read(run), ours) == list(range(1, 31))
 

@@ -69,7 +69,7 @@ def test_an_issue_is_told_once_and_kept_as_data(begin, make, read, ours):
     run, writer = begin(), make.writer()
     for step in range(1, 11):
         writer.write(make.record(step, gradient, issues=script.get(step, ())))
-        writer._lane.wait(20)
+        writer._lane.wait(100)
         run.log({"mine": step})
     writer.close()
     run.finish()
@@ -98,7 +98,7 @@ def test_tables_come_at_a_slow_pace(begin, make, read, ours):
     run, writer = begin(), make.writer(table_seconds=10.0)
     for step in range(1, 36):
         writer.write(make.record(step, gradient))
-        writer._lane.wait(20)
+        writer._lane.wait(100)
         run.log({"mine": step})
     writer.close()
     run.finish()

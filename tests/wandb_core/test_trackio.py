@@ -96,7 +96,7 @@ def test_a_run_of_its_own_holds_everything(trackio, stored, sink, make):
         histograms = (Histogram("parameter.gradient", "a", edges, counts),) if step == 5 else ()
         issues = (make.issue(),) if step == 3 else ()
         writer.write(make.record(3 * step, loss, gains, issues=issues, histograms=histograms))
-        writer._lane.wait(20)
+        writer._lane.wait(100)
     writer.close()
     rows = stored.rows("own", "gradflow/loss")
     assert [row["step"] for row in rows] == [row["gradflow/step"] for row in rows] == list(range(3, 33, 3))
@@ -135,7 +135,7 @@ def test_neither_side_loses_a_row(trackio, stored, sink, make, how):
     assert [row["step"] for row in stored.rows("user", "gradflow/loss")] == list(range(1, 31))
 
 
-def test_an_exporter_finds_the_run_of_the_thread_that_made_it(trackio, stored, tmp_path):
+def test_an_exporter_finds_the_run_of_the_thread_that_made_it(trackio, stored, tmp_path, unhurried):
     """trackio tells only its own thread of a run; the exporter's worker writes to it all the same, also after its end."""
     run = trackio.init(name="whole", **stored.start)
     torch.manual_seed(0)
