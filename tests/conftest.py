@@ -1,6 +1,13 @@
 """What every test shares."""
 
 import torch
+from hypothesis import HealthCheck, settings
 
 # Small models wait for each other's threads where other work shares the cores; bits do not depend on the machine either.
 torch.set_num_threads(1)
+
+# The same examples everywhere and always, however slow the machine is: a failure is one of the code, and comes again.
+settings.register_profile(
+    "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")

@@ -142,21 +142,21 @@ def test_anomaly_modes_of_two_threads_may_overlap():
     def first():
         with anomaly_mode():
             one_is_in.set()
-            other_is_in.wait(10)
+            other_is_in.wait(100)
         one_is_out.set()
 
     def second():
-        one_is_in.wait(10)
+        one_is_in.wait(100)
         with anomaly_mode(check_nan=False):
             other_is_in.set()
-            one_is_out.wait(10)
+            one_is_out.wait(100)
             seen.append(state())
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert seen == [(True, False)]
     assert state() == before
 

@@ -46,7 +46,7 @@ def worker(interpreted, cache):
         yield ask
     finally:
         process.stdin.close()
-        process.wait(30)
+        process.wait(100)
         process.stdout.close()
 
 
@@ -117,7 +117,9 @@ def test_the_rows_of_the_exporter_are_those_of_the_twins(interpreter, twin):
     assert sick[4:].tolist() == [twin.zero_share(every[5]), 1.0]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(
         st.tuples(

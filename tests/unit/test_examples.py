@@ -39,7 +39,7 @@ def test_an_example_runs_and_says_what_it_should(name, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

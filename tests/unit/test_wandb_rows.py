@@ -164,16 +164,16 @@ def test_the_lane_does_the_last_thing_asked():
 
     def slow():
         started.set()
-        hold.wait(20)
+        hold.wait(100)
         done.append("slow")
 
     lane.put(slow)
-    started.wait(20)
+    started.wait(100)
     for name in "abc":
         lane.put(lambda name=name: done.append(name))
     assert not lane.wait(0.01)
     hold.set()
-    assert lane.wait(20)
+    assert lane.wait(100)
     assert done == ["slow", "c"]
 
 
