@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradflow_export.assemble import histogram_of
 from gradflow_export.records import IssueType
 
 TOLERANCE = 1e-5
@@ -92,6 +93,42 @@ def test_record_is_that_of_one_process_on_all_batches(name, together, alone):
     assert [r.step for r in joined] == [r.step for r in whole] == list(range(1, 7))
     assert {r.metric for record in joined for r in record.readings} >= WANTED
     assert [d for one, other in zip(whole, joined, strict=True) for d in differences(one, other, but)] == []
+
+
+def same_histograms(one, other):
+    """Assert that two lists of histograms tell of the same tensors and agree, in ends and in every bin."""
+    assert [(h.metric, h.site) for h in one] == [(h.metric, h.site) for h in other]
+    assert {"parameter.gradient", "parameter.weight"} <= {h.metric for h in one}
+    for a, b in zip(one, other, strict=True):
+        assert a.edges == pytest.approx(b.edges, rel=TOLERANCE, abs=TOLERANCE * abs(b.edges).max()), a.site
+        assert a.counts.tolist() == b.counts.tolist(), a.site
+
+
+def test_histograms_are_those_of_one_process_on_all_batches(together, alone):
+    """Under DistributedDataParallel each bin holds as many entries of gradients and weights as without it."""
+    for record, whole in zip(together["ddp"][0]["records"], alone(), strict=True):
+        same_histograms(record.histograms, whole.histograms)
+
+
+def test_histograms_of_shards_are_those_of_the_first_rows(together, job):
+    """Under fully_shard they hold what lies on rank 0: the first half of the rows of the unsharded tensors."""
+    halves = []
+
+    def keep(step, model, _inputs, _optimizer):
+        for name, p in model.named_parameters() if step else ():  # gradients are those of the step before
+            halves[-1][f"parameter.gradient {name}"] = p.grad.chunk(2)[0].reshape(-1).numpy().copy()
+        weights = {
+            f"parameter.weight {n}": p.detach().chunk(2)[0].reshape(-1).numpy().copy()
+            for n, p in model.named_parameters()
+        }
+        halves.append(weights)
+
+    job.train(job.plain, each=keep)
+    for record, parts in list(zip(together["fsdp"][0]["records"], halves, strict=True))[:-1]:
+        same_histograms(
+            record.histograms,
+            [histogram_of(h.metric, h.site, parts[f"{h.metric} {h.site}"]) for h in record.histograms],
+        )
 
 
 @pytest.mark.parametrize("name", ["ddp", *SHARDED])
