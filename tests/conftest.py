@@ -3,6 +3,8 @@
 import torch
 from hypothesis import HealthCheck, settings
 
+from gradflow_export import exporter, reports
+
 # Small models wait for each other's threads where other work shares the cores; bits do not depend on the machine either.
 torch.set_num_threads(1)
 
@@ -11,3 +13,6 @@ settings.register_profile(
     "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+# How long the end of a run waits for its worker: on a slow machine with other work a test's steps may take long.
+exporter.CLOSE_SECONDS = reports.CLOSE_SECONDS = 100.0

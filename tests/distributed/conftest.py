@@ -32,7 +32,7 @@ def start(folder, names, count=2):
         )
         for rank in range(count)
     ]
-    said = [process.communicate(timeout=110)[1] for process in ranks]
+    said = [process.communicate(timeout=280)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * count, "\n".join(said)
     return {
         name: {
