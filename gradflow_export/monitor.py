@@ -13,9 +13,10 @@ from torch import nn
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.metrics.gains import AMPLIFYING, DAMPING, EPS, gains, log_gains, summary_stats
-from gradflow_export.taps.blocks import GradientStore, output_tensor
+from gradflow_export.taps.blocks import output_tensor
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import check_blocks
+from gradflow_export.taps.returned import GradientStore
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,7 +76,7 @@ class GradientGainMonitor:
         self._hooks: contextlib.ExitStack = self._calls.attach()
         self._calls.arm()
 
-    def _called(self, index: int, _module: nn.Module, output: Any) -> None:
+    def _called(self, index: int, _module: nn.Module, _args: Any, output: Any) -> None:
         tensor = output_tensor(output)
         if tensor is not None:
             self._store.watch(index, tensor)

@@ -57,26 +57,52 @@ FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid 
     return spread;
 }
 
-/* Read tensors[n] one by one, into out[2][n]: L2 norm, and the spread over its grid (0 where that has no rows). A tensor
- * that cannot be read has norm -1. Returns how many those are. */
-PUBLIC int64_t gradflow_outputs(const Interface *torch, void **tensors, int64_t n, const Grid *grids, double *out) {
-    int64_t refused = 0;
-    for (int64_t t = 0; t < n; t++) {
-        const void *data;
-        int64_t count;
-        int32_t kind;
-        const Grid *grid = &grids[t];
-        int bad = gradflow_describe(torch, &tensors[t], &data, &count, &kind);
-        for (int64_t r = 0; r < grid->rows && !bad; r++)
-            bad = row_start(grid, r) + (grid->columns - 1) * grid->apart >= count;
-        if (bad || gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, &out[t])) {
-            out[t] = -1.0;
-            refused++;
-            continue;
-        }
-        out[n + t] = grid->rows > 0 ? spread_of(data, kind, grid) : 0.0;
-    }
-    return refused;
+/* Where readings of outputs go: for each site its root mean square, the spread over its grid (0 without rows), and a mark
+ * that it has both. */
+typedef struct {
+    const Interface *torch;
+    const Grid *grids;
+    double *sizes, *spreads;
+    uint8_t *sized, *spread;
+} Sent;
+
+/* Read one output. Returns 0; 1 when it cannot be read. */
+PUBLIC int gradflow_sent(const Sent *to, void *tensor, int64_t site) {
+    const void *data;
+    int64_t count;
+    int32_t kind;
+    double norm;
+    const Grid *grid = &to->grids[site];
+    if (gradflow_describe(to->torch, &tensor, &data, &count, &kind) || count == 0) return 1;
+    for (int64_t r = 0; r < grid->rows; r++)
+        if (row_start(grid, r) + (grid->columns - 1) * grid->apart >= count) return 1;
+    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, &norm)) return 1;
+    to->sizes[site] = norm / sqrt((double)count);
+    to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid) : 0.0;
+    to->sized[site] = to->spread[site] = 1;
+    return 0;
+}
+
+/* Where readings of gradients go: for each site the norm over all that came, a mark that there is one, and how many. */
+typedef struct {
+    const Interface *torch;
+    double *norms;
+    uint8_t *present;
+    int64_t *arrivals;
+} Returned;
+
+/* Read one gradient. Returns 0; 1 when it cannot be read. */
+PUBLIC int gradflow_returned(const Returned *to, void *tensor, int64_t site) {
+    const void *data;
+    int64_t count;
+    int32_t kind;
+    double norm;
+    if (gradflow_describe(to->torch, &tensor, &data, &count, &kind)) return 1;
+    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, &norm)) return 1;
+    to->norms[site] = to->present[site] ? hypot(to->norms[site], norm) : norm;
+    to->present[site] = 1;
+    to->arrivals[site]++;
+    return 0;
 }
 
 /* The units of an activation's output lie `inner` entries long, one after the other, again and again. */

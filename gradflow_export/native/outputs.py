@@ -15,6 +15,9 @@ import numpy.typing as npt
 from gradflow_export.native import function
 
 Interface = ctypes.Array[ctypes.c_int64]
+Floats = npt.NDArray[np.float64]
+Marks = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
 _ADDRESS = attrgetter("_cdata")
 
 
@@ -60,25 +63,49 @@ def grid_of(shape: Sequence[int], rows: int, features: int) -> Grid:
     return Grid(-(-count // step), step, inner, outer, stride, -(-width // skip), skip * apart)
 
 
-def read_outputs(
-    interface: Interface, tensors: Sequence[Any], grids: Sequence[Grid]
-) -> tuple[list[float], list[float]]:
-    """Return L2 norm and spread of each tensor.
+class OutputReader:
+    """Reads one output at a time, while it is still in the processor's own cache: its size and its spread.
 
     Args:
         interface: What ``native.tensors.interface_of`` returned.
-        tensors: Of no subclass.
-        grids: Rows and columns of the spread; without rows it is 0.
+        sizes: Become root mean squares. Shape of this and what follows: ``[sites]``.
+        sized: Become True where there is one.
+        spreads: Become root mean squares of entries less the mean of their column.
+        spread: Become True where there is one.
 
-    Returns:
-        Norms, -1 where a tensor cannot be read; root mean squares of entries less the mean of their column.
+    Attributes:
+        grids: Rows and columns of the spread at each site; without rows it is 0. Shape: ``[sites, 7]``.
     """
-    count = len(tensors)
-    out = (ctypes.c_double * (2 * count))()
-    lie = struct.pack(f"={7 * count}q", *[number for grid in grids for number in grid])
-    _call("gradflow_outputs")(interface, _addresses(tensors), ctypes.c_int64(count), lie, out)
-    values = list(out)
-    return values[:count], values[count:]
+
+    def __init__(self, interface: Interface, sizes: Floats, sized: Marks, spreads: Floats, spread: Marks) -> None:
+        self.grids = np.zeros((len(sizes), len(Grid())), dtype=np.int64)
+        self._call = _quick("gradflow_sent")
+        self._held = interface, self.grids, sizes, spreads, sized, spread
+        self._to = _addresses_of(interface, *self._held[1:])
+
+    def read(self, site: int, tensor: Any) -> bool:
+        """Read a tensor, of no subclass; False where that cannot be done."""
+        return not self._call(self._to, tensor._cdata, site)  # noqa: SLF001 - no public form
+
+
+class GradientReader:
+    """Reads one gradient at a time and joins norms of one site to the norm over all of them.
+
+    Args:
+        interface: What ``native.tensors.interface_of`` returned.
+        norms: Become L2 norms. Shape of this and what follows: ``[sites]``.
+        present: Become True where there is one.
+        arrivals: Are counted up.
+    """
+
+    def __init__(self, interface: Interface, norms: Floats, present: Marks, arrivals: Counts) -> None:
+        self._call = _quick("gradflow_returned")
+        self._held = interface, norms, present, arrivals
+        self._to = _addresses_of(interface, norms, present, arrivals)
+
+    def read(self, site: int, tensor: Any) -> bool:
+        """Read a tensor, of no subclass; False where that cannot be done."""
+        return not self._call(self._to, tensor._cdata, site)  # noqa: SLF001 - no public form
 
 
 def read_rectified(
@@ -107,6 +134,18 @@ def read_rectified(
     marks = ctypes.c_void_p(fired.ctypes.data)
     _call("gradflow_rectified")(interface, _addresses(tensors), ctypes.c_int64(count), lie, begin, marks, out)
     return list(out)
+
+
+def _quick(name: str) -> Any:
+    """Return a function that takes an address, a tensor's address and a number, with few words between."""
+    call = _call(name)
+    call.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    return call
+
+
+def _addresses_of(interface: Interface, *arrays: npt.NDArray[Any]) -> ctypes.Array[ctypes.c_int64]:
+    addresses = [ctypes.addressof(interface), *(array.ctypes.data for array in arrays)]
+    return (ctypes.c_int64 * len(addresses))(*addresses)
 
 
 def _call(name: str) -> Any:

@@ -83,10 +83,10 @@ class ActivationTap:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the activations' calls."""
         for index, (_, module) in enumerate(self._rectifiers):
-            inside = Reading(self._guard(partial(self._rectified, index, None)))
+            inside = Reading(self._guard(partial(self._rectified, index, None, None)))
             self.calls.add(module, self._guard(partial(self._rectified, index)), inside)
         for index, (_, module, kind) in enumerate(self._saturating):
-            inside = Reading(self._guard(partial(self._saturable, index, kind, None)))
+            inside = Reading(self._guard(partial(self._saturable, index, kind, None, None)))
             self.calls.add(module, self._guard(partial(self._saturable, index, kind)), inside)
         self._rectifiers, self._saturating = [], []
         stack = self.calls.attach()
@@ -107,13 +107,13 @@ class ActivationTap:
             return False
         if layer not in self._dead_sites:
             self._dead_sites += (layer,)
-        self._rectified(self._dead_sites.index(layer), None, tensor.detach().clamp_min(0))
+        self._rectified(self._dead_sites.index(layer), None, None, tensor.detach().clamp_min(0))
         return True
 
     def _unit_dim(self, output: Tensor) -> int:
         return 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
 
-    def _rectified(self, index: int, _module: nn.Module | None, output: Any) -> None:
+    def _rectified(self, index: int, _module: nn.Module | None, _args: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
             return
         unit_dim = self._unit_dim(output)
@@ -130,7 +130,7 @@ class ActivationTap:
             self._zero[index] = zero_share(output)
             self._touched.add(index)
 
-    def _saturable(self, index: int, kind: str, _module: nn.Module | None, output: Any) -> None:
+    def _saturable(self, index: int, kind: str, _module: nn.Module | None, _args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.numel():
             with torch.no_grad():
                 self._saturated[index] = saturated_share(local(output), kind)

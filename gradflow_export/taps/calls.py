@@ -20,8 +20,10 @@ _log = logging.getLogger("gradflow_export")
 UNSEEN_STEPS = 5
 """Sampled steps without any call after which that is told of."""
 
-Handler = Callable[[nn.Module, Any], None]
-CallHandler = Callable[[nn.Module, tuple[Any, ...], Any], None]
+Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
 
 
 class ModuleCalls:
@@ -40,7 +42,7 @@ class ModuleCalls:
     def __init__(self, *, enabled: bool = True, code: CompiledCode | None = None) -> None:
         self.enabled = enabled and (code is None or not code.found or code.read)
         self.code = code
-        self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[CallHandler]]] = {}
+        self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[Handler]]] = {}
         self._inside: dict[int, list[Reading]] = {}
         self._handle: RemovableHandle | None = None
         self.armed = False
@@ -48,27 +50,22 @@ class ModuleCalls:
         self.seen = False
 
     def add(self, module: nn.Module, handler: Handler, inside: Reading | None = None) -> None:
-        """Call ``handler(module, output)`` after each call of ``module`` while armed.
+        """Call ``handler(module, arguments, output)`` after each call of ``module`` while armed.
+
+        Arguments given by keyword are not among them: PyTorch never forgets a global hook that asks for those.
 
         Args:
             module: Only a weak reference is kept.
             handler: Takes calls outside compiled code.
             inside: Takes those inside.
         """
-        self.add_call(module, lambda called, _args, output: handler(called, output))
-        if inside is not None:
-            self._inside.setdefault(id(module), []).append(inside)
-
-    def add_call(self, module: nn.Module, handler: CallHandler) -> None:
-        """Call ``handler(module, arguments, output)`` after each call of ``module`` while armed.
-
-        Arguments given by keyword are not among them: PyTorch never forgets a global hook that asks for those.
-        """
         reference, handlers = self._handlers.get(id(module), (weakref.ref(module), []))
         if reference() is not module:
             reference, handlers = weakref.ref(module), []
         handlers.append(handler)
         self._handlers[id(module)] = (reference, handlers)
+        if inside is not None:
+            self._inside.setdefault(id(module), []).append(inside)
 
     def arm(self, *, on: bool = True) -> None:
         """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
@@ -134,15 +131,13 @@ class ModuleCalls:
             self._called(module, args, output)
 
     def _called(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+        if _is_compiling():  # first, so that a trace holds nothing of what follows
             return
         entry = self._handlers.get(id(module))
-        if entry is None or not torch.is_grad_enabled():
+        if entry is None or not _is_grad_enabled():
             return
-        reference, handlers = entry
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook tells of them.
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - torch has no public question
-        if reference() is module and not transformed:
+        if entry[0]() is module and _transform() is None:
             self.seen = True
-            for handler in handlers:
+            for handler in entry[1]:
                 handler(module, args, output)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from gradflow_export.metrics.local import PLAIN
 from gradflow_export.metrics.onepass import usable_interface
 from gradflow_export.native.outputs import read_rectified
-from gradflow_export.taps.waiting import Waiting
 
 
 class FiredUnits:
@@ -22,7 +20,6 @@ class FiredUnits:
 
     def __init__(self) -> None:
         self._interface = usable_interface()
-        self._waiting = Waiting(self._read)
         self._shapes: dict[int, tuple[int, int]] = {}
         self._firsts: dict[int, int] = {}
         self._marks = np.zeros(0, dtype=np.uint8)
@@ -30,27 +27,30 @@ class FiredUnits:
         self._zeros: dict[int, float] = {}
 
     def offer(self, module: int, output: Tensor, unit_dim: int) -> bool:
-        """Take an output, to be read before long; False where torch must read it.
+        """Read an output; False where torch must read it.
 
         Args:
             module: Its number.
             output: Two or more dimensions, not empty.
             unit_dim: 1 for channels, -1 for features.
         """
-        if self._interface is None or not output.is_cpu or not output.is_contiguous():
+        if self._interface is None or not output.is_cpu or type(output) not in PLAIN:
             return False
         size = output.shape
         shape = (size[1], math.prod(size[2:])) if unit_dim == 1 else (size[-1], 1)
         if self._shapes.get(module) != shape:
-            self._waiting.flush()
             self._shapes[module], self._firsts[module] = shape, len(self._marks)
             fresh = np.zeros(shape[0], dtype=np.uint8)
             self._marks, self._earlier = (np.concatenate([marks, fresh]) for marks in (self._marks, self._earlier))
-        return self._waiting.offer(module, output)
+        firsts = [self._firsts[module]]
+        (zeros,) = read_rectified(self._interface, [output], [shape], firsts, self._marks)
+        if zeros < 0:
+            return False
+        self._zeros[module] = zeros / output.numel()
+        return True
 
     def shares(self) -> tuple[dict[int, float], dict[int, float]]:
         """Return the share of units that did not fire, and of zero entries, of each module read since the last call."""
-        self._waiting.flush()
         zeros, self._zeros = self._zeros, {}
         modules = list(zeros)
         if not modules:
@@ -67,16 +67,5 @@ class FiredUnits:
         self._earlier, self._marks = self._marks, np.zeros_like(self._marks)
 
     def forget(self) -> None:
-        """Forget zeros and what waits; windows go on."""
-        self._waiting.clear()
+        """Forget zeros; windows go on."""
         self._zeros = {}
-
-    def _read(self, modules: Sequence[int], outputs: Sequence[Tensor]) -> None:
-        if self._interface is None:
-            return
-        shapes, firsts = [self._shapes[module] for module in modules], [self._firsts[module] for module in modules]
-        marks: npt.NDArray[np.uint8] = self._marks
-        counts = read_rectified(self._interface, outputs, shapes, firsts, marks)
-        for module, output, zeros in zip(modules, outputs, counts, strict=True):
-            if zeros >= 0:
-                self._zeros[module] = zeros / output.numel()

@@ -127,7 +127,7 @@ class RecurrentTap:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the modules' calls."""
         for index, (_, module) in enumerate(self._found):
-            self._calls.add_call(module, self._guard(partial(self._called, index)))
+            self._calls.add(module, self._guard(partial(self._called, index)))
         self._found = []
         stack = self._calls.attach()
         stack.callback(self.forget)

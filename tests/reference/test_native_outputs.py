@@ -11,40 +11,67 @@ from gradflow_export.metrics.outputs import output_spreads
 from gradflow_export.metrics.samples import rows_of
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
 from gradflow_export.native.changes import ChangeReader
-from gradflow_export.native.outputs import Grid, grid_of, read_outputs, read_rectified
+from gradflow_export.native.outputs import GradientReader, OutputReader, grid_of, read_rectified
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHAPES = ((), (7,), (1,), (3, 5), (100, 200), (128, 64), (2, 300, 90), (5, 3, 9, 11), (200, 4, 2, 3), (2, 70, 3, 3, 3))
 
 
+def reader_of(grids):
+    """Return a reader of outputs and the arrays that it writes: sizes, marks, spreads, marks."""
+    count = len(grids)
+    arrays = [np.full(count, -1.0), np.zeros(count, dtype=bool), np.full(count, -1.0), np.zeros(count, dtype=bool)]
+    reader = OutputReader(interface(), *arrays)
+    for site, grid in enumerate(grids):
+        reader.grids[site] = grid
+    return reader, arrays
+
+
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_norms_and_spreads_are_those_of_the_rows(shape, dtype):
+def test_sizes_and_spreads_are_those_of_the_rows(shape, dtype):
     """The same rows and columns are taken as torch takes, and the spread is that of their centred entries."""
     torch.manual_seed(1)
     tensor = (torch.randn(shape) + 3).to(dtype)
-    for rows, features in ((32, 64), (256, 512), (1, 1)):
+    limits = ((32, 64), (256, 512), (1, 1))
+    reader, (sizes, sized, spreads, spread) = reader_of([grid_of(shape, *limit) for limit in limits])
+    for site, (rows, features) in enumerate(limits):
         taken = rows_of(tensor, rows, features).double()
-        (norm,), (spread,) = read_outputs(interface(), [tensor], [grid_of(shape, rows, features)])
-        assert norm == pytest.approx(float(tensor.double().norm()), rel=1e-6)
-        assert spread == pytest.approx(float(output_spreads([taken])), rel=1e-6, abs=1e-12)
+        assert reader.read(site, tensor)
+        assert sizes[site] == pytest.approx(float(tensor.double().square().mean().sqrt()), rel=1e-6)
+        assert spreads[site] == pytest.approx(float(output_spreads([taken])), rel=1e-6, abs=1e-12)
+    assert sized.all()
+    assert spread.all()
 
 
 def test_extreme_and_broken_outputs():
-    """Equal rows spread 0, a NaN or Inf is passed on, nothing overflows, and what cannot be read is -1."""
+    """Equal rows spread 0, a NaN or Inf is passed on, nothing overflows, and what cannot be read leaves no mark."""
     equal, wide = torch.full((40, 3), 0.1), torch.tensor([[1e200], [-1e200]], dtype=torch.float64)
     broken, infinite = torch.ones(4, 4), torch.ones(4, 4)
     broken[2, 1], infinite[0, 0] = math.nan, math.inf
-    tensors = [equal, wide, broken, infinite, torch.ones(4, 4).t()[:, 1:], torch.ones(3).int()]
-    grids = [grid_of(tensor.shape, 32, 64) for tensor in tensors]
-    norms, spreads = read_outputs(interface(), tensors, grids)
-    assert (norms[4], norms[5]) == (-1.0, -1.0)
+    tensors = [equal, wide, broken, infinite, torch.ones(4, 4).t()[:, 1:], torch.ones(3).int(), torch.ones(0)]
+    grids = [grid_of(tensor.shape, 32, 64) for tensor in tensors[:-1]]
+    reader, (sizes, sized, spreads, spread) = reader_of([*grids, 0])
+    assert [reader.read(*pair) for pair in enumerate(tensors)] == [True] * 4 + [False] * 3
+    assert list(sized) == list(spread) == [True] * 4 + [False] * 3
     assert spreads[0] == 0.0
     assert spreads[1] == pytest.approx(1e200)
-    assert np.isnan([spreads[2], norms[2], spreads[3]]).all()
-    assert norms[3] == math.inf
-    assert read_outputs(interface(), [equal], [Grid()])[1] == [0.0]
-    assert read_outputs(interface(), [equal[:2]], [grid_of(equal.shape, 32, 64)])[0] == [-1.0]
+    assert np.isnan([spreads[2], sizes[2], spreads[3]]).all()
+    assert sizes[3] == math.inf
+    assert reader.read(6, equal)
+    assert spreads[6] == 0.0
+    assert not reader.read(0, equal[:2])
+
+
+def test_norms_of_gradients_add_up():
+    """What comes to one site several times is one norm over all of it; what cannot be read is not counted."""
+    norms, present, arrivals = np.full(2, 7.0), np.zeros(2, dtype=bool), np.zeros(2, dtype=np.int64)
+    reader = GradientReader(interface(), norms, present, arrivals)
+    for part in torch.arange(12.0).split(5):
+        assert reader.read(1, part)
+    assert norms[1] == pytest.approx(506**0.5, rel=1e-7)
+    assert not reader.read(0, torch.ones(4, 4).t()[:, 1:])
+    assert (list(present), list(arrivals), norms[0]) == ([False, True], [0, 3], 7.0)
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

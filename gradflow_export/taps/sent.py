@@ -1,0 +1,103 @@
+"""What blocks send forward: the size and the spread of each output, or samples of its rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradflow_export.metrics.local import PLAIN
+from gradflow_export.metrics.norms import dense_entries, linf
+from gradflow_export.metrics.onepass import usable_interface
+from gradflow_export.metrics.outputs import (
+    RANK_FEATURES,
+    RANK_ROWS,
+    SPREAD_FEATURES,
+    SPREAD_ROWS,
+    output_rms,
+    output_spreads,
+)
+from gradflow_export.metrics.samples import rows_of
+from gradflow_export.native.outputs import OutputReader, grid_of
+from gradflow_export.taps.base import Drained, Sample
+from gradflow_export.taps.values import Places, SiteValues
+
+
+class SentOutputs:
+    """Reads outputs as they come; of several of one block the last counts.
+
+    Args:
+        names: Of the blocks.
+
+    Attributes:
+        sample_rows: Whether to keep rows for ranks, and the greatest entries.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.sample_rows = False
+        self._names = names
+        self._sizes, self._spreads, self._greatest = (SiteValues(len(names)) for _ in range(3))
+        self._rows: dict[int, Tensor] = {}
+        self._shapes: list[torch.Size | None] = [None] * len(names)
+        interface, sizes, spreads = usable_interface(), self._sizes, self._spreads
+        self._reader: OutputReader | None = None
+        if interface is not None:
+            self._reader = OutputReader(interface, sizes.numbers, sizes.present, spreads.numbers, spreads.present)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self._sizes.present.any())
+
+    def take(self, index: int, tensor: Tensor) -> None:
+        """Take an output."""
+        reader = self._reader
+        if reader is None or self.sample_rows or type(tensor) not in PLAIN:
+            self._by_torch(index, tensor)
+            return
+        shape = tensor.shape
+        if shape != self._shapes[index]:
+            self._shapes[index] = shape
+            reader.grids[index] = grid_of(shape, SPREAD_ROWS, SPREAD_FEATURES) if math.prod(shape) else 0
+        if not reader.read(index, tensor):
+            self._by_torch(index, tensor)
+        elif self._rows or self._sizes.tensors:
+            self._rows.pop(index, None)
+            self._sizes.tensors.pop(index, None)
+
+    def drain(self, sites: tuple[str, ...], order: Places) -> Drained:
+        """Give out what was read since the last call.
+
+        Args:
+            sites: Names in the order wanted.
+            order: Their places. Shape: ``[len(sites)]``.
+        """
+        if self._rows:
+            with torch.no_grad():
+                for index, spread in zip(self._rows, output_spreads(list(self._rows.values())).unbind(), strict=True):
+                    self._spreads.put(index, spread)
+        out: Drained = [
+            *self._sizes.pending("block.output_rms", sites, order),
+            *self._greatest.pending("block.output_max", sites, order),
+            *self._spreads.pending("block.output_spread", sites, order),
+        ]
+        if self.sample_rows:
+            out.extend(Sample("block.effective_rank", self._names[index], rows) for index, rows in self._rows.items())
+        self.forget()
+        return out
+
+    def forget(self) -> None:
+        """Forget what was read."""
+        for values in (self._sizes, self._spreads, self._greatest):
+            values.clear()
+        self._rows = {}
+
+    def _by_torch(self, index: int, tensor: Tensor) -> None:
+        with torch.no_grad():
+            self._spreads.drop(index)
+            self._sizes.put(index, output_rms(tensor))
+            if self.sample_rows:
+                self._greatest.put(index, linf(dense_entries(tensor)))
+            limits = (RANK_ROWS, RANK_FEATURES) if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
+            # A copy: the next in-place operation of the model would change a view.
+            self._rows[index] = rows_of(tensor, *limits).clone()
