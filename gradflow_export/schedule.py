@@ -40,7 +40,7 @@ SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
 SHOWN_STEPS = 400
 SHOWN_INTERVAL = 25
-"""Whether a model learns shows in its first hundreds of steps: until then inputs, targets and losses are read oftener."""
+"""Whether a model learns shows in its first hundreds of steps: until then inputs and targets are read oftener."""
 SITES_PER_INTERVAL = 100
 RANK_STEPS = (1, 2, 3, 4)
 RARE_STEPS = (1, 10, 50, 100)
@@ -124,9 +124,7 @@ class Schedule:
             and step % min(math.ceil(SETTLING_INTERVAL * stretch), interval) == 0
         )
         showing = (
-            name == "inputs"
-            and step <= SHOWN_STEPS
-            and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) == 0
+            name == "inputs" and step <= SHOWN_STEPS and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) == 0
         )
         return asked or step <= self.dense or settling or showing or step % interval == 0
 

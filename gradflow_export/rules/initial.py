@@ -33,6 +33,7 @@ class BadInit(Rule):
     Attributes:
         alike: Greatest relative difference of rows that are copies.
         worse: Least first loss, as a multiple of that of the best constant prediction.
+        head: The same where the last layer's own weights are too large, whether or not it comes down.
         after: Steps within which it may come down by itself.
         gain: Least root mean square of the weights times the root of the number of inputs.
         tiny: Greatest such number of most layers where the signal dies out; PyTorch begins with 0.58.
@@ -44,6 +45,7 @@ class BadInit(Rule):
 
     alike: float = 1e-5
     worse: float = 5.0
+    head: float = 4.0
     after: int = 20
     gain: float = 4.0
     tiny: float = 0.35
@@ -66,7 +68,8 @@ class BadInit(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
         later = () if record.get("parameter.initial_gain") is not None else self._alike(record, history)
-        return (*later, *self._large(record, history), *self._small(record, history))
+        large = (*self._large(record, history), *self._head(record, history))[:1]
+        return (*later, *large, *self._small(record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
         spread, known = record.get("parameter.row_spread"), history.at_sites("parameter.initial_gain")
@@ -123,6 +126,28 @@ class BadInit(Rule):
                 "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
             )
             yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
+
+    def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
+        sizes = history.at_sites("input.rms").first
+        if record.get("loss.over_constant") is None or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
+        names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
+        for site, times in zip(over.sites, over.first.tolist(), strict=True):
+            name = f"{site}.weight" if site else "weight"
+            gain = known.get(name, 0.0)
+            if times >= self.head and gain >= self.gain:
+                message = (
+                    f"the loss began at {number(times)} times that of the best constant prediction: the first weights "
+                    f"of {some(names)}, with the last layer, were up to {number(known[names[0]])} times as large as "
+                    "their number of inputs allows."
+                )
+                advice = (
+                    f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); of an "
+                    "embedding that is the head as well, std=0.02."
+                )
+                yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
 
     def _small(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")

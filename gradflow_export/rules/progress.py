@@ -12,7 +12,7 @@ from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import converged, owner
+from gradflow_export.rules.signals import converged, owner, pattern
 
 NOT_OWNED = "not in an optimizer"
 NO_GRADIENT = "no gradient"
@@ -83,7 +83,9 @@ class Stagnation(Rule):
             reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
-        if ZERO_GRADIENT in reasons and _shut(history):
+        for why in {NO_GRADIENT, ZERO_GRADIENT} & reasons.keys():
+            reasons[why] = _without_unchosen(sites, ~still, reasons[why])
+        if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
         first = dict(zip(sites, since.tolist(), strict=True))
         return tuple(
@@ -262,7 +264,13 @@ def _owned(history: History) -> set[str]:
     return {wiring.sites[index] for index in np.flatnonzero(held)}
 
 
-def _shut(history: History) -> bool:
+def _without_unchosen(sites: tuple[str, ...], moving: npt.NDArray[np.bool_], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out experts of which others move: a router has not chosen these."""
+    alive = {pattern(site) for site, here in zip(sites, moving, strict=True) if here}
+    return tuple(name for name in names if not ("expert" in name.lower() and pattern(name) in alive))
+
+
+def shut(history: History) -> bool:
     """Whether all outputs of some activation are 0, or flat, in the latest reading: no gradient passes it."""
     for metric in _SHUT:
         shares = history.at_sites(metric)

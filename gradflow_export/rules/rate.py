@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import fell, no_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats, converged, middle, settled
 
@@ -24,9 +25,10 @@ class LearningRate(Rule):
 
     Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first.
     Too small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because
-    ``L / (||g|| ||update||)`` counts the steps to zero loss along the tangent; the loss has not fallen, and the
-    learning rate does not rise (warm-up). Decayed: it lies below a thousandth of its greatest value for longer than
-    it lay above, while the loss is far from its end.
+    ``L / (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the
+    weights at a loss no better than a constant's, although consecutive gradients agree which way is down. The loss has
+    not fallen, and the learning rate does not rise (warm-up). Decayed: it lies below a thousandth of its greatest value
+    for longer than it lay above, while the loss is far from its end.
 
     Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
     1987, Introduction to Optimization, section 5.3.
@@ -36,6 +38,9 @@ class LearningRate(Rule):
         times: Fewest such steps among the last readings.
         gain: Least gain with which the layers that are judged begin.
         steps: Least number of steps that a fall by a tenth would take.
+        timid: Size of steps against the weights below which they are too small where gradients agree.
+        agree: Least typical cosine of consecutive gradients that counts as agreement.
+        settle: Steps before such small ones are judged.
         least: Fewest losses before anything is said.
         fallen: Share of the first loss below which it has fallen.
         decayed: Share of the greatest learning rate that counts as nothing.
@@ -45,6 +50,9 @@ class LearningRate(Rule):
     times: int = 3
     gain: float = 0.1
     steps: float = 5_000.0
+    timid: float = 1e-4
+    agree: float = 0.3
+    settle: int = 80
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
@@ -60,6 +68,8 @@ class LearningRate(Rule):
         "parameter.initial_gain",
         "update.total_norm",
         "gradient.total_norm",
+        "gradient.cosine",
+        "loss.over_constant",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -108,7 +118,10 @@ class LearningRate(Rule):
             for step, size in zip(updates.steps.tolist(), updates.values.tolist(), strict=True)
             if norms.get(step, 0.0) > 0 and size > 0
         ][-5:]
-        if len(needed) < 5 or not min(needed) > self.steps or now < self.fallen * first:
+        if len(needed) < 5 or now < self.fallen * first:
+            return
+        if not min(needed) > self.steps:
+            yield from self._timid(record, history, first, now)
             return
         rising = rate.count > 10 and rate.last > 1.2 * float(rate.values[-10])
         if rising or not float(record.value("update.ratio") or 0.0) < 1e-4:
@@ -121,6 +134,31 @@ class LearningRate(Rule):
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
         found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        yield replace(found, follows_from=_FLAT)
+
+    def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
+        rate, ratio = history.run("learning_rate"), float(record.value("update.ratio") or 0.0)
+        agreement = history.run("gradient.cosine").values[-30:]
+        if record.step < self.settle or not ratio < self.timid or len(agreement) < 20 or fell(history):
+            return
+        if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
+            return
+        agree = middle(np.asarray(agreement))
+        sites = history.at_sites("loss.over_constant").sites
+        if not (agree >= self.agree and sites and all(no_better(history, site, 0.9, 3) for site in sites)):
+            return
+        message = (
+            f"a step changes the weights by {number(100 * ratio)} % of their size; gradients of consecutive steps "
+            f"agree (cosine {number(agree)}), and after {record.step} steps the loss went from {number(first)} to "
+            f"{number(now)} only, no better than a constant."
+        )
+        more = f" from {number(rate.last)}" if rate.count else ""
+        advice = (
+            f"raise the learning rate{more} tenfold until the loss falls; what LambdaLR is given must return a factor, "
+            "not the rate itself."
+        )
+        found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _decayed(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:

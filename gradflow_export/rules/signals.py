@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -214,6 +215,11 @@ def _within_resolution(record: StepRecord, loss: float) -> bool:
 def owner(parameter: str) -> str:
     """Return the module a parameter belongs to."""
     return parameter.rpartition(".")[0]
+
+
+def pattern(name: str) -> str:
+    """Return a name without its numbers, which the members of one list share."""
+    return re.sub(r"\d+", "#", name)
 
 
 def inside(module: str, block: str) -> bool:

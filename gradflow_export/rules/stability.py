@@ -57,6 +57,7 @@ class Unstable(Rule):
         turn: Median cosine of consecutive gradients that means turning round.
         relevant: Least share of the greatest norm of the run.
         solved: Share of the first loss below which a batch counts as solved.
+        patience: A loss that jumps once and comes back by itself is over within it.
     """
 
     leap: float = 20.0
@@ -64,7 +65,7 @@ class Unstable(Rule):
     turn: float = -0.5
     relevant: float = 1e-3
     solved: float = 0.1
-    patience: int = 2
+    patience: int = 4
     heal: int = 10
 
     name: ClassVar[str] = "unstable"

@@ -14,7 +14,8 @@ from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import owner
+from gradflow_export.rules.progress import ZERO_GRADIENT, shut
+from gradflow_export.rules.signals import owner, pattern
 
 Codes = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -39,8 +40,10 @@ class NotTraining(Rule):
 
     Everything is told from descriptions, read in several steps: a connection seen once is a connection. What is
     left without a gradient must be in an optimizer (whoever leaves it out of both wants it to rest), and modules that
-    are called rarely or that stand in a row of like ones (experts) have a longer time to get one. What must have no
-    update by its name (a target network) or because it is frozen before the rest (a backbone) is left in peace.
+    are called rarely or that stand in a row of like ones (experts) have a longer time to get one. A gradient that is
+    exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's.
+    What must have no update by its name (a target network) or because it is frozen before the rest (a backbone) is left
+    in peace.
 
     Attributes:
         readings: Least number of steps looked at.
@@ -58,9 +61,13 @@ class NotTraining(Rule):
     name: ClassVar[str] = "not-training"
     needs: ClassVar[tuple[str, ...]] = ("parameter.wiring", "wiring.lonely_passes")
     remembers: ClassVar[tuple[str, ...]] = (
-        "parameter.wiring",
+        "activation.saturated_share",
+        "activation.zero_share",
+        "loss",
+        "parameter.gradient_norm",
         "parameter.hidden",
         "parameter.weight_norm",
+        "parameter.wiring",
         "wiring.orphans",
     )
     by_layer: ClassVar[bool] = True
@@ -84,6 +91,7 @@ class NotTraining(Rule):
             *self._hidden(history),
             *self._unowned(history, sites, trainable & reached & ~owned, ever, span),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span),
+            *self._flat(record, history, sites, trainable & owned & reached),
             *_rateless(sites, trainable & ((always & Wiring.ZERO_RATE) > 0), total),
             *_frozen(sites, ~trainable, trainable & owned, (ever & Wiring.CALLED) > 0),
         ]
@@ -189,7 +197,7 @@ class NotTraining(Rule):
             for name in _chosen(sites, cut)
             if not _FOLLOWERS.search(name)
             and name not in moved
-            and (span >= self.rare or not peers.get(_pattern(name), 0))
+            and (span >= self.rare or not peers.get(pattern(name), 0))
         )
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
         used = tuple(name for name in names if called[name])
@@ -214,6 +222,35 @@ class NotTraining(Rule):
                 unused,
                 "forward() never calls their modules",
                 f"call {owner(unused[0]) or unused[0]} in forward(), or take it out of the model.",
+                True,
+            )
+
+    def _flat(self, record: StepRecord, history: History, sites: tuple[str, ...], learning: Flags) -> Iterable[_Told]:
+        """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
+        norms = history.at_sites("parameter.gradient_norm")
+        if record.step < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
+            return
+        never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
+        flat = set(_chosen(norms.sites, never))
+        living = set(_chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
+        homes, kin = {owner(site) for site in living}, {pattern(site) for site in living}
+        names = tuple(
+            site
+            for site in _chosen(sites, learning)
+            if site in flat
+            and not (site.endswith("bias") and owner(site) in homes)
+            and not ("expert" in site.lower() and pattern(site) in kin)
+        )
+        if living and names:
+            yield _Told(
+                ZERO_GRADIENT,
+                names,
+                "their gradient arrives and is exactly 0 every time",
+                (
+                    f"look at what follows {owner(names[-1]) or names[-1]}: sign(), round(), floor() and comparisons "
+                    "have a derivative of 0 everywhere (use a sigmoid, or x + (x.sign() - x).detach()); a softmax of "
+                    "one, weights of 0 and a dropout of 1 let nothing through either."
+                ),
                 True,
             )
 
@@ -302,7 +339,7 @@ def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags
     if not cold or len(warm) < 2 or len(warm) + len(cold) < len(modules):
         return
     last = cold == modules[-1:] and len(warm) >= 2
-    peers = [m for m in warm if _pattern(m) == _pattern(cold[0])]
+    peers = [m for m in warm if pattern(m) == pattern(cold[0])]
     among = len(cold) == 1 and len(peers) >= 3 and re.search(r"\d", cold[0]) is not None and cold[0] != modules[0]
     if last or among:
         names = tuple(sites[i] for i in by_module[cold[0]])
@@ -334,16 +371,12 @@ def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
     return tuple(sites[index] for index in np.flatnonzero(flags))
 
 
-def _pattern(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
-
-
 def _pattern_counts(sites: tuple[str, ...], flags: Flags) -> dict[str, int]:
     """Return how many of the flagged sites bear each name, numbers aside; only names that have a number."""
     out: dict[str, int] = {}
     for name in _chosen(sites, flags):
         if re.search(r"expert", name, re.IGNORECASE):
-            out[_pattern(name)] = out.get(_pattern(name), 0) + 1
+            out[pattern(name)] = out.get(pattern(name), 0) + 1
     return out
 
 

@@ -36,7 +36,8 @@ class CopyTap:
     """Reads, while armed, how far copies are apart.
 
     Copies that nobody named are parameters that begin with the same entries and get parallel gradients: those of one
-    tensor that is kept twice are, and those of layers that merely began alike are not.
+    tensor that is kept twice are, and those of layers that merely began alike are not. A head that begins with the
+    weights of an embedding was meant to share them.
 
     Args:
         model: The unwrapped model; only weak references to its tensors are kept.
@@ -84,6 +85,7 @@ class CopyTap:
         with torch.no_grad():
             if self._found is None:
                 self._found = self._alike()
+                self._named += self._untied()
             told = {name: _gap(a, b) for name, a, b in _held(self._named)}
             owned = {id(p) for p in step.owned.parameters} if self._found else set()
             for name, a, b in _held(self._found):
@@ -124,6 +126,27 @@ class CopyTap:
                 if len(pairs) < FOUND and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES)):
                     pairs.append((f"{site_name(name)} = {site_name(first)}", weakref.ref(one), weakref.ref(other)))
         return pairs
+
+    def _untied(self) -> list[_Held]:
+        """Find heads that begin with the entries of an embedding: two kinds of layers do so by intention only."""
+        model = self._model()
+        modules = [] if model is None else list(model.named_modules())
+        tables = [(name, m.weight) for name, m in modules if isinstance(m, nn.Embedding) and _learns(m.weight)]
+        heads = [(name, m.weight) for name, m in modules if isinstance(m, nn.Linear) and _learns(m.weight)]
+        return [
+            (f"{site_name(head)}.weight = {site_name(table)}.weight", weakref.ref(one), weakref.ref(other))
+            for table, one in tables
+            for head, other in heads
+            if other is not one
+            and one.shape == other.shape
+            and one.device == other.device
+            and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES))
+            and bool((one != one.flatten()[0]).any())
+        ][:FOUND]
+
+
+def _learns(weight: Tensor) -> bool:
+    return weight.requires_grad and weight.numel() >= LEAST and not hasattr(weight, "placements")
 
 
 def named_copies(model: nn.Module, copies: Copies) -> list[_Held]:

@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.patches import Spy, spies_on
@@ -47,6 +48,9 @@ class ModeTap:
         self._trained = self._slept = False
         self._training = self._quiet = self._asleep = 0
         self._dropout: dict[str, float] = {}
+        self._fixed: dict[str, float] = {}
+        self._entered: tuple[object, ...] = ()
+        self._again = False
 
     @property
     def modules(self) -> int:
@@ -82,7 +86,7 @@ class ModeTap:
     def forget(self) -> None:
         """Forget the passes since the last step."""
         self._training = self._quiet = self._asleep = 0
-        self._dropout = {}
+        self._dropout, self._entered = {}, ()
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
@@ -100,19 +104,28 @@ class ModeTap:
         self.forget()
         return out
 
-    def _begin(self, module: nn.Module, _args: Any, _output: Any = None) -> None:
+    def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
         gradients = torch.is_grad_enabled()
         if module.training:
             self._training += gradients
             self._quiet += not gradients
             return
         self._asleep += gradients
+        self._compare(given)
         self._evaluations += 1
         count = self._evaluations
         if self._look is None and (count <= FIRST_LOOKS or self._close or count & (count - 1) == 0):
             self._before = _states(module)
             if count <= FIRST_LOOKS or self._close:
                 self._look = _Look(module, self._guard)
+
+    def _compare(self, given: Any) -> None:
+        """Tell dropout that is always on from samples on purpose: those are several passes of the same data."""
+        entered = _entered(given)
+        if self._fixed and not self._again and not self._entered:  # a later evaluation, and none was repeated so far
+            self._dropout.update(self._fixed)
+        self._again |= entered == self._entered
+        self._entered = entered
 
     def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
         before, self._before = self._before, []
@@ -125,6 +138,7 @@ class ModeTap:
         self._close = drawn and look is None
         if drawn and look is not None:
             self._dropout.update(look.found)
+            self._fixed.update(look.fixed)
 
     def _stop(self) -> None:
         self._end(nn.Identity(), (), None)
@@ -136,6 +150,7 @@ class _Look:
 
     def __init__(self, model: nn.Module, guard: Guard) -> None:
         self.found: dict[str, float] = {}
+        self.fixed: dict[str, float] = {}
         self._names = {id(m): site_name(name) for name, m in model.named_modules()}
         self._calls: list[nn.Module] = [model]
         self._done = ""
@@ -178,10 +193,12 @@ class _Look:
         share = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
         module = self._calls[-1]
         said = len(args) > 2 or "training" in kwargs
-        # A layer of the model that stands in training mode, or a literal True, was put there by somebody.
+        # A layer of the model that stands in training mode was put there by somebody, and so may a literal True be.
         stray = isinstance(module, _DropoutNd) and id(module) not in self._names and module.training
         if stray or (not said and not isinstance(module, _DropoutNd)):
             self._tell(share)
+        elif said and not isinstance(module, _DropoutNd) and (args[2] if len(args) > 2 else kwargs["training"]):
+            self._tell(share, self.fixed)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tell(float(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)))
@@ -195,14 +212,24 @@ class _Look:
         if isinstance(p, float) and 0 < p < 1:
             self._tell(1 - p)
 
-    def _tell(self, share: float) -> None:
-        if not share > 0 or len(self.found) >= SHOWN:
+    def _tell(self, share: float, found: dict[str, float] | None = None) -> None:
+        found = self.found if found is None else found
+        if not share > 0 or len(found) >= SHOWN:
             return
         caller = next((m for m in reversed(self._calls) if id(m) in self._names), None)
         name = "" if caller is None else self._names[id(caller)]
         # Of a module that calls others, the one just before tells where in it.
         within = caller is not None and any(True for _ in caller.children()) and self._done.startswith(name)
-        self.found[self._done if within and self._done else name] = share
+        found[self._done if within and self._done else name] = share
+
+
+def _entered(given: Any) -> tuple[object, ...]:
+    """Return what tells one tensor given to a model from another; memory is used again, so its entries count too."""
+    first = next((value for value in given if isinstance(value, Tensor)), None)
+    if first is None:
+        return (None,)
+    head = even_sample(first, 64).tolist() if first.device.type == "cpu" else ()
+    return first.data_ptr(), tuple(first.shape), *head
 
 
 def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:

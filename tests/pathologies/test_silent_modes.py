@@ -34,8 +34,11 @@ class Net(nn.Module):
         return self.last(self.drop(self.norm(h)))
 
 
-def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, after=False):
-    """Train with an evaluation every ``each`` steps, ``quiet`` passes without gradients per step, or one at the end."""
+def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, after=False, passes=3):
+    """Train with an evaluation every ``each`` steps, ``quiet`` passes without gradients per step, or one at the end.
+
+    Each evaluation is made of ``passes`` of the same data.
+    """
     torch.manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     x = torch.randn(32, 8)
@@ -43,7 +46,7 @@ def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, aft
     def evaluate():
         model.train(not to_eval)
         with torch.no_grad():
-            for _ in range(3):
+            for _ in range(passes):
                 model(x)
         model.train(to_train)
 
@@ -72,6 +75,12 @@ def test_dropout_that_does_not_know_the_mode_is_found_after_its_layer(kind):
 def test_one_evaluation_after_training_suffices():
     """No step follows that could tell of it."""
     assert issues(Net("functional"), each=0, after=True) == [("dropout in evaluation", "first")]
+
+
+def test_dropout_that_is_always_on_is_told_where_nobody_averages():
+    """A literal True is a mistake where each evaluation is one pass, and wanted where it is several of the same data."""
+    assert issues(Net("on purpose"), passes=1) == [("dropout in evaluation", "first")]
+    assert issues(Net("on purpose"), passes=2) == []
 
 
 @pytest.mark.parametrize("kind", ["", "on purpose", "sampling"])

@@ -29,6 +29,8 @@ class Net(nn.Module):
         h = F.relu(self.enc(x))
         if self.mistake == "detach":
             h = h.detach()
+        if self.mistake == "sign":
+            h = torch.sign(h - 0.5)
         if self.mistake == "anew":
             h = nn.Linear(16, 16)(h)
         for layer in self.extra.values() if isinstance(self.extra, dict) else self.extra:
@@ -72,6 +74,7 @@ def told(found):
         ("dict", "not registered", "extra['a'].weight"),
         ("tensor", "not registered", "extra[0]"),
         ("detach", "no gradient", "enc.weight"),
+        ("sign", "zero gradient", "enc.weight"),
         ("unused", "never called", "mid.weight"),
         ("anew", "made in forward", "Linear"),
     ],
@@ -200,6 +203,42 @@ def test_training_that_returns_to_its_first_weights(anew):
     else:
         found = issues(model, optimizer, each=each)
     assert told(found) == ([] if anew else [("NOT_TRAINING", "begins anew", "")])
+
+
+class Experts(nn.Module):
+    """Four experts, of which a router that is set by hand chooses the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 2) for _ in range(4))
+
+    def forward(self, x):
+        chosen = torch.tensor([1.0, 0.0, 0.0, 0.0])
+        return sum(weight * expert(x) for weight, expert in zip(chosen, self.experts, strict=True))
+
+
+def test_experts_that_are_not_chosen_are_in_order():
+    """Their gradient is 0 while that of another expert is not."""
+    model = Experts()
+    assert issues(model, adam(model)) == []
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_head_that_begins_as_a_copy_of_the_embedding(copied):
+    """A head with the first weights of an embedding should have shared them; one of its own is in order."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 8), nn.Tanh(), nn.Linear(8, 12, bias=False))
+    if copied:
+        model[2].weight.data.copy_(model[0].weight.data)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(8):
+            optimizer.zero_grad()
+            x = torch.randint(12, (16,))
+            F.cross_entropy(model(x), (x + 1) % 12).backward()
+            optimizer.step()
+        found = [issue.layers for issue in exporter.issues if issue.issue_type is IssueType.DESYNC]
+    assert found == ([("2.weight", "0.weight")] if copied else [])
 
 
 class Twins(nn.Module):

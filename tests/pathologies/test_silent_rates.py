@@ -84,6 +84,20 @@ def test_first_weights_from_which_nothing_is_learned():
     assert told(sgd(1e-4), init=normal) == [("too large", "2.weight")]
 
 
+def test_a_head_of_variance_one_is_told_though_the_loss_comes_down():
+    """A first loss that is many times that of guessing is the head's, whatever Adam makes of it later."""
+
+    def head(model):
+        nn.init.normal_(model[4].weight, std=4.0)
+
+    assert told(adam(3e-2), init=head) == [("too large", "4.weight")]
+
+
+def test_steps_of_adam_that_are_too_small_for_gradients_that_agree():
+    """At 1e-6 the loss stays at a constant's while every gradient points the same way."""
+    assert told(adam(1e-6), steps=90) == [("too small", "")]
+
+
 def test_zeros_and_constants_that_are_told_apart_by_others_are_in_order():
     """An output layer may begin with zeros, or with a constant."""
     assert told(adam(1e-3), init=lambda model: nn.init.zeros_(model[4].weight)) == []
