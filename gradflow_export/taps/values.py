@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from gradflow_export.metrics.local import PLAIN
 from gradflow_export.taps.base import Pending, join_scalars
 
 Places = npt.NDArray[np.int64]
@@ -31,13 +32,13 @@ class SiteValues:
         self.tensors: dict[int, Tensor] = {}
 
     def put(self, place: int, value: Tensor | float) -> None:
-        """Take a scalar; the last counts."""
+        """Take a scalar; the last counts. What is on the host already is a number from now on."""
         self.present[place] = True
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not (value.is_cpu and type(value) in PLAIN):
             self.tensors[place] = value
         else:
             self.tensors.pop(place, None)
-            self.numbers[place] = value
+            self.numbers[place] = float(value)
 
     def drop(self, place: int) -> None:
         """Forget one site."""

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.guard import Guard
+from gradflow_export.taps.base import unguarded
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 
@@ -18,10 +20,10 @@ from gradflow_export.taps.calls import ModuleCalls
 class Watched:
     """Three linear layers under a tap, and what really comes back to their outputs."""
 
-    def __init__(self):
+    def __init__(self, guard=unguarded):
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.tap = BlockTap(ModuleCalls(), [(f"{n}", layer) for n, layer in enumerate(self.layers)])
+        self.tap = BlockTap(ModuleCalls(), [(f"{n}", layer) for n, layer in enumerate(self.layers)], guard=guard)
         self.closing = self.tap.attach()
         self.tap.calls.arm()
         self.came = {n: [] for n in range(3)}
@@ -165,6 +167,29 @@ def test_what_cannot_be_read_at_once_is_read_by_torch():
             (block(x * 1) * 2.0).sum().backward()
         norm = next(item for item in tap.drain() if item.metric == "block.gradient_norm").values[0]
         assert float(norm) == pytest.approx(2.0 * (20 + 6 + 12) ** 0.5, rel=1e-6)
+
+
+def test_hooks_that_nobody_wraps_look_after_themselves():
+    """They rest while the guard is suspended and after its part failed, and their time is counted."""
+    guard = Guard()
+    watched = Watched(guard.part("blocks"))
+    with guard.suspended():
+        watched.forward().backward()
+    assert watched.norms() == {}
+    assert guard.spent == 0.0
+    with guard.suspended():
+        loss = watched.forward()
+    loss.backward()
+    assert watched.norms() == {}
+    watched.forward().backward()
+    assert len(watched.norms()) == 3
+    assert guard.spent > 0.0
+    watched.forward().backward()
+    guard.failed("blocks", ValueError("no such thing"))
+    watched.norms()
+    watched.forward().backward()
+    assert watched.norms() == {}
+    assert guard.failures == {"blocks": 1}
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
