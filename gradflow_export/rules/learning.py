@@ -133,6 +133,7 @@ class NotLearning(Rule):
         patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
         sure: Least z-score that counts as dependence.
         readings: How many readings are looked at.
+        heal: Many; what chance lets fall for a few readings is not learned.
     """
 
     settle: int = 100
@@ -142,6 +143,7 @@ class NotLearning(Rule):
     sure: float = 2.5
     readings: int = 5
     patience: int = 2
+    heal: int = 15
 
     name: ClassVar[str] = "not-learning"
     needs: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
