@@ -243,7 +243,9 @@ class TrainingLoop:
     def _take_gradients(self, step: OptimizerStep) -> None:
         due = self._due
         self.taps.gradients.read(step, statistics="statistics" in due, histograms="histograms" in due)
-        norms, self.taps.gradients.norms = self.taps.gradients.norms, None
+        if self.taps.origin.is_healthy(self.taps.gradients.total) and not self.taps.clipping.waits:
+            return  # nearly every step: nobody asks for the norms themselves
+        norms = self.taps.gradients.take_norms()
         if norms is not None:
             self._find_origin(step, norms, self.taps.gradients.total)
             self._compare(step, norms)

@@ -4,7 +4,7 @@
 
 #include "statistics.h"
 
-enum { LANES = 32, RUN = 1024 };
+enum { LANES = 32, RUN = 256 };
 
 /* Sums of squares of what was there, and of what became different. With fewer lanes the loop is not vectorized whole. */
 #define DEFINE_CHANGE(NAME, ENTRY, READ)                                                                               \
@@ -12,6 +12,7 @@ enum { LANES = 32, RUN = 1024 };
         for (int64_t start = 0; start < n; start += RUN) {                                                             \
             int64_t end = start + RUN < n ? start + RUN : n, whole = start + (end - start) / LANES * LANES;            \
             double weights[LANES] = {0}, changes[LANES] = {0};                                                         \
+            fetch_ahead(before + start + RUN, RUN * sizeof(ENTRY));                                                    \
             fetch_ahead(after + start + RUN, RUN * sizeof(ENTRY));                                                     \
             for (int64_t i = start; i < whole; i += LANES)                                                             \
                 for (int j = 0; j < LANES; j++) {                                                                      \
@@ -73,10 +74,10 @@ static void compare(const char *before, const char *after, int64_t stride, int64
 }
 
 /* Copy counts[t] entries of each tensor, strides[t] apart, to `held`, each tensor from a multiple of 8 bytes on; or with
- * `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes.
+ * `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes, times scales[t].
  * Returns 0; 1 when a tensor cannot be read or a square left the range of double. */
-PUBLIC int gradflow_changes(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
-                            const int64_t *counts, char *held, int64_t room, double *out) {
+PUBLIC int gradflow_compare(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
+                            const int64_t *counts, const double *scales, char *held, int64_t room, double *out) {
     char *end = held + room;
     for (int64_t t = 0; t < n; t++) {
         const void *data;
@@ -93,7 +94,7 @@ PUBLIC int gradflow_changes(const Interface *torch, void **tensors, int64_t n, c
             for (int half = 0; half < 2; half++) {
                 int lost = squares[half] == INFINITY || (squares[half] > 0.0 && squares[half] < 1e-280);
                 if (lost && kind == FLOAT64) return 1;
-                out[half * n + t] = sqrt(squares[half]);
+                out[half * n + t] = sqrt(squares[half]) * scales[t];
             }
         }
         held += bytes;

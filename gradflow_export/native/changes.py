@@ -24,10 +24,16 @@ class ChangeReader:
         strides: From one copied entry of each tensor to the next.
         counts: How many entries of each.
         room: Bytes that one entry takes at most.
+        scales: What the norms of each are multiplied by.
     """
 
     def __init__(
-        self, interface: ctypes.Array[ctypes.c_int64], strides: Sequence[int], counts: Sequence[int], room: int
+        self,
+        interface: ctypes.Array[ctypes.c_int64],
+        strides: Sequence[int],
+        counts: Sequence[int],
+        room: int,
+        scales: Sequence[float],
     ) -> None:
         self._count = len(counts)
         self._addresses = (ctypes.c_uint64 * max(len(counts), 1))()
@@ -39,11 +45,13 @@ class ChangeReader:
             ctypes.c_int64(len(counts)),
             (ctypes.c_int64 * max(len(strides), 1))(*strides),
             (ctypes.c_int64 * max(len(counts), 1))(*counts),
+            (ctypes.c_double * max(len(scales), 1))(*scales),
             ctypes.c_void_p(self._held.ctypes.data),
             ctypes.c_int64(self._held.nbytes),
         )
+        self._type = ctypes.c_double * (2 * len(counts))
         # The lock of the interpreter is kept: the reading is short, and getting it back may take longer.
-        self._call = function("gradflow_changes", release=False)
+        self._call = function("gradflow_compare", release=False)
 
     def keep(self, tensors: Sequence[Any]) -> bool:
         """Copy; False where a tensor cannot be read."""
@@ -51,7 +59,7 @@ class ChangeReader:
 
     def compare(self, tensors: Sequence[Any]) -> npt.NDArray[np.float64] | None:
         """Return norms before and of the changes, ``None`` where a tensor cannot be read. Shape: ``[2, tensors]``."""
-        out = (ctypes.c_double * (2 * self._count))()
+        out = self._type()
         buffer: Any = out
         return np.frombuffer(buffer).reshape(2, self._count) if self._run(tensors, out) else None
 

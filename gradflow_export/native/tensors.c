@@ -42,7 +42,8 @@ enum { HEAD = 4 };
 
 /* Read tensors[all]. Into out go: <a,b>, <a,a> and <b,b> of the first `compared` copied entries with those that the
  * reading `before` has in the same place, NaN where there is none; the sum of the norms; from out[HEAD] on the entries
- * that `copies` names; then the statistics of the first `judged` tensors, [rows][judged] (rows 1: norms; 6: all).
+ * that `copies` names; then of the first `judged` tensors, [rows][judged], norms, and with rows = 6 sum of magnitudes,
+ * greatest magnitude (NaN where an entry is), mean magnitude, share of zeros, and number of non-finite entries.
  *
  * Returns 0; 1 when a tensor cannot be read, or is too short for its copy; 2 when there is no memory. */
 PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
@@ -63,6 +64,13 @@ PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, in
             *to++ = gradflow_entry(data[t], i * copies[p].stride, kinds[t]);
     }
     if (!failed && gradflow_statistics_of(data, counts, kinds, judged, threads, rows == 1, to)) failed = 2;
+    for (int64_t t = 0; rows > 1 && !failed && t < judged; t++) {
+        double count = counts[t] > 0 ? (double)counts[t] : 1.0, *sum = to + judged + t;
+        double greatest = fmax(fmax(sum[judged], -sum[2 * judged]), 0.0);
+        sum[judged] = isnan(*sum) ? NAN : greatest; /* the greatest entry passes over NaN; the sum does not */
+        sum[2 * judged] = *sum / count;
+        sum[3 * judged] /= count;
+    }
     if (!failed) {
         out[0] = out[1] = out[2] = before == NULL ? NAN : 0.0;
         for (int64_t i = 0; before != NULL && i < compared; i++) {

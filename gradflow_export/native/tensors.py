@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.native import KINDS, ROWS, available, function
+from gradflow_export.native import KINDS, available, function
 
 _FUNCTIONS = (
     "get_data_ptr",
@@ -29,6 +29,7 @@ _FUNCTIONS = (
 )
 _HEAD = 4
 """Doubles before the copied entries: three products, and the sum of all norms."""
+_ROWS = 6
 _ADDRESS = attrgetter("_cdata")
 """Gives the address of a tensor's implementation."""
 
@@ -84,7 +85,7 @@ class TensorReader:
         self._interface = interface
         self._sizes = tuple(map(ctypes.c_int64, (count, judged, len(copies), compared)))
         self._threads = ctypes.c_int32(threads)
-        self._rows = {rows: ctypes.c_int32(rows) for rows in (1, len(ROWS))}
+        self._rows = {rows: ctypes.c_int32(rows) for rows in (1, _ROWS)}
         self._types = {rows: ctypes.c_double * (_HEAD + self.copied + rows * judged) for rows in self._rows}
 
     @property
@@ -101,16 +102,16 @@ class TensorReader:
 
         Args:
             tensors: The tensors, of no subclass.
-            everything: Whether to take all of ``native.ROWS``, not only the norms.
+            everything: Whether to take L1, Linf, mean magnitude, share of zeros and number of non-finite entries too.
 
         Returns:
             Products of this reading with the one before (``<a, b>``, ``<a, a>``, ``<b, b>``, NaN without), sum of the
-            norms, copied entries, rows. ``None`` where a tensor is not contiguous, real, floating and on the CPU, or
+            norms, copied entries, rows; ``None`` where a tensor is not contiguous, real, floating, on the CPU, or
             is shorter than its copy. Shape: ``[4 + copied + rows * judged]``.
         """
         if self._call is None:
             return None
-        rows = len(ROWS) if everything else 1
+        rows = _ROWS if everything else 1
         out = self._types[rows]()
         self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
         count, judged, parts, compared = self._sizes

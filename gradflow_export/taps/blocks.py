@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
@@ -200,7 +199,7 @@ class BlockTap:
             end = LOSS if self._order is not None else UNKNOWN
             places = {LOSS: end, **{index: place for place, index in enumerate(indices)}}
             where = [place for place, index in enumerate(indices) if index in following]
-            values = torch.tensor([float(places[following[indices[place]]]) for place in where], dtype=torch.float64)
+            values = np.array([float(places[following[indices[place]]]) for place in where])
             pending = Pending("block.next", sites, values, np.array(where, dtype=np.int64))
             self._known = (self.junctions.steps, sites), [pending] if where else []
         return list(self._known[1])

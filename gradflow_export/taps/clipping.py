@@ -41,6 +41,11 @@ class ClippingTap:
         """The metrics this tap can give out."""
         return tuple(spec(f"gradient.{name}") for name in ("norm_before_clip", "clip_scale", "first_norm"))
 
+    @property
+    def waits(self) -> bool:
+        """Whether norms were taken in this step that are still to be compared."""
+        return self._last is not None
+
     def begin(self) -> None:
         """Notice that a backward pass has begun; called from within it."""
         if self.armed:

@@ -83,6 +83,10 @@ class OriginTap:
             stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
         return stack
 
+    def is_healthy(self, total: float | None) -> bool:
+        """Whether gradients need no look at them, as their norms tell that add up to ``total``, and did not before."""
+        return total is not None and not self._broken and math.isfinite(total)
+
     def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None) -> None:
         """Look whether the gradients that are about to be used are finite, and if not, where that began.
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.direction import cosine_of, cosine_of_host, evenly_chosen, gradient_sample, products
-from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics, statistics_of_rows
+from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
@@ -37,8 +37,7 @@ class GradientTap:
         self._several = False
         self._path = PathTap()
         self._out: Drained = []
-        self.norms: Tensor | None = None
-        """Norms of the gradients read last, in the order of the optimizer's parameters that have one."""
+        self._norms: Tensor | Floats | None = None
         self.total: float | None = None
         """Their sum, where it is known without a look at the device."""
 
@@ -56,7 +55,7 @@ class GradientTap:
             statistics: Whether to take L1, Linf, mean, zero share and non-finite counts too.
             histograms: Whether to take samples for histograms of gradients and weights.
         """
-        self.norms = self.total = None
+        self._norms = self.total = None
         sketch = self._sketch(step, everything=statistics)
         if sketch is None:
             self._read_by_torch(step, statistics=statistics)
@@ -65,6 +64,11 @@ class GradientTap:
         if histograms:
             with torch.no_grad():
                 self._take_histograms(step)
+
+    def take_norms(self) -> Tensor | None:
+        """Give out the norms of the gradients read last, in the order of the parameters that have one, once."""
+        norms, self._norms = self._norms, None
+        return torch.from_numpy(norms) if isinstance(norms, np.ndarray) else norms
 
     def _sketch(self, step: OptimizerStep, *, everything: bool) -> Sketch | None:
         """Read all by one call; ``None`` where torch must do it."""
@@ -82,8 +86,8 @@ class GradientTap:
         if sketch.path is not None and not step.closure:
             self._out.append(self._path.sample(step, sketch.path))
         if len(sketch.rows) > 1:
-            self._give_statistics(step, statistics_of_rows(sketch.rows, sketch.counts), where)
-        self.norms, self.total = torch.from_numpy(norms), sketch.total
+            self._give_statistics(step, sketch.rows[1:], where)
+        self._norms, self.total = norms, sketch.total
 
     def _read_by_torch(self, step: OptimizerStep, *, statistics: bool) -> None:
         owned = step.owned
@@ -111,7 +115,7 @@ class GradientTap:
                 if step.scale is not None:
                     rows[:3] /= step.scale.to(rows)
                 self._give_statistics(step, rows, where)
-        self.norms = norms
+        self._norms = norms
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""

@@ -26,9 +26,8 @@ class Sketch:
     """What one reading of an optimizer's gradients gave, on the host.
 
     Attributes:
-        rows: Rows of ``native.ROWS``, norms first, or the norms alone. Shape: ``[1 or 6, gradients]``.
+        rows: Norms, then those of ``metrics.entries.ENTRY_STATISTICS`` or none. Shape: ``[1 or 6, gradients]``.
         where: Places of the parameters that have a gradient. Shape: ``[gradients]``.
-        counts: Entries of each, at least 1. Shape: ``[gradients]``.
         products: ``<a, b>``, ``<a, a>``, ``<b, b>`` of a sample of the gradients before and now; ``None`` the first
             time. Shape: ``[3]``.
         path: Followed entries of weights, then of their gradients; ``None`` where they cannot be had.
@@ -37,7 +36,6 @@ class Sketch:
 
     rows: Floats
     where: npt.NDArray[np.int64]
-    counts: Floats
     products: Floats | None
     path: Floats | None
     total: float
@@ -58,14 +56,13 @@ class GradientReader:
         self._reader: TensorReader | None = None
         self._weights: list[Tensor] = []
         self._where = owned.where
-        self._counts = np.ones(0)
         self._sampled = 0
 
     def read(self, *, everything: bool) -> Sketch | None:
         """Read the gradients as they are now.
 
         Args:
-            everything: Whether to take all of ``native.ROWS``, not only the norms.
+            everything: Whether to take the statistics of the entries too, not only the norms.
 
         Returns:
             What was read; ``None`` where torch must read it: gradients that are not plain, contiguous, real, floating
@@ -92,9 +89,7 @@ class GradientReader:
         start, end = 4 + self._sampled, 4 + reader.copied
         path = values[start:end] if self._weights else None
         products = values[:3] if compares else None
-        return Sketch(
-            values[end:].reshape(-1, len(arrived)), self._where, self._counts, products, path, float(values[3])
-        )
+        return Sketch(values[end:].reshape(-1, len(arrived)), self._where, products, path, float(values[3]))
 
     def forget(self) -> None:
         """Compare the next gradients with none."""
@@ -107,7 +102,6 @@ class GradientReader:
         missing = set(absent)
         arrived = [p for place, p in enumerate(self.owned.parameters) if place not in missing]
         self._where = np.delete(self.owned.where, list(absent)) if absent else self.owned.where
-        self._counts = np.array([max(p.numel(), 1) for p in arrived], dtype=np.float64)
         places = {id(p): place for place, p in enumerate(arrived)}
         copies = []
         for parameter in evenly_chosen(arrived):
@@ -125,5 +119,5 @@ class GradientReader:
             len(arrived),
             copies,
             self._sampled,
-            int(self._counts.sum()),
+            sum(p.numel() for p in arrived),
         )

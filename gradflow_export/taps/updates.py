@@ -45,11 +45,20 @@ class _Plan:
         sizes = [p.numel() for p in owned.parameters]
         strides = [_stride(p, limit) for p in owned.parameters]
         counts = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
-        self.scale = np.sqrt(np.array(sizes) / np.maximum(counts, 1))
+        scales = [math.sqrt(size / max(count, 1)) for size, count in zip(sizes, counts, strict=True)]
         self.sizes = np.array(sizes, dtype=np.float64)
         room = max(p.element_size() for p in owned.parameters)
-        self.reader = ChangeReader(interface, strides, counts, room)
+        self.reader = ChangeReader(interface, strides, counts, room, scales)
         self.kept = False
+        self._flags = b""
+        self.trained = np.zeros(0)
+        """1 for each parameter that is trained, else 0; the same array while nothing changes."""
+
+    def look(self, owned: Owned) -> None:
+        """See which parameters are trained."""
+        flags = bytes(map(_REQUIRES_GRAD, owned.parameters))
+        if flags != self._flags:
+            self._flags, self.trained = flags, np.frombuffer(flags, dtype=np.uint8).astype(np.float64)
 
 
 def _stride(parameter: Tensor, limit: int) -> int:
@@ -87,6 +96,8 @@ class UpdateTap:
     def _keep(self, step: OptimizerStep) -> None:
         plan = self._plan(step)
         if plan is not None:
+            # Asked for now, because the gradients were just read and what tells it lies beside them.
+            plan.look(step.owned)
             plan.kept = plan.reader.keep(step.owned.parameters)
         if plan is None or not plan.kept:
             with torch.no_grad():
@@ -102,12 +113,11 @@ class UpdateTap:
         if norms is None:
             return
         owned = step.owned
-        weights, changes = norms * plan.scale
+        weights, changes = norms
         self._out.append(Pending("parameter.weight_norm", owned.sites, weights, owned.where))
         self._out.append(Pending("parameter.update_norm", owned.sites, changes, owned.where))
         if len(owned.where) == len(owned.sites):
-            trained = np.fromiter(map(_REQUIRES_GRAD, owned.parameters), dtype=np.float64, count=len(owned.where))
-            self._out.append(Pending("parameter.trainable", owned.sites, trained, owned.where))
+            self._out.append(Pending("parameter.trainable", owned.sites, plan.trained, owned.where))
             self._out.append(Pending("parameter.numel", owned.sites, plan.sizes, owned.where))
         else:
             self._describe(owned.sites)

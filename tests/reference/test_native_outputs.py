@@ -108,15 +108,19 @@ def test_changes_are_those_of_copies(dtype):
     tensors = [torch.randn(n).to(dtype) for n in (1, 17, 1000)]
     for stride in (1, 3):
         counts = [-(-len(tensor) // stride) for tensor in tensors]
-        reader = ChangeReader(interface(), [stride] * 3, counts, dtype.itemsize)
+        reader = ChangeReader(interface(), [stride] * 3, counts, dtype.itemsize, [1.0, 2.0, 1.0])
         before = [tensor[::stride].double().clone() for tensor in tensors]
         assert reader.keep(tensors)
         for tensor in tensors:
             tensor.add_(0.01)
         changes = [tensor[::stride].double() - old for tensor, old in zip(tensors, before, strict=True)]
         norms, moved = reader.compare(tensors)
-        assert norms.tolist() == pytest.approx([float(old.norm()) for old in before], rel=1e-6)
-        assert moved.tolist() == pytest.approx([float(change.norm()) for change in changes], rel=1e-5)
+        assert norms.tolist() == pytest.approx(
+            [float(old.norm()) * n for old, n in zip(before, (1, 2, 1), strict=True)], rel=1e-6
+        )
+        assert moved.tolist() == pytest.approx(
+            [float(change.norm()) * n for change, n in zip(changes, (1, 2, 1), strict=True)], rel=1e-5
+        )
     assert not reader.keep([*tensors[:2], tensors[2][:5]])
     assert not reader.keep(tensors[:2])
     assert reader.compare([torch.ones(4, 4).t(), *tensors[1:]]) is None
