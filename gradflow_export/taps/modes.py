@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class ModeTap:
         self._training = self._quiet = self._asleep = 0
         self._dropout: dict[str, float] = {}
         self._fixed: dict[str, float] = {}
-        self._entered: tuple[object, ...] = ()
+        self._entered: _Given | None = None
         self._again = False
 
     @property
@@ -86,7 +86,7 @@ class ModeTap:
     def forget(self) -> None:
         """Forget the passes since the last step."""
         self._training = self._quiet = self._asleep = 0
-        self._dropout, self._entered = {}, ()
+        self._dropout, self._entered = {}, None
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
@@ -121,10 +121,10 @@ class ModeTap:
 
     def _compare(self, given: Any) -> None:
         """Tell dropout that is always on from samples on purpose: those are several passes of the same data."""
-        entered = _entered(given)
-        if self._fixed and not self._again and not self._entered:  # a later evaluation, and none was repeated so far
+        entered = _Given.of(given)
+        if self._fixed and not self._again and self._entered is None:  # a later evaluation; none was repeated yet
             self._dropout.update(self._fixed)
-        self._again |= entered == self._entered
+        self._again |= self._entered is not None and entered.same(self._entered)
         self._entered = entered
 
     def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
@@ -223,13 +223,30 @@ class _Look:
         found[self._done if within and self._done else name] = share
 
 
-def _entered(given: Any) -> tuple[object, ...]:
-    """Return what tells one tensor given to a model from another; memory is used again, so its entries count too."""
-    first = next((value for value in given if isinstance(value, Tensor)), None)
-    if first is None:
-        return (None,)
-    head = even_sample(first, 64).tolist() if first.device.type == "cpu" else ()
-    return first.data_ptr(), tuple(first.shape), *head
+class _Given(NamedTuple):
+    """What tells one tensor given to a model from another.
+
+    Attributes:
+        kind: Its address, type and shape; ``None`` where no tensor was given.
+        head: Some entries, as memory is used again; ``None`` on a device, for which nothing here waits.
+    """
+
+    kind: tuple[object, ...] | None
+    head: Tensor | None
+
+    @classmethod
+    def of(cls, given: Any) -> _Given:
+        first = next((value for value in given if isinstance(value, Tensor)), None)
+        if first is None:
+            return cls(None, None)
+        head = even_sample(first, 64).clone() if first.device.type == "cpu" else None
+        return cls((first.data_ptr(), first.dtype, tuple(first.shape)), head)
+
+    def same(self, other: _Given) -> bool:
+        """Tell whether the same data were given again."""
+        if self.kind != other.kind:
+            return False
+        return self.head is None or other.head is None or torch.equal(self.head, other.head)
 
 
 def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:
