@@ -112,9 +112,9 @@ class GradientStore:
         self._arrivals[:] = 0
 
     def norms(self) -> dict[int, Tensor]:
-        """Return a scalar tensor per block that a gradient arrived for."""
+        """Return a float64 scalar per block that a gradient arrived for."""
         where = map(int, np.flatnonzero(self._norms.present))
-        return {index: torch.as_tensor(self._norms.get(index)) for index in where}
+        return {index: torch.as_tensor(self._norms.get(index), dtype=torch.float64) for index in where}
 
     def arrivals(self) -> dict[int, int]:
         """Return how many gradients came to each block."""
