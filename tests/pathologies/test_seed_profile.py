@@ -31,4 +31,6 @@ def test_layer_frozen_in_the_middle_of_a_run_is_not_accused(frozen, to_none):
                     parameter.grad.zero_()
             optimizer.step()
     kinds = {issue.issue_type for issue in exporter.issues if "0.weight" in issue.layers}
-    assert kinds == (set() if frozen else {IssueType.VANISHING, IssueType.STAGNATION})
+    # Shares of zeros are read when a rule asks for them, which may come after the last of these few steps.
+    assert kinds - {IssueType.DEAD} == (set() if frozen else {IssueType.VANISHING, IssueType.STAGNATION})
+    assert not (frozen and kinds)
