@@ -164,7 +164,9 @@ def _rises(history: History, since: int) -> bool:
 class LossSpike(Rule):
     """Find a loss far above what the last steps vary by.
 
-    Positive losses are judged by their logarithm, others by differences.
+    Positive losses are judged by their logarithm, others by differences. Where ``regular`` losses before it leapt
+    nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by its data;
+    only a loss ten times the usual one is told of then.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
@@ -174,6 +176,8 @@ class LossSpike(Rule):
         relevant: Least share of the first loss.
         least: Fewest earlier losses.
         floor: Least robust deviation of the logarithm.
+        regular: Fewest earlier leaps of a run that leaps by its data.
+        near: Least height of such a leap over its neighbours, as a share of the newest, in logarithms.
     """
 
     deviations: float = 6.0
@@ -181,6 +185,8 @@ class LossSpike(Rule):
     relevant: float = 0.05
     least: int = 6
     floor: float = 0.1
+    regular: int = 2
+    near: float = 0.7
     patience: int = 1
     heal: int = 2
     cooldown: int = 5
@@ -198,7 +204,7 @@ class LossSpike(Rule):
             return ()
         usual = middle(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low > 0 else self._signed_limit(past)
-        if not now > limit:
+        if not now > limit or (loss.low > 0 and now <= 10 * usual and self._leaps(loss.values[:-1], now / usual)):
             return ()
         rate = history.run("learning_rate")
         moved = rate.count > 1 and rate.values[-2] < rate.last
@@ -222,6 +228,11 @@ class LossSpike(Rule):
                 advice,
             ),
         )
+
+    def _leaps(self, past: Floats, height: float) -> bool:
+        """Whether a run has leapt nearly as high several times before, and come back."""
+        past = past[np.isfinite(past)]
+        return int((residuals(np.log(past)) >= self.near * math.log(height)).sum()) >= self.regular
 
     def _positive_limit(self, past: Floats, first: float, greatest: float) -> float:
         logs = np.log(past)

@@ -14,7 +14,7 @@ from gradflow_export.rules.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class StaleGradient(Rule):
-    """Find optimizers whose steps use gradients of earlier steps too, because nothing cleared them.
+    """Find optimizers whose steps use gradients of earlier steps, or earlier calls of a closure, which nothing cleared.
 
     Accumulation over micro-batches clears once per step and is not meant; nor are gradients that a pass of another
     player's loss leaves behind and that are cleared before their own.
@@ -59,7 +59,7 @@ class StaleGradient(Rule):
         )
         advice = (
             "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
-            f"{names[0]}; for accumulation call it after each optimizer.step()."
+            f"{names[0]}; for accumulation call it after each optimizer.step(), with a closure as its first line."
         )
         severity = Severity.HIGH if everywhere else Severity.MEDIUM
         layers = ("",) if everywhere else names

@@ -32,6 +32,8 @@ class _Arrivals:
         self.found: list[Tensor] = []
         self.came: list[Tensor] = []
         self.coming: tuple[Tensor, Tensor | None] | None = None
+        self.version: int | None = None
+        self.later: list[Tensor | None] = []
 
 
 class ArrivalTap:
@@ -39,6 +41,8 @@ class ArrivalTap:
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
     the step was cleared in between. Both are told by the entries, so that clearing by ``None`` and by zeros are alike.
+    Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
+    since the pass before it; micro-batches of one call are passes at the same weights.
 
     Args:
         model: The unwrapped model; only weak references to parameters are kept.
@@ -88,7 +92,10 @@ class ArrivalTap:
 
     def before(self, step: OptimizerStep) -> None:
         """Compare what arrived with what is there when an optimizer steps; with a closure nothing has arrived yet."""
-        if not self._seen or step.closure:
+        if not self._seen:
+            return
+        if step.closure:  # what came before it is no part of the step
+            self._forget(step)
             return
         where, stale, kept = [], [], []
         with torch.no_grad():
@@ -102,20 +109,29 @@ class ArrivalTap:
                 where.append(place)
                 stale.append(left / there)
                 kept.append(there / came)
-        if where:
-            for name, values in (("stale", stale), ("kept", kept)):
-                told = torch.stack([value.to(values[0].device) for value in values])
-                metric, places = f"parameter.{name}_gradient", np.asarray(where)
-                self._out.append(Pending(metric, step.owned.sites, told, places, nan_is_missing=True))
+        self._give(step, where, stale, kept)
 
     def after(self, step: OptimizerStep) -> None:
-        """Forget what came within the step, as under a closure."""
-        for parameter in step.owned.parameters if self._seen else ():
-            self._seen.pop(id(parameter), None)
+        """Compare what the passes of a closure found with what they left, and forget it."""
+        if not self._seen:
+            return
+        where, stale, kept = [], [], []
+        with torch.no_grad():
+            for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
+                seen = self._seen.get(id(parameter)) if step.closure else None
+                if seen is None or not seen.later or parameter.grad is None:
+                    continue
+                came, there = torch.stack(seen.came).sum(), _size(parameter.grad)
+                found = [came.new_zeros(()) if size is None else size for size in seen.later]
+                where.append(place)
+                stale.append(torch.stack(found).amin() / there)
+                kept.append(there / came)
+        self._forget(step)
+        self._give(step, where, stale, kept)
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the gradients of a step that a gradient scaler skipped."""
-        self.after(step)
+        self._forget(step)
         self._out = []
 
     def drain(self) -> Drained:
@@ -126,6 +142,16 @@ class ArrivalTap:
     def forget(self) -> None:
         """Forget what was compared: the step makes no record."""
         self._out = []
+
+    def _forget(self, step: OptimizerStep) -> None:
+        for parameter in step.owned.parameters:
+            self._seen.pop(id(parameter), None)
+
+    def _give(self, step: OptimizerStep, where: list[np.int64], stale: list[Tensor], kept: list[Tensor]) -> None:
+        for name, values in (("stale", stale), ("kept", kept)) if where else ():
+            told = torch.stack([value.to(values[0].device) for value in values])
+            metric, places = f"parameter.{name}_gradient", np.asarray(where)
+            self._out.append(Pending(metric, step.owned.sites, told, places, nan_is_missing=True))
 
     def _arrives(self, reference: Callable[[], Tensor | None], gradient: Tensor) -> None:
         parameter = reference()
@@ -142,6 +168,9 @@ class ArrivalTap:
             return
         (came, found), seen.coming = seen.coming, None
         seen.came.append(came)
+        if seen.version not in {None, parameter._version}:  # noqa: SLF001 - no public form
+            seen.later.append(found)
+        seen.version = parameter._version  # noqa: SLF001 - no public form
         if found is None:
             seen.cleared = True
         else:

@@ -136,6 +136,31 @@ def test_gradients_that_are_cleared_too_late_or_never():
         assert found[0].step == 2
 
 
+@pytest.mark.parametrize("kind", ["clears", "adds up", "in micro-batches"])
+def test_a_closure_clears_gradients_at_each_call(kind):
+    """What LBFGS asks for again at other weights is stale where the closure does not clear; micro-batches are not."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    x = torch.randn(32, 8)
+    parts = x.chunk(4) if kind == "in micro-batches" else [x]
+
+    def closure():
+        if kind != "adds up":
+            optimizer.zero_grad()
+        losses = [F.cross_entropy(model(part), (part[:, 0] > 0).long()) / len(parts) for part in parts]
+        for loss in losses:
+            loss.backward()
+        return sum(losses)
+
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(8):
+            optimizer.zero_grad()
+            optimizer.step(closure)
+    found = [issue for issue in exporter.issues if issue.issue_type in KINDS]
+    assert told(found) == ([("STALE_GRAD", "", "")] if kind == "adds up" else [])
+
+
 @pytest.mark.parametrize("none", [True, False])
 def test_every_way_of_clearing_once_per_step_is_in_order(none):
     """Before the backward pass, after the step, by None or by zeros, and once for four micro-batches."""

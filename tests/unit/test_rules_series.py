@@ -411,6 +411,14 @@ def test_spike_is_judged_against_the_noise_of_the_run():
     assert not spikes(np.exp(rng.normal(0, 1.0, 200)).tolist())
 
 
+def test_leaps_that_come_again_and_again_are_of_the_data():
+    """After two leaps that were nearly as high the third is no spike; ten times the usual loss always is one."""
+    leaps = [1.0, *([0.1] * 12), 0.27, *([0.1] * 12), 0.27]
+    assert not spikes([*leaps, *([0.1] * 12), 0.36])
+    assert spikes([*leaps[:14], *([0.1] * 12), 0.36])
+    assert spikes([*leaps, *([0.1] * 12), 1.1])
+
+
 def test_spike_of_a_signed_loss_is_judged_by_differences():
     """Losses below zero have no ratio; a jump far beyond their range is still one."""
     rng = np.random.default_rng(1)
