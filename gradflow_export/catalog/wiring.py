@@ -49,6 +49,12 @@ def specs() -> tuple[MetricSpec, ...]:
         s("wiring.lonely_passes", "backward passes without any step", "count", "run",
           "backward passes while no weight changed and no optimizer of the model stepped; told where gradients are "
           "cleared in between, or a copy of the model is trained", "definition", "c", low=0.0),
+        s("wiring.gathering_passes", "gradients added up without any step", "count", "run",
+          "backward passes whose gradients were kept while no weight changed, and the optimizer that holds the "
+          "parameters never stepped", "definition", "c", low=0.0),
+        s("wiring.blind_passes", "losses that lead to no parameter", "count", "run",
+          "backward passes in a row on scalars whose graph, if there is one, reaches no parameter of the model",
+          "definition", "c", low=0.0),
         s("wiring.foreign", "parameters whose copies are trained", "share", "run",
           "share of the model's parameters of whose shape an optimizer that steps holds a tensor, and none of them",
           "definition", "c", low=0.0, high=1.0),

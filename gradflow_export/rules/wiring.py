@@ -14,6 +14,7 @@ from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.passes import blind_passes, gathering_passes, lonely_passes
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
 from gradflow_export.rules.signals import owner, pattern
 
@@ -59,7 +60,7 @@ class NotTraining(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "not-training"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring", "wiring.lonely_passes")
+    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share",
         "activation.zero_share",
@@ -76,7 +77,10 @@ class NotTraining(Rule):
         """Judge the connections of this record and of those before it."""
         lonely = record.value("wiring.lonely_passes")
         if lonely is not None and lonely > 0:
-            return (_lonely(lonely, record.value("wiring.foreign") or 0.0),)
+            return (lonely_passes(lonely, record.value("wiring.foreign") or 0.0),)
+        gathered = record.value("wiring.gathering_passes")
+        if gathered is not None and gathered > 0:
+            return (gathering_passes(gathered),)
         series = history.at_sites("parameter.wiring")
         if record.get("parameter.wiring") is None or len(series.steps) < self.readings:
             return ()
@@ -87,6 +91,9 @@ class NotTraining(Rule):
         trainable = (ever & Wiring.TRAINABLE) > 0
         total = int(trainable.sum())
         owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
+        blind = record.value("wiring.blind_passes")
+        if blind is not None and blind >= self.readings and (trainable & owned).any() and not reached.any():
+            return (blind_passes(blind, since),)
         findings = [
             *self._hidden(history),
             *self._unowned(history, sites, trainable & reached & ~owned, ever, span),
@@ -136,7 +143,8 @@ class NotTraining(Rule):
                 "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
                 "attribute holds them, so that no optimizer has them and state_dict() does not save them",
                 f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
-                "or wrap the tensor in nn.Parameter, and build the optimizer afterwards.",
+                "or wrap the tensor in nn.Parameter, last of all (nn.Parameter(x.to(device)), not nn.Parameter(x).to("
+                "device), which is none), and build the optimizer afterwards.",
             )
 
     def _unowned(
@@ -291,26 +299,6 @@ class Reloaded(Rule):
                 origin=cause,
             ),
         )  # fmt: skip
-
-
-def _lonely(passes: float, foreign: float) -> Finding:
-    copied = foreign >= 0.5
-    message = f"{number(passes)} backward passes brought gradients and no weight changed: " + (
-        f"an optimizer steps that holds copies of {number(100 * foreign)} % of the parameters, and none of this model."
-        if copied
-        else "gradients are cleared each time, and no optimizer of this model stepped."
-    )
-    advice = (
-        "make the optimizer from the model that is trained, after it was copied, moved, compiled or loaded: "
-        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
-        if copied
-        else "call optimizer.step() after loss.backward(), of an optimizer made from model.parameters()."
-    )
-    cause = "optimizer of a copy" if copied else "step never called"
-    return Finding(
-        IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), passes, 0.0, message, advice, since=1, cause=cause,
-        urgent=True, origin=cause,
-    )  # fmt: skip
 
 
 def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections import Counter
@@ -19,6 +20,8 @@ from gradflow_export.taps.base import Drained, Pending
 _log = logging.getLogger("gradflow_export")
 
 LONELY_BACKWARD_PASSES = 20
+GATHERING_PASSES = 200
+"""Passes whose gradients are added up, after which it is said that no step has come."""
 FOLLOWED = 4
 ENTRIES = 256
 MOST = 0.9
@@ -28,8 +31,8 @@ MOST = 0.9
 class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
-    A loop that accumulates gradients over many passes does not clear them, and one that updates weights by hand moves
-    them: neither is told of.
+    A loop that accumulates gradients over many passes does not clear them: it is told of after two hundred, and only
+    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not told of.
 
     Args:
         model: Returns the model.
@@ -45,7 +48,7 @@ class LonelyPasses:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this can give out."""
-        return spec("wiring.lonely_passes"), spec("wiring.foreign")
+        return spec("wiring.lonely_passes"), spec("wiring.gathering_passes"), spec("wiring.foreign")
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
@@ -57,7 +60,7 @@ class LonelyPasses:
 
         Returns:
             At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
-            while no optimizer steps that holds copies of the parameters.
+            while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
         """
         self._passes += 1
         if self._passes == 1:
@@ -66,6 +69,8 @@ class LonelyPasses:
             # Waits for the device where gradients were not cleared by None: once, for then they are kept.
             gradients = [p.grad for p, _ in self._held()]
             self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
+        if self._passes == GATHERING_PASSES and not self._cleared and self._rests() and self._awaited():
+            return [_run("wiring.gathering_passes", self._passes)]
         if self._passes != LONELY_BACKWARD_PASSES:
             return []
         _log.warning(
@@ -73,11 +78,9 @@ class LonelyPasses:
             "exporter.step() once after each update.",
             self._passes,
         )
-        held, share = self._held(), self._share()
+        share = self._share()
         copied = share >= MOST and self._foreign_steps >= LONELY_BACKWARD_PASSES // 2
-        if not (held and (self._cleared or copied)):
-            return []
-        if not all(torch.equal(even_sample(p, ENTRIES), before) for p, before in held):
+        if not (self._cleared or copied) or not self._rests():
             return []
         return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
 
@@ -86,6 +89,18 @@ class LonelyPasses:
         return [
             (p, before) for p, before in ((reference(), before) for reference, before in self._before) if p is not None
         ]
+
+    def _rests(self) -> bool:
+        """Whether the followed parameters are what they were."""
+        held = self._held()
+        return bool(held) and all(torch.equal(even_sample(p, ENTRIES), before) for p, before in held)
+
+    def _awaited(self) -> bool:
+        """Whether there is an optimizer that holds the followed parameters and has not stepped."""
+        mine = {id(p) for p, _ in self._held()}
+        # By type: asking an object for its class may run code of its owner.
+        made = [o for o in gc.get_objects() if Optimizer in type(o).__mro__]
+        return any(id(p) in mine for o in made for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
         model = self._model()

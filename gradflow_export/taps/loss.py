@@ -93,7 +93,7 @@ class LossTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         names = ("loss", "loss.component", "loss.component_share", *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
-        return tuple(spec(name) for name in names)
+        return tuple(spec(name) for name in (*names, "wiring.blind_passes"))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the criterion's calls."""
@@ -161,6 +161,7 @@ class LossTap:
             out.append(Pending("loss", (RUN_SITE,), _mean(self._losses)))
         elif (loss := self._roots.loss()) is not None:
             out.append(Pending("loss", (RUN_SITE,), loss.reshape(1)))
+        out.extend(self._roots.drain())
         for names, values in self._statistics:
             out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
         out.extend(self._components.drain())

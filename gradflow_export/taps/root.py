@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradflow_export.metrics.local import local
-from gradflow_export.taps.base import Guard, unguarded
+from gradflow_export.records import RUN_SITE
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 
 MOST_NODES = 5_000
 """Nodes of a graph that are looked at for a parameter of the model; what reaches none among them is another's loss."""
@@ -84,7 +86,8 @@ class Roots:
     then; as soon as one belonged to another model, each is. The roots of a step are added up, because so are their
     gradients: of losses divided by the number of micro-batches the sum is their mean. A root whose gradients were
     cleared before the optimizer stepped, as the generator's are that ran through a critic, is forgotten. What a
-    ``GradScaler`` multiplied is divided by its scale again.
+    ``GradScaler`` multiplied is divided by its scale again. Scalars that lead to no parameter, with or without a graph,
+    are counted until one leads there.
 
     Args:
         model: Returns the model, ``None`` when it is gone.
@@ -104,6 +107,7 @@ class Roots:
         self._parameters: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._checks = self._until = 0
         self._alone = True
+        self._blind = self._told = 0
         self.keep = True
 
     def attach(self) -> contextlib.ExitStack:
@@ -117,6 +121,11 @@ class Roots:
         """Forget the roots of this step."""
         self._values.clear()
 
+    def drain(self) -> Drained:
+        """Give out how many scalars in a row led to no parameter, where these are more than were told of."""
+        more, self._told = self._blind > self._told, self._blind
+        return [Pending("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
+
     def loss(self) -> Tensor | None:
         """Return the sum of the roots, in double precision, ``None`` without any. Shape: scalar."""
         if not self._values:
@@ -126,11 +135,13 @@ class Roots:
         return values[0] if len(values) == 1 else torch.stack(values).sum()
 
     def _called(self, tensors: Any) -> None:
-        roots = [
+        scalars = [
             root
             for root in ((tensors,) if isinstance(tensors, Tensor) else tensors)
-            if isinstance(root, Tensor) and root.numel() == 1 and root.grad_fn is not None and self._mine(root)
+            if isinstance(root, Tensor) and root.requires_grad and root.numel() == 1
         ]
+        roots = [root for root in scalars if root.grad_fn is not None and self._mine(root)]
+        self._blind = 0 if roots else self._blind + len(scalars)
         if roots and self._values and self._cleared():
             self._values.clear()
         for root in roots:

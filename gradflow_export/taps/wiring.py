@@ -31,6 +31,11 @@ ENTRIES = 256
 SEARCHES = (5, 10)
 """Armed steps at which optimizers that have not stepped are searched for, where a gradient has no optimizer."""
 
+LASTING = 4
+"""Looks at which a tensor that was made from another one must be the same, so that it is no output that was kept."""
+STEPS_BACK = 4
+"""Nodes of a graph between such a tensor and the one it was made from, at most."""
+
 _OWN = frozenset(vars(nn.Module()))
 
 
@@ -54,6 +59,7 @@ class WiringTap:
         self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._calls = Calls(self._model, guard=guard) if calls else None
         self._hidden: dict[str, weakref.ref[Tensor]] = {}
+        self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._armed = False
         self._steps = 0
         self._codes: dict[str, int] = {}
@@ -74,6 +80,7 @@ class WiringTap:
         """Begin; closing the returned stack forgets everything."""
         stack = contextlib.ExitStack()
         stack.callback(self._hidden.clear)
+        stack.callback(self._made.clear)
         stack.callback(self.forget)
         stack.callback(self.arm, on=False)
         return stack
@@ -113,7 +120,8 @@ class WiringTap:
             code = _code(parameter, owned, waiting)
             self._codes[name] = self._codes.get(name, 0) | code
         for path, reference in self._hidden.items():
-            tensor = reference()
+            held = reference()
+            tensor = None if held is None else source_of(held)
             if tensor is not None and id(tensor) not in names:
                 self._hidden_codes[path] = self._hidden_codes.get(path, 0) | _code(tensor, owned, waiting)
         made = set() if self._calls is None else self._calls.made()
@@ -147,9 +155,18 @@ class WiringTap:
         known = {id(p) for p in model.parameters()}
         called = () if self._calls is None else self._calls.strangers()
         for path, tensor in (*_kept_outside(model), *called):
-            if id(tensor) not in known and len(self._hidden) < HIDDEN:
+            if id(tensor) in known or len(self._hidden) >= HIDDEN:
+                continue
+            if tensor.is_leaf or self._lasts(path, tensor):
                 known.add(id(tensor))
                 self._hidden.setdefault(path, weakref.ref(tensor))
+
+    def _lasts(self, path: str, tensor: Tensor) -> bool:
+        """Whether a tensor with a graph has been the same for several looks."""
+        reference, looks = self._made.get(path, (None, 0))
+        same = reference is not None and reference() is tensor
+        self._made[path] = (weakref.ref(tensor), looks + 1 if same else 1)
+        return self._made[path][1] >= LASTING
 
     def _search_waiting(self, parameters: Iterable[Tensor], owned: dict[int, bool]) -> None:
         """Find optimizers that were made and have not stepped yet: another player's, or one that was forgotten."""
@@ -256,12 +273,28 @@ def _inside(path: str, value: object, depth: int) -> Iterator[tuple[str, Tensor]
     if isinstance(value, nn.Module):
         yield from ((f"{path}.{name}", p) for name, p in value.named_parameters() if p.requires_grad)
     elif isinstance(value, Tensor):
-        if value.is_leaf and value.requires_grad:
+        if source_of(value) is not None:
             yield path, value
     elif depth and isinstance(value, (list, tuple, dict)):
         entries = list(value.items() if isinstance(value, dict) else enumerate(value))
         for key, entry in entries[:ENTRIES]:
             yield from _inside(f"{path}[{key!r}]", entry, depth - 1)
+
+
+def source_of(tensor: Tensor) -> Tensor | None:
+    """Return the trainable tensor that gets the gradient of this one: itself, or the only one it was made from."""
+    if not tensor.requires_grad:
+        return None
+    node: Any = tensor.grad_fn
+    for _ in range(STEPS_BACK if node is not None else 0):
+        behind = [source for source, _ in node.next_functions if source is not None]
+        if len(behind) != 1:
+            return None
+        node = behind[0]
+        source = getattr(node, "variable", None)
+        if isinstance(source, Tensor):
+            return source
+    return tensor if tensor.is_leaf else None
 
 
 def _ids(optimizers: Iterable[Optimizer]) -> dict[int, bool]:

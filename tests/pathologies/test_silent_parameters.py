@@ -185,6 +185,63 @@ def test_accumulation_over_many_passes_and_updates_by_hand_are_no_lonely_passes(
     assert issues(model, adam(model), order="clear backward", each=update) == []
 
 
+@pytest.mark.parametrize("awaited", [True, False])
+def test_gradients_that_are_added_up_for_ever(awaited):
+    """Two hundred passes without a step are told of where an optimizer waits for it, once and before the end."""
+    model = nn.Linear(8, 2)
+    optimizer = adam(model) if awaited else None
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(210):
+            model(torch.randn(4, 8)).square().mean().backward()
+    assert (optimizer is not None) == awaited
+    assert told(exporter.issues) == ([("NOT_TRAINING", "step never called", "")] if awaited else [])
+
+
+@pytest.mark.parametrize("cut", [lambda loss: loss.detach().requires_grad_(), lambda loss: 2 * cut_off(loss), None])
+def test_a_loss_that_was_told_to_require_a_gradient(cut):
+    """A loss whose graph is lost leads to no parameter, whatever is made of it afterwards; it is told at the loss."""
+    model = mlp()
+    optimizer = adam(model)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(9):
+            loss = model(torch.randn(16, 8)).square().mean()
+            optimizer.zero_grad()
+            (loss if cut is None else cut(loss)).backward()
+            optimizer.step()
+    found = [issue for issue in exporter.issues if issue.issue_type in KINDS]
+    assert told(found) == ([] if cut is None else [("NOT_TRAINING", "loss without a graph", "loss")])
+
+
+def cut_off(loss):
+    return torch.tensor(float(loss.detach()), requires_grad=True)
+
+
+class Cast(nn.Module):
+    """A layer, and a tensor that was a parameter before it was cast, or an output that is kept from step to step."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.kind = nn.Linear(8, 2), kind
+        scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.scale = nn.Parameter(scale.detach().float()) if kind == "parameter" else scale.float()
+        self.kept = None
+
+    def forward(self, x):
+        out = self.layer(x)
+        if self.kind == "kept":
+            self.kept = x.requires_grad_() * 2.0
+            return out + self.kept[:, :2]
+        return out * self.scale
+
+
+@pytest.mark.parametrize("kind", ["cast", "parameter", "kept"])
+def test_a_parameter_that_was_cast_is_none(kind):
+    """``nn.Parameter(x).to(dtype)`` is a plain tensor, told by its name; what a pass keeps of itself is in order."""
+    model = Cast(kind)
+    found = issues(model, adam(model), steps=20)
+    assert told(found) == ([("NOT_TRAINING", "not registered", "scale")] if kind == "cast" else [])
+
+
 @pytest.mark.parametrize("clears", [True, False])
 def test_two_players_whose_gradients_pass_through_each_other(clears):
     """The discriminator collects gradients while the generator learns; only one that never clears them is told of."""
