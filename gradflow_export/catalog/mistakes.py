@@ -75,6 +75,13 @@ def specs() -> tuple[MetricSpec, ...]:
         s("layer.row", "layers in a row", "count", "module",
           "length of the longest row of layers with nothing but affine steps between them, at each of its layers; of "
           "low rank left out, and convolutions where anything bends", "autograd graph", "c sampled", low=0.0),
+        s("loss.affine_norms", "normalisations without a non-linearity", "count", "module",
+          "layers of an affine map that a normalisation follows, the last left out", "autograd graph", "c sampled",
+          low=0.0),
+        s("layer.merged", "layers that could be one", "1", "module",
+          "width between two layers of one module with nothing but affine steps between them and used by nothing else "
+          "/ lesser of the widths before and behind, at both; only where 1 or more, and the network bends elsewhere",
+          "autograd graph", "c sampled", low=1.0),
         s("loss.unbent", "what a linear model leaves", "1", "module",
           "z of the kernel test that residuals of the best linear fit still depend on the input; only for networks "
           "without a non-linearity", "Bierens 1982, J. Econometrics 20", "c sampled"),

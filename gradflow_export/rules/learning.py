@@ -25,9 +25,12 @@ class NoBend(Rule):
     Between such layers the graph of autograd shows nothing but sums, products with constants and changes of shape, so
     that together they are one linear map. A factorisation of low rank is made on purpose: somewhere in the row a layer
     must be at least as wide as one of its neighbours, so that it adds nothing. That a non-linearity is wanted shows in
-    one of two ways. The model has activation modules, and none of them is on the way from its first layer to the loss.
-    Or ``row`` layers and more stand in a row, while the graph bends elsewhere; two are common, as where an encoder ends
-    and a decoder begins, and convolutions do not count, of which a factorisation has some.
+    one of four ways. The model has activation modules, and none of them is on the way from its first layer to the loss,
+    or none bends (a slope of 1). It has none, but a normalisation between any two of ``row`` layers and more: what is
+    one linear map needs none. Or ``row`` layers and more stand in a row, while the graph bends elsewhere; convolutions
+    do not count, of which a factorisation has some. Or, while it bends elsewhere, two linear layers or two like
+    convolutions of the same parent module stand directly behind each other, and what is between them is at least as
+    wide as one end and used by nothing else: the same could be said by one of them.
 
     Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2.
 
@@ -39,7 +42,7 @@ class NoBend(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "no-bend"
-    needs: ClassVar[tuple[str, ...]] = ("layer.row",)
+    needs: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
@@ -47,10 +50,20 @@ class NoBend(Rule):
         layers, length = _row(record)
         straight = sites_of(record, "loss.affine_depth")
         idle = max((record.value("loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
+        norms = max((record.value("loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
         if length >= 2 and idle > 0:
-            return (_unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none is used"),)
+            return (
+                _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none bends anything"),
+            )
+        if length >= self.row and norms >= length - 1:
+            return (_unbent(layers, length, self.row, "normalisations between them serve networks that bend"),)
         if length >= self.row and not straight:
             return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
+        merged = sites_of(record, "layer.merged")
+        if merged:
+            width = max(record.value("layer.merged", site) or 0.0 for site in merged)
+            why = f"what is between them is {number(width)} times as wide as the narrower end, which adds nothing"
+            return (_unbent(merged, width, 1.0, why, "are one linear map" if len(merged) == 2 else "are half as many"),)
         return ()
 
 
@@ -102,14 +115,16 @@ def _row(record: StepRecord) -> tuple[tuple[str, ...], float]:
     return layers, max((record.value("layer.row", site) or 0.0 for site in layers), default=0.0)
 
 
-def _unbent(layers: tuple[str, ...], value: float, threshold: float, why: str) -> Finding:
+def _unbent(
+    layers: tuple[str, ...], value: float, threshold: float, why: str, are: str = "are one linear map"
+) -> Finding:
     return Finding(
         IssueType.CAPACITY,
         Severity.MEDIUM,
         layers,
         value,
         threshold,
-        f"{len(layers)} layers ({some(layers)}) have no non-linearity between them and are one linear map; {why}.",
+        f"{len(layers)} layers ({some(layers)}) have no non-linearity between them and {are}; {why}.",
         "put an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
         "nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).",
     )

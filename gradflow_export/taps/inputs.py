@@ -20,6 +20,7 @@ from gradflow_export.taps.base import Drained, Guard, Sample, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.layergraph import FirstLayer, Layers, layers_behind
 from gradflow_export.taps.lossgraph import Term, terms_of
+from gradflow_export.taps.pairs import Pair, pairs_of
 from gradflow_export.taps.remembered import Found, Remembered
 from gradflow_export.taps.root import saved
 
@@ -96,15 +97,16 @@ class InputTap:
         if model is None:
             return
         self._passes += 1
+        modules = {site_name(name): module for name, module in model.named_modules()}
         names = {
-            id(parameter): site_name(name)
-            for name, module in model.named_modules()
-            for parameter in module.parameters(recurse=False)
+            id(parameter): name for name, module in modules.items() for parameter in module.parameters(recurse=False)
         }
         with torch.no_grad():
             terms, whole = terms_of(root)
             for term in terms:
-                self._take(term, layers_behind(term.behind, names), whole=whole)
+                layers = layers_behind(term.behind, names)
+                pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
+                self._take(term, layers, pairs, whole=whole)
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -115,7 +117,7 @@ class InputTap:
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
-    def _take(self, term: Term, layers: Layers, *, whole: bool) -> None:
+    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
@@ -132,6 +134,7 @@ class InputTap:
             normalised=first is not None and first.normalised,
             reach=term.reach,
             run=layers.run if layers.whole else (),
+            pairs=pairs,
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens,
@@ -146,7 +149,7 @@ class InputTap:
             found = replace(found, inputs=rows.shape[1])
         if not found.own:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
-        if parts or found.mistakes or len(found.run) > 1:
+        if parts or found.mistakes or len(found.run) > 1 or pairs:
             values = torch.cat([part.to(torch.float32) for part in parts], dim=1) if parts else torch.zeros(1, 1)
             self._out.append(Sample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found)))
         if rows is not None and not paired and not found.tokens:

@@ -16,6 +16,8 @@ from gradflow_export.taps.root import saved
 
 MOST_NODES = 4_000
 """A longer graph is followed no further."""
+_FAR = 1e4
+"""Limits of an activation that lie as far out are not meant to be reached."""
 NORMALISATIONS = frozenset(
     ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm")
 )
@@ -84,12 +86,14 @@ class Straight:
         inputs: Features, or channels, that enter it.
         outputs: That leave it.
         plain: Whether it is a matrix; a convolution in a row widens what is seen, or is one of a factorisation.
+        normalised: Whether a normalisation stands directly behind it.
     """
 
     name: str
     inputs: int
     outputs: int
     plain: bool = True
+    normalised: bool = False
 
 
 @dataclass
@@ -98,6 +102,7 @@ class Layers:
 
     Attributes:
         first: The layers that data enters.
+        made: Nodes of all layers of the model, with the names of their modules.
         last: Name of the nearest layer of the model, ``""`` where there is none.
         run: The longest row of layers with nothing but affine steps between them, from the input on.
         bends: Whether there is any step that is not affine, or one that is not known.
@@ -107,6 +112,7 @@ class Layers:
     """
 
     first: list[FirstLayer] = field(default_factory=list)
+    made: list[tuple[Node, str]] = field(default_factory=list)
     last: str = ""
     run: tuple[Straight, ...] = ()
     bends: bool = False
@@ -172,7 +178,7 @@ def _enter(
         if name is not None:
             out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
         return [], ()
-    elif kind not in _AFFINE or (kind in {"Div", "Mul"} and not _is_factor(node)):
+    elif not is_straight(node) and (kind not in _AFFINE or (kind in {"Div", "Mul"} and not is_factor(node))):
         out.bends = True
         row = ()
     return [source for source, _ in node.next_functions], row
@@ -184,10 +190,12 @@ def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out
     variable = through_shapes(below(node, weight)).variable
     shape = tuple(variable.shape)
     outputs, inputs = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
-    row = (Straight(name, inputs, outputs, plain=len(shape) <= 2), *row)
+    normalised = after in NORMALISATIONS
+    row = (Straight(name, inputs, outputs, plain=len(shape) <= 2, normalised=normalised), *row)
+    out.made.append((node, name))
     out.run = max(out.run, row, key=len)
     if below(node, data) is None:
-        out.first.append(FirstLayer(name, saved(node, attribute), normalised=after in NORMALISATIONS))
+        out.first.append(FirstLayer(name, saved(node, attribute), normalised=normalised))
     return row
 
 
@@ -198,7 +206,18 @@ def _owner(node: Node, names: Mapping[int, str]) -> str | None:
     return names.get(id(getattr(node, "variable", None))) if kind_of(node) == _LEAF else None
 
 
-def _is_factor(node: Node) -> bool:
+def is_straight(node: Node) -> bool:
+    """Whether this is an activation that bends nothing: a slope of 1 on both sides, or limits no number comes to."""
+    kind = kind_of(node)
+    if kind == "LeakyRelu":
+        return bool(getattr(node, "_saved_negative_slope", 0.0) == 1.0)
+    if kind != "Hardtanh":
+        return False
+    low, high = getattr(node, "_saved_min_val", 0.0), getattr(node, "_saved_max_val", 0.0)
+    return bool(low <= -_FAR and high >= _FAR)
+
+
+def is_factor(node: Node) -> bool:
     """Whether a product or quotient is with a number, or with a mask of dropout."""
     if node.name() in {"DivBackward1", "MulBackward1"}:
         return True

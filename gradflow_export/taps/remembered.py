@@ -16,6 +16,7 @@ from gradflow_export.metrics.constants import Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, dependence, unbent
 from gradflow_export.stats import median
 from gradflow_export.taps.layergraph import Straight
+from gradflow_export.taps.pairs import Pair
 
 Floats = npt.NDArray[np.float64]
 POOL = 1024
@@ -46,6 +47,7 @@ class Found:
         reach: What predictions cannot leave.
         run: The longest row of layers without a non-linearity.
         bends: Whether there is any non-linearity.
+        pairs: Layers directly behind each other that could be one.
         idle: Activation modules of a model in whose graph there is none.
         tokens: Whether inputs are numbers of words.
         own: Whether a layer of the model makes the predictions, and no other network is involved.
@@ -62,6 +64,7 @@ class Found:
     normalised: bool = False
     reach: tuple[float, float] = (-math.inf, math.inf)
     run: tuple[Straight, ...] = ()
+    pairs: tuple[Pair, ...] = ()
     bends: bool = True
     idle: int = 0
     tokens: bool = False
@@ -101,9 +104,12 @@ class Remembered:
         if not found.bends:
             out["loss.affine_depth"] = float(length)
             out["loss.idle_activations"] = float(found.idle)
+            out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
         if length > 1:
             told["layer.row"] = {straight.name: float(length) for straight in run}
+        if found.pairs and found.bends:
+            told["layer.merged"] = {name: pair.width for pair in found.pairs for name in (pair.first, pair.second)}
         if found.inputs and not found.tokens:
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
