@@ -64,6 +64,15 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.row_spread", "difference between the units of a layer", "1", "parameter",
           "max |w_j - w_0| / max |w| over the rows of a layer's weights, before the first step and some steps later; 0 "
           "where all units are copies", "definition", "1P twice", low=0.0),
+        s("parameter.initial_mean", "one-sidedness of the first weights", "share", "parameter",
+          "|mean w| / (mean w^2)^(1/2) of evenly spaced weights of layers before the first step; 0.87 for uniform ones "
+          "between 0 and 1", "definition", "1P once", low=0.0, high=1.0),
+        s("parameter.row_doubles", "units that have a double", "share", "parameter",
+          "share of the rows of a layer's weights that equal another row bit for bit, some steps after the first",
+          "definition", "1P once", low=0.0, high=1.0),
+        s("parameter.sibling_gap", "difference from the next of like layers", "1", "parameter",
+          "max |w - v| / max |w| over evenly spaced weights, where v is of the next layer of the same name but for "
+          "numbers, and shape, in turn; some steps after the first", "definition", "1P once", low=0.0),
         s("mode.evaluation_dropout", "dropout in evaluation mode", "share", "module",
           "share that dropout drops where it was called in a pass of the model in evaluation mode that drew random "
           "numbers", "definition", "c sampled", low=0.0, high=1.0),

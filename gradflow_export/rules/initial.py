@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +13,13 @@ import numpy as np
 from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import no_better
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import middle
+from gradflow_export.rules.signals import middle, pattern
 from gradflow_export.stats import median
 
 COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
+DOUBLES, SIBLINGS, ONE_SIDED = "units have doubles", "layers are copies", "one-sided"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,10 @@ class BadInit(Rule):
     Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
     still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters
     and output layers. Great weights are a fault where they show: in predictions that are far worse than a constant
-    at first and do not become better soon. Where the inputs are large, these are to blame.
+    at first and do not become better soon. Where the inputs are large, these are to blame. Rows may also be alike in
+    groups, as where one layer gives several parameters for each of several parts; all rows must have a double, since
+    classes that no batch has shown yet are alike as well. Whole layers that differ only in the numbers of their names
+    may not be copies either, once all of them have moved with a gradient.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
@@ -39,6 +46,9 @@ class BadInit(Rule):
         tiny: Greatest such number of most layers where the signal dies out; PyTorch begins with 0.58.
         depth: Greatest log gain over the whole chain at the first step where it does.
         inputs: Greatest size of inputs that are not to blame themselves.
+        one_sided: Least size of the mean of the weights against their root mean square.
+        great: Least gain of such weights.
+        level: Least loss against the best constant where they show.
         patience: One; weights begin once.
         heal: As good as never: what began so is read no more.
     """
@@ -51,6 +61,9 @@ class BadInit(Rule):
     tiny: float = 0.35
     depth: float = -8.0
     inputs: float = 10.0
+    one_sided: float = 0.75
+    great: float = 2.0
+    level: float = 0.95
     patience: int = 1
     heal: int = 1000
 
@@ -63,12 +76,16 @@ class BadInit(Rule):
         "loss.over_constant",
         "parameter.wiring",
         "parameter.initial_gain",
+        "parameter.initial_mean",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
-        later = () if record.get("parameter.initial_gain") is not None else self._alike(record, history)
-        large = (*self._large(record, history), *self._head(record, history))[:1]
+        first = record.get("parameter.initial_gain") is not None
+        later = () if first else (*self._alike(record, history), *self._doubles(record), *_siblings(record))
+        large = (
+            *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
+        )[:1]  # fmt: skip
         return (*later, *large, *self._small(record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
@@ -101,6 +118,27 @@ class BadInit(Rule):
             )
             yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
 
+    def _doubles(self, record: StepRecord) -> Iterable[Finding]:
+        doubles, spread = record.get("parameter.row_doubles"), record.get("parameter.row_spread")
+        if doubles is None or spread is None:
+            return
+        apart, moving = spread.as_dict(), _moving(record)
+        names = tuple(
+            name
+            for name, share in doubles.as_dict().items()
+            if share == 1.0 and name in moving and (apart.get(name) or 0.0) > self.alike
+        )
+        if names:
+            message = (
+                f"each unit of {some(names)} has a double with the same weights, and still has after {record.step - 1} "
+                "steps: the parts that they stand for compute the same and get the same gradient."
+            )
+            advice = (
+                f"draw {names[0]} at random instead of filling it with a constant or repeating it, or give the parts "
+                "different biases: nn.init.normal_(layer.weight, std=0.02)."
+            )
+            yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
+
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
         if record.get("loss.over_constant") is None or record.step < self.after:
@@ -126,6 +164,31 @@ class BadInit(Rule):
                 "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
             )
             yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
+
+    def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
+        over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
+        if record.get("loss.over_constant") is None or record.step < self.after or means.sites != gains.sites:
+            return
+        if not len(means.steps) or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        there = (means.first >= self.one_sided) & (gains.first >= self.great)
+        names = tuple(gains.sites[index] for index in np.flatnonzero(there))
+        shares = [no_better(history, site, self.level, 5) for site in over.sites]
+        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
+        if 2 * len(names) < len(gains.sites) or len(names) < 2 or None in shares or not math.isfinite(worst):
+            return
+        greatest = float(means.first[there].max())
+        message = (
+            f"nearly all first weights of {some(names)} have one sign (mean {number(greatest)} of their root mean "
+            "square): what enters adds up instead of cancelling, all units of a layer say the same, and the loss is "
+            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+        )
+        advice = (
+            "draw the weights around 0: nn.init.kaiming_normal_(layer.weight) or nn.init.xavier_uniform_(layer.weight) "
+            "instead of torch.rand or nn.init.uniform_(layer.weight)."
+        )
+        yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
     def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
@@ -171,6 +234,35 @@ class BadInit(Rule):
             "nn.init.xavier_uniform_(layer.weight) before tanh."
         )
         yield _finding(Severity.MEDIUM, names, usual, self.tiny, message, advice, SMALL)
+
+
+def _moving(record: StepRecord) -> set[str]:
+    """Return the parameters that this record's step moved along a gradient that is not 0."""
+    updates, norms = record.get("parameter.update_norm"), record.get("parameter.gradient_norm")
+    if updates is None or norms is None:
+        return set()
+    along = norms.as_dict()
+    return {site for site, size in updates.as_dict().items() if size and along.get(site)}
+
+
+def _siblings(record: StepRecord) -> Iterable[Finding]:
+    """Yield layers that only the numbers in their names tell apart."""
+    gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
+    if gaps is None:
+        return
+    names = [name for name, gap in gaps.as_dict().items() if gap == 0.0 and name in moving]
+    kin = Counter(map(pattern, names))
+    names = [name for name in names if kin[pattern(name)] > 1]
+    if names:
+        message = (
+            f"the weights of {some(tuple(names))} are bit for bit the same as those of a layer of the same kind, and "
+            f"still are after {record.step - 1} steps: they get the same gradients and never become different."
+        )
+        advice = (
+            "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
+            "copy.deepcopy or a common seed; where they are to be one, use one module several times."
+        )
+        yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
 
 
 def _reached(history: History) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import weakref
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import l2_norms
+from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep
@@ -21,6 +23,12 @@ LATER = 8
 """Armed step at which rows are compared once more."""
 MATRICES = 256
 """Weights that are looked at."""
+COLUMNS = 64
+"""Evenly spaced entries of each row that are compared."""
+ROWS = 1024
+"""Rows of a layer that is looked at for doubles, at most."""
+ENTRIES = 256
+"""Evenly spaced entries of a weight that are compared with those of its siblings."""
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
 
@@ -54,7 +62,8 @@ class InitialTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return spec("parameter.initial_gain"), spec("parameter.row_spread")
+        names = ("initial_gain", "initial_mean", "row_spread", "row_doubles", "sibling_gap")
+        return tuple(spec(f"parameter.{name}") for name in names)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
@@ -80,8 +89,12 @@ class InitialTap:
             return
         sites = tuple(name for name, _ in named)
         with torch.no_grad():
+            weights = [weight for _, weight in named]
             if self._steps == 1:
-                self._out.append(_pending("parameter.initial_gain", sites, _gains([weight for _, weight in named])))
+                self._out.append(_pending("parameter.initial_gain", sites, _gains(weights)))
+                self._out.append(_pending("parameter.initial_mean", sites, [_one_sided(weight) for weight in weights]))
+            else:
+                self._look_for_doubles(named)
             self._out.append(_pending("parameter.row_spread", sites, [_spread(weight) for _, weight in named]))
 
     def after(self, step: OptimizerStep) -> None:
@@ -98,6 +111,16 @@ class InitialTap:
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
         self._out = []
+
+    def _look_for_doubles(self, named: list[tuple[str, Tensor]]) -> None:
+        layers = [(name, _doubled(weight)) for name, weight in named if weight.shape[0] <= ROWS]
+        siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
+        for name, weight in named:
+            siblings.setdefault((re.sub(r"\d+", "#", name), weight.shape), []).append((name, weight))
+        gaps = [gap for alike in siblings.values() if len(alike) > 1 for gap in _gaps(alike)]
+        for metric, found in (("parameter.row_doubles", layers), ("parameter.sibling_gap", gaps)):
+            if found:
+                self._out.append(_pending(metric, tuple(name for name, _ in found), [value for _, value in found]))
 
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
@@ -117,6 +140,33 @@ def _spread(weight: Tensor) -> Tensor:
     flat = weight.reshape(weight.shape[0], -1)
     low, high = torch.aminmax(flat, dim=0)  # by columns, as a difference of all entries would be as large as they are
     return (torch.maximum(high - flat[0], flat[0] - low).amax() / torch.maximum(high, -low).amax()).double()
+
+
+def _one_sided(weight: Tensor) -> Tensor:
+    """Return the size of the mean against the root mean square. Shape: scalar, float64."""
+    sample = even_sample(weight, 16 * ENTRIES).double()
+    return sample.mean().abs() / sample.square().mean().sqrt()
+
+
+def _doubled(weight: Tensor) -> Tensor:
+    """Return the share of rows that are bit for bit the same as another one. Shape: scalar, float64."""
+    flat = weight.reshape(weight.shape[0], -1)
+    rows = flat[:, :: -(-flat.shape[1] // COLUMNS)].double()
+    # Equal rows have equal sums, so that they are neighbours in the order of these.
+    mixed = rows * torch.arange(1, rows.shape[1] + 1, dtype=rows.dtype, device=rows.device).sqrt()
+    rows = rows[mixed.sum(dim=1).argsort()]
+    same = (rows[1:] == rows[:-1]).all(dim=1)
+    none = same.new_zeros(1)
+    found = torch.cat((none, same)) | torch.cat((same, none))
+    return torch.where(rows.any(), found.double().mean(), torch.nan)
+
+
+def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Return of each of several weights its greatest difference from the next, against its greatest entry."""
+    samples = [even_sample(weight, ENTRIES).double() for _, weight in alike]
+    following = [*samples[1:], samples[0]]
+    pairs = zip(alike, samples, following, strict=True)
+    return [(name, (a - b.to(a.device)).abs().amax() / a.abs().amax()) for (name, _), a, b in pairs]
 
 
 def _pending(metric: str, sites: tuple[str, ...], values: list[Tensor]) -> Pending:

@@ -1,0 +1,84 @@
+"""First weights that are copies of others or of one sign, each beside some that are in order."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+
+def told(model, loss, *, parameters=None, steps=12, lr=1e-2):
+    """Train on fresh batches; return cause and layers of what is found of the first weights."""
+    optimizer = torch.optim.AdamW(model.parameters() if parameters is None else parameters, lr)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss(torch.randn(32, 8)).backward()
+            optimizer.step()
+    return [(i.cause, i.layer) for i in exporter.issues if i.issue_type is IssueType.BAD_INIT]
+
+
+def critic():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+class Critics(nn.ModuleList):
+    def forward(self, x):
+        return torch.cat([member(x) for member in self], 1)
+
+
+@pytest.mark.parametrize("kind", ["copies", "made anew", "own batches", "a target"])
+def test_members_of_an_ensemble_that_begin_as_copies(kind):
+    """Copies that get the same gradients are told; own batches, and a target that rests, are in order."""
+    torch.manual_seed(0)
+    first = critic()
+    model = Critics([first, critic() if kind == "made anew" else copy.deepcopy(first)])
+
+    def loss(x):
+        if kind == "own batches":
+            x = torch.cat([part.repeat(2, 1)[None] for part in x.chunk(2)])
+            return sum((member(part)[:, 0] - part[:, 0]).square().mean() for member, part in zip(model, x, strict=True))
+        return (model(x) - x[:, :1]).square().mean()
+
+    found = told(model, loss, parameters=first.parameters() if kind == "a target" else None)
+    assert found == ([("layers are copies", "0.0.weight")] if kind == "copies" else [])
+
+
+def test_layers_that_torch_copies_one_from_another_are_in_order():
+    """``nn.TransformerEncoder`` begins with copies, at different depths."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    assert told(model, lambda x: (model(x[:, None]) - x[:, None]).square().mean()) == []
+
+
+@pytest.mark.parametrize("kind", ["parts", "parts at random", "classes of which two are seen"])
+def test_parts_of_one_layer_that_begin_alike(kind):
+    """Three parts with two numbers each stay alike if they begin as zeros; classes that none has seen yet may."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 6)
+    if kind != "parts at random":
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+    model = nn.Sequential(body, head)
+
+    def loss(x):
+        if kind.startswith("classes"):
+            return F.cross_entropy(model(x), (x[:, 0] > 0).long())
+        weight, mean = model(x).chunk(2, 1)
+        return -(weight.log_softmax(1) - (mean - x[:, :1] - 1).square()).logsumexp(1).mean()
+
+    assert told(model, loss) == ([("units have doubles", "1.weight")] if kind == "parts" else [])
+
+
+@pytest.mark.parametrize(("scale", "found"), [(1.0, [("one-sided", "2.weight")]), (0.02, [])])
+def test_weights_of_one_sign(scale, found):
+    """Between 0 and 1 they shut all units, and the loss shows it; small ones of one sign learn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 2))
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, 0.0, scale)
+    assert told(model, lambda x: F.cross_entropy(model(x.abs()), (x[:, 0] > 0).long()), steps=40) == found
