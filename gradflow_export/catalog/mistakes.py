@@ -23,6 +23,10 @@ BROADCAST = "predictions and targets broadcast"
 OUT_OF_REACH = "targets out of reach"
 TARGETS_NO_SHARE = "targets outside 0 to 1"
 MAXIMISED = "loss is maximised"
+LOGITS_IN_CTC = "logits given to ctc_loss"
+PROBABILITIES_IN_CTC = "probabilities given to ctc_loss"
+UNSIGNED = "0 and 1 given to a margin loss"
+MANY_LABELS = "several labels given to cross-entropy"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -44,6 +48,10 @@ MISTAKES = (
     OUT_OF_REACH,
     TARGETS_NO_SHARE,
     MAXIMISED,
+    LOGITS_IN_CTC,
+    PROBABILITIES_IN_CTC,
+    UNSIGNED,
+    MANY_LABELS,
 )
 """Sites of ``loss.mistake``."""
 

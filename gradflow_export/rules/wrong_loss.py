@@ -130,6 +130,28 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="drop the minus: loss = criterion(outputs, targets); cross-entropy and squared errors are "
             "positive already.",
         ),
+        known.LOGITS_IN_CTC: _Told(
+            message="ctc_loss, which takes logarithms of probabilities, is given the output of a layer: the loss has "
+            "no lower bound.",
+            advice="loss = F.ctc_loss(scores.log_softmax(-1), targets, input_lengths, target_lengths).",
+        ),
+        known.PROBABILITIES_IN_CTC: _Told(
+            message="ctc_loss, which takes logarithms of probabilities, is given probabilities: between the most and "
+            "the least likely it sees a factor of 2.7.",
+            advice="replace softmax by log_softmax: F.ctc_loss(scores.log_softmax(-1), targets, input_lengths, "
+            "target_lengths).",
+        ),
+        known.UNSIGNED: _Told(
+            message="A margin loss, which takes labels of -1 and 1, is given 0 for a share of {0} of them: there it is "
+            "the same whatever the model says.",
+            advice="bring the labels to -1 and 1: loss = criterion(scores, 2.0 * labels - 1.0).",
+        ),
+        known.MANY_LABELS: _Told(
+            message="The cross-entropy is given rows of targets that hold more than one 1, in a share of {0} of the "
+            "samples: their shares cannot all be 1, and the classes compete.",
+            advice="for labels that may be true together, nn.BCEWithLogitsLoss()(logits, targets); for one class of "
+            "several that are right, targets / targets.sum(1, keepdim=True).",
+        ),
     }
 )
 
@@ -152,12 +174,14 @@ class WrongLoss(Rule):
         shut: Least share of samples whose target's logit a ReLU holds at 0.
         grown: Least multiple of the best constant's loss for a loss that is maximised.
         readings: How many readings have to say so.
+        several: Least share of samples with more than one label.
     """
 
     reach: float = 0.05
     shut: float = 0.2
     grown: float = 2.0
     readings: int = 2
+    several: float = 0.2
     patience: int = 2
     heal: int = 3
 
@@ -183,6 +207,8 @@ class WrongLoss(Rule):
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
         if site == known.OUT_OF_REACH:
             return (value, self.reach) if value >= self.reach else None
+        if site == known.MANY_LABELS:
+            return (value, self.several) if value >= self.several else None
         if site == known.RELU_BEFORE_CE:
             past = _past(history, "loss.mistake", site)[-self.readings :]
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
@@ -214,7 +240,7 @@ def _finding(site: str, value: float, threshold: float) -> Finding:
     targets = site == known.TARGETS_NO_SHARE
     return Finding(
         IssueType.WRONG_LOSS,
-        Severity.MEDIUM if site == known.RELU_BEFORE_CE else Severity.HIGH,
+        Severity.MEDIUM if site in {known.MANY_LABELS, known.RELU_BEFORE_CE} else Severity.HIGH,
         ("target",) if targets else ("loss",),
         value,
         threshold,

@@ -16,6 +16,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.catalog.mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 from gradflow_export.catalog.mistakes import specs as mistake_specs
 from gradflow_export.metrics.local import local
+from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Guard, Sample, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.layergraph import FirstLayer, Layers, layers_behind
@@ -140,6 +141,7 @@ class InputTap:
             tokens=first is not None and first.tokens,
             own=layers.own and not layers.foreign,
             whole=whole,
+            summed=term.summed,
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -156,6 +158,9 @@ class InputTap:
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
             self._out.append(Sample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+        if term.signs is not None:
+            labels = even_sample(local(term.signs), ROWS).to(torch.float32).contiguous()
+            self._out.append(Sample("loss.mistake", found.site, labels, memory.signed))
         if term.difference is not None:
             corner = term.difference.reshape(len(term.difference), -1)[:16, :16].to(torch.float64).contiguous()
             self._out.append(Sample("loss.mistake", found.site, corner, partial(memory.crossed, len(term.difference))))

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from gradflow_export.catalog.mistakes import (
     BROADCAST,
+    LOGITS_IN_CTC,
     LOGITS_IN_NLL,
     MAXIMISED,
     POSITIONS_MIXED,
+    PROBABILITIES_IN_CTC,
     PROBABILITIES_IN_KL,
     PROBABILITIES_IN_NLL,
     RELU_BEFORE_BCE,
@@ -34,10 +36,14 @@ from gradflow_export.catalog.mistakes import (
     TWICE,
 )
 from gradflow_export.metrics.constants import Kind
+from gradflow_export.taps.lossdomain import signs_of
 from gradflow_export.taps.lossshape import (
+    adds_bias,
     argument,
     below,
+    crossed,
     crossed_product,
+    dim_of,
     kind_of,
     mixes_positions,
     shape_of,
@@ -119,6 +125,7 @@ _BEFORE_BCE = MappingProxyType(
         "Relu": RELU_BEFORE_BCE,
     }
 )
+_BEFORE_CTC = MappingProxyType({"Softmax": PROBABILITIES_IN_CTC})
 REACH = MappingProxyType(
     {
         "Sigmoid": (0.0, 1.0),
@@ -161,6 +168,8 @@ class Term:
         logits: Whether predictions of a ``"binary"`` loss are logits.
         ignored: Class number that does not count.
         difference: Predictions less targets, where these may be two vectors along different dimensions.
+        signs: Labels that are to be -1 or 1.
+        summed: Whether all entries are added up at once, as ``F.cross_entropy`` does.
         mistakes: What its structure shows, with a number each.
     """
 
@@ -172,6 +181,8 @@ class Term:
     logits: bool = False
     ignored: int | None = None
     difference: Tensor | None = None
+    signs: Tensor | None = None
+    summed: bool = False
     mistakes: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -195,12 +206,13 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
     """
     found: list[Term] = []
     whole = True
-    waiting: deque[tuple[Node, float]] = deque([(root.grad_fn, 1.0)])
+    waiting: deque[tuple[Node, float, bool]] = deque([(root.grad_fn, 1.0, False)])
     seen: set[Node] = {root.grad_fn}
     while waiting and len(seen) < _NEAR:
-        node, sign = waiting.popleft()
-        term = _term(node)
+        node, sign, summed = waiting.popleft()
+        term = _special(node) or _term(node)
         if term is not None:
+            term.summed = summed
             # Logarithms of probabilities are summed up and turned round: there the sign is that of a loss.
             if (sign > 0) == (term.kind == "soft" and PROBABILITIES_IN_KL not in term.mistakes):
                 term.mistakes[MAXIMISED] = 1.0
@@ -211,7 +223,7 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
                 source = below(node, index)
                 if source is not None and source not in seen:
                     seen.add(source)
-                    waiting.append((source, sign * _sign(node, index)))
+                    waiting.append((source, sign * _sign(node, index), node.name() == "SumBackward0"))
         else:
             whole &= kind_of(node) in _PENALTIES
     return found, whole and not waiting
@@ -238,9 +250,20 @@ def _term(node: Node) -> Term | None:
         return _binary(node, logits=kind.endswith("Logits"))
     if kind in _LOSSES:
         return _distance(node, _LOSSES[kind])
-    if kind in {"Pow", "Abs", "Mul", "Sub"}:
-        return _by_hand(node, kind)
-    return _policy(node) if kind in {"Sigmoid", "Softmax"} else None
+    if kind in {"Sigmoid", "Softmax"}:
+        return _policy(node)
+    return _by_hand(node, kind) if kind in {"Pow", "Abs", "Mul", "Sub"} else None
+
+
+def _special(node: Node) -> Term | None:
+    """Return a loss of margins, or one of unaligned sequences where it is given something else than it takes."""
+    margin = signs_of(node)
+    if margin is not None:
+        return Term("absolute", node, through_shapes(margin[1]), signs=margin[0])
+    before = through_shapes(below(node)) if kind_of(node) == "CtcLoss" else None
+    before = through_shapes(below(before)) if adds_bias(before) else before
+    mistake = LOGITS_IN_CTC if kind_of(before) in LAYERS else _BEFORE_CTC.get(kind_of(before))
+    return None if mistake is None else Term("classes", node, before, mistakes={mistake: 1.0})
 
 
 def _policy(node: Node) -> Term | None:
@@ -259,7 +282,7 @@ def _classes(node: Node) -> Term:
     term.ignored = None if ignored is None else ignored - 2**64 if ignored >= 2**63 else ignored
     kind = kind_of(before)
     if kind == "LogSoftmax":
-        shape, dim = shape_of(before), _dim(before)
+        shape, dim = shape_of(before), dim_of(before)
         direct = below(node) is before
         if dim is not None and shape and shape[dim] == 1:
             term.mistakes[SOFTMAX_OF_ONE] = 1.0
@@ -307,39 +330,22 @@ def _distance(node: Node, kind: Kind) -> Term:
     if below(node, 1) is not None:  # two networks compared with each other: there is no target
         term.targets = None
     _check_softmax(term)
-    if predictions is not None and targets is not None and _crossed(predictions, targets):
+    if predictions is not None and targets is not None and crossed(predictions, targets):
         term.mistakes[BROADCAST] = float(predictions.shape[0])
         term.predictions = term.targets = None
     return term
 
 
-def _crossed(a: Tensor, b: Tensor) -> bool:
-    """Whether each of two tensors was repeated along a dimension in which the other one varies."""
-    if a.shape != b.shape or a.dim() < 2:
-        return False
-    repeated = [{d for d in range(t.dim()) if t.stride(d) == 0 and t.shape[d] > 1} for t in (a, b)]
-    return bool(repeated[0] - repeated[1]) and bool(repeated[1] - repeated[0])
-
-
 def _check_softmax(term: Term) -> None:
     if kind_of(term.behind) != "Softmax":
         return
-    shape, dim = shape_of(term.behind), _dim(term.behind)
+    shape, dim = shape_of(term.behind), dim_of(term.behind)
     if dim is None or not shape:
         return
     if shape[dim] == 1:
         term.mistakes[SOFTMAX_OF_ONE] = 1.0
     elif dim == 0 and len(shape) == 2:
         term.mistakes[SOFTMAX_OVER_BATCH] = 1.0
-
-
-def _dim(node: Node) -> int | None:
-    dim: int | None = getattr(node, "_saved_dim", None)
-    if dim is None:
-        return None
-    dim = dim - 2**64 if dim >= 2**63 else dim
-    shape = shape_of(node)
-    return dim + len(shape) if dim < 0 else dim
 
 
 def _by_hand(node: Node, kind: str) -> Term | None:
@@ -349,9 +355,9 @@ def _by_hand(node: Node, kind: str) -> Term | None:
         return _divergence(node) if first is None else None
     if kind == "Mul" and second is None and kind_of(through_shapes(first)) == "LogSoftmax":
         return _soft(node, through_shapes(first))
-    crossed = crossed_product(node) if kind == "Mul" else None
-    if crossed is not None:
-        return Term("soft", node, crossed[0], mistakes={BROADCAST: float(crossed[1])})
+    product = crossed_product(node) if kind == "Mul" else None
+    if product is not None:
+        return Term("soft", node, product[0], mistakes={BROADCAST: float(product[1])})
     squared = (kind == "Mul" and first is second) or (kind == "Pow" and getattr(node, "_saved_exponent", None) == 2)
     if not (squared or kind == "Abs") or kind_of(first) not in {"Sub", "Rsub"}:
         return None
@@ -380,7 +386,7 @@ def _divergence(node: Node) -> Term | None:
 def _soft(node: Node, before: Node) -> Term:
     targets, scores = saved(node, "other"), saved(before, "result")
     term = Term("soft", node, through_shapes(below(before)))
-    shape, dim = shape_of(before), _dim(before)
+    shape, dim = shape_of(before), dim_of(before)
     if targets is not None and scores is not None and targets.shape == scores.shape and dim == scores.dim() - 1:
         term.predictions, term.targets = scores, targets
     if dim is not None and shape and shape[dim] == 1:

@@ -36,6 +36,31 @@ def shape_of(node: Node) -> tuple[int, ...]:
     return tuple(known[0].shape) if known else ()
 
 
+def adds_bias(node: Node) -> bool:
+    """Whether a sum is with a parameter that is a vector, as where a layer is given what is not contiguous."""
+    if kind_of(node) != "Add":
+        return False
+    variable = getattr(below(node, 1), "variable", None)
+    return variable is not None and variable.dim() == 1
+
+
+def dim_of(node: Node) -> int | None:
+    """Return the dimension that an operation runs along, counted from the first one."""
+    dim: int | None = getattr(node, "_saved_dim", None)
+    if dim is None:
+        return None
+    dim = _signed(dim)
+    return dim + len(shape_of(node)) if dim < 0 else dim
+
+
+def crossed(a: Tensor, b: Tensor) -> bool:
+    """Whether each of two tensors was repeated along a dimension in which the other one varies."""
+    if a.shape != b.shape or a.dim() < 2:
+        return False
+    repeated = [{d for d in range(t.dim()) if t.stride(d) == 0 and t.shape[d] > 1} for t in (a, b)]
+    return bool(repeated[0] - repeated[1]) and bool(repeated[1] - repeated[0])
+
+
 def argument(node: Node) -> Node:
     """Return what a logarithm was taken of: the first node from here that is no logarithm, sum or limit."""
     for _ in range(_STEPS):

@@ -13,7 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gradflow_export.taps.layergraph import is_factor, is_straight
 from gradflow_export.taps.lossgraph import LAYERS, through_shapes
-from gradflow_export.taps.lossshape import below, kind_of
+from gradflow_export.taps.lossshape import adds_bias, below, kind_of
 
 Node = Any
 MOST_NODES = 20_000
@@ -107,7 +107,8 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
     here = below(node, LAYERS[kind_of(node)][1])
     while here is not None and here not in known:
         kind = kind_of(here)
-        if not (kind in _PASSED or is_straight(here) or (kind in {"Div", "Mul"} and is_factor(here))):
+        factor = kind in {"Div", "Mul"} and is_factor(here)
+        if not (factor or kind in _PASSED or is_straight(here) or adds_bias(here)):
             return []
         chain.append(here)
         here = below(here) if below(here) is not None else below(here, 1)
@@ -146,9 +147,9 @@ def _purpose(first: str, results: Iterable[Node], takers: Mapping[Node, list[Nod
         return True
     for result in results:
         node = result
-        while len(takers.get(node, ())) == 1 and kind_of(takers[node][0]) in _PASSED:
+        while len(takers.get(node, ())) == 1 and (kind_of(takers[node][0]) in _PASSED or adds_bias(takers[node][0])):
             node = takers[node][0]
-        if any(kind_of(taker) in _JOINED for taker in takers.get(node, ())):
+        if any(kind_of(taker) in _JOINED and not adds_bias(taker) for taker in takers.get(node, ())):
             return True
     return False
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.catalog.mistakes import BROADCAST, OUT_OF_REACH, TARGETS_NO_SHARE
+from gradflow_export.catalog.mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.metrics.constants import Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, dependence, unbent
 from gradflow_export.stats import median
@@ -26,6 +26,8 @@ LEVEL = 0.9
 TESTED_EVERY = 3
 """Readings between two tests."""
 SMALL = 1e-6
+LABELS = 32
+"""Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
 BUCKETS = 64
@@ -52,6 +54,7 @@ class Found:
         tokens: Whether inputs are numbers of words.
         own: Whether a layer of the model makes the predictions, and no other network is involved.
         whole: Whether all parts of the loss are known.
+        summed: Whether all entries of the loss are added up at once.
         mistakes: What the structure showed.
     """
 
@@ -70,6 +73,7 @@ class Found:
     tokens: bool = False
     own: bool = False
     whole: bool = False
+    summed: bool = False
     mistakes: dict[str, float] = field(default_factory=dict)
 
 
@@ -80,6 +84,7 @@ class Remembered:
         self._rows: deque[tuple[Floats, Floats]] = deque()
         self._count = self._total = self._readings = self._uniform = 0
         self._shape: tuple[Any, ...] = ()
+        self._signs: list[Floats] = []
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the readings of one sample.
@@ -97,7 +102,7 @@ class Remembered:
             here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
             if here.any():
                 self._add(found, x[here], targets[here])
-                mistakes.update(_values(found, targets[here]))
+                mistakes.update(_values(found, x[here], targets[here]))
                 out.update(self._judge(found, predictions[here], targets[here]))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
@@ -132,6 +137,18 @@ class Remembered:
         spread = min(d.std(axis=0).max(), d.std(axis=1).max())
         crossed = spread > 0 and np.abs(rest).max() <= 1e-4 * np.abs(d).max()
         return {"loss.mistake": {BROADCAST: float(size)}} if crossed else {}
+
+    def signed(self, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the share of zeros among labels of a margin loss where these are 0 and one other number alone.
+
+        Args:
+            values: Labels of one batch.
+        """
+        self._signs = [*self._signs[-15:], np.asarray(values, dtype=np.float64).reshape(-1)]
+        labels = np.concatenate(self._signs)
+        if len(labels) < LABELS or set(np.unique(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
+            return {}
+        return {"loss.mistake": {UNSIGNED: float((labels == 0).mean())}}
 
     def _add(self, found: Found, x: Floats, targets: Floats) -> None:
         shape = (found.kind, found.inputs, found.outputs)
@@ -196,8 +213,13 @@ class Remembered:
         return out
 
 
-def _values(found: Found, targets: Floats) -> dict[str, float]:
+def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
     """Return the mistakes that only the numbers show."""
+    if found.kind == "soft" and found.summed and found.own:
+        # One that says which words a text has, of these words themselves, counts each on purpose.
+        labels = ((targets == 0) | (targets == 1)).all() and not (x.shape == targets.shape and (x == targets).all())
+        several = float((targets.sum(axis=1) >= 2).mean())
+        return {MANY_LABELS: several} if labels and several > 0 else {}
     if found.kind == "binary":
         outside = float(((targets < -SMALL) | (targets > 1.0 + SMALL)).mean())
         return {TARGETS_NO_SHARE: outside} if outside > 0 else {}

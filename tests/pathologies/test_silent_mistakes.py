@@ -77,6 +77,22 @@ def shares(p, y):
     return -(y * torch.log(p + 1e-7) + (1 - y) * torch.log(1 - p + 1e-7)).mean()
 
 
+def signed(out, y):
+    """Return scores, and labels of -1 and 1."""
+    return out.squeeze(1), 2.0 * y.squeeze(1) - 1.0
+
+
+def labelled(out, y):
+    """Cross-entropy of one or two labels a sample."""
+    return F.cross_entropy(out, torch.stack([y == 0, y < 2, y > 0], 1).float())
+
+
+def aligned(scores):
+    """The loss of sequences of three, from scores of eight frames each."""
+    counts = [torch.full((6,), n) for n in (8, 2)]
+    return F.ctc_loss(scores.view(6, 8, 3).transpose(0, 1), torch.ones(6, 2, dtype=torch.long), *counts)
+
+
 def reshaped(out, y, *, right):
     """Classes of [samples, classes] brought to [2, samples / 2, classes] and then to [2, classes, samples / 2]."""
     out = out.view(2, -1, 3)
@@ -115,6 +131,16 @@ WRONG = {
     "sigmoid of a sigmoid by hand": ((6, 16, 1), nn.Sigmoid(), lambda out, y: shares(out.sigmoid(), y), binary),
     "shares broadcast by hand": ((6, 16, 1), nn.Sigmoid(), lambda out, y: shares(out, y.squeeze(1)), binary),
     "classes of several samples": ((6, 16, 3), None, lambda out, y: reshaped(out, y, right=False), blobs),
+    "hinge of 0 and 1": (
+        (6, 16, 1), None, lambda out, y: torch.clamp(1 - y * out, min=0).mean(), binary,
+    ),
+    "squared hinge of 0 and 1": ((6, 16, 1), None, lambda out, y: F.relu(1 - out * y).square().mean(), binary),
+    "soft margin of 0 and 1": ((6, 16, 1), None, F.soft_margin_loss, binary),
+    "hinge of distances of 0 and 1": ((6, 16, 1), None, F.hinge_embedding_loss, binary),
+    "ranking of 0 and 1": ((6, 16, 1), None, lambda out, y: F.margin_ranking_loss(out, -out, y, margin=0.1), binary),
+    "several labels": ((6, 16, 3), None, labelled, blobs),
+    "scores given to ctc_loss": ((6, 16, 3), None, lambda out, _: aligned(out), blobs),
+    "probabilities given to ctc_loss": ((6, 16, 3), nn.Softmax(dim=1), lambda out, _: aligned(out), blobs),
     "probabilities given to kl_div": (
         (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.kl_div(out, F.one_hot(y, 3).float(), reduction="batchmean"),
         blobs,
@@ -157,6 +183,22 @@ RIGHT = {
     "kl_div": (
         (6, 16, 3), nn.LogSoftmax(dim=1),
         lambda out, y: F.kl_div(out, F.one_hot(y, 3).float(), reduction="batchmean"), blobs,
+    ),
+    "hinge": ((6, 16, 1), None, lambda out, y: (1 - torch.mul(*signed(out, y))).clamp(min=0).mean(), binary),
+    "soft margin": ((6, 16, 1), None, lambda out, y: F.soft_margin_loss(*signed(out, y)), binary),
+    "hinge of distances": ((6, 16, 1), None, lambda out, y: F.hinge_embedding_loss(*signed(out, y)), binary),
+    "ranking": (
+        (6, 16, 1), None, lambda out, y: F.margin_ranking_loss(out, -out, signed(out, y)[1][:, None], margin=0.1), binary,
+    ),
+    "contrast of pairs": (
+        (6, 16, 1), None, lambda out, y: (y * out.square() + (1 - y) * F.relu(1 - out).square()).mean(), binary,
+    ),
+    "ctc_loss": ((6, 16, 3), nn.LogSoftmax(dim=1), lambda out, _: aligned(out), blobs),
+    "words of a text": (
+        (3, 16, 3), None, lambda out, y: -(out.log_softmax(1) * y).sum(1).mean(), lambda: 2 * ((torch.rand(48, 3) > 0.3).float(),),
+    ),
+    "one label with a weight": (
+        (6, 16, 3), None, lambda out, y: F.cross_entropy(out, F.one_hot(y, 3) * torch.tensor([0.5, 2.0, 3.0])), blobs,
     ),
     "classes moved": ((6, 16, 3), None, lambda out, y: reshaped(out, y, right=True), blobs),
     "chosen probabilities": ((6, 16, 3), nn.Softmax(dim=1), chosen, blobs),
