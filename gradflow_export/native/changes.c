@@ -4,7 +4,7 @@
 
 #include "statistics.h"
 
-enum { LANES = 32, RUN = 256 };
+enum { LANES = 32, RUN = 256, ROW = 16 };
 
 /* Sums of squares of what was there, and of what became different. With fewer lanes the loop is not vectorized whole. */
 #define DEFINE_CHANGE(NAME, ENTRY, READ)                                                                               \
@@ -47,14 +47,17 @@ static void change_of(const char *before, const char *after, int64_t n, int32_t 
     }
 }
 
-/* Copy n entries that lie `stride` apart. */
+/* Copy n entries: as many in a row as a line of the processor's cache holds, of every `stride` such rows. */
 static void gather(char *to, const char *from, int64_t stride, int64_t n, int64_t size) {
-    if (stride == 1)
+    if (stride == 1) {
         memcpy(to, from, (size_t)(n * size));
-    else if (size == 4)
-        for (int64_t i = 0; i < n; i++) memcpy(to + i * 4, from + i * stride * 4, 4);
-    else
-        for (int64_t i = 0; i < n; i++) memcpy(to + i * size, from + i * stride * size, (size_t)size);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += ROW, to += ROW * size, from += ROW * stride * size)
+        if (n - i >= ROW && size == 4)
+            memcpy(to, from, ROW * 4);
+        else
+            memcpy(to, from, (size_t)((n - i < ROW ? n - i : ROW) * size));
 }
 
 /* The two sums of one tensor, of which entries were copied to `before`. */
@@ -73,8 +76,8 @@ static void compare(const char *before, const char *after, int64_t stride, int64
     }
 }
 
-/* Copy counts[t] entries of each tensor, strides[t] apart, to `held`, each tensor from a multiple of 8 bytes on; or with
- * `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes, times scales[t].
+/* Copy counts[t] entries of each tensor, 16 in a row of every strides[t] such rows, to `held`, each tensor from a
+ * multiple of 8 bytes on; or with `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes, times scales[t].
  * Returns 0; 1 when a tensor cannot be read or a square left the range of double. */
 PUBLIC int gradflow_compare(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
                             const int64_t *counts, const double *scales, char *held, int64_t room, double *out) {
@@ -85,7 +88,8 @@ PUBLIC int gradflow_compare(const Interface *torch, void **tensors, int64_t n, c
         int32_t kind;
         if (gradflow_describe(torch, &tensors[t], &data, &count, &kind)) return 1;
         int64_t size = size_of(kind), bytes = (wanted * size + 7) / 8 * 8;
-        if ((wanted > 0 && (wanted - 1) * stride >= count) || bytes > end - held) return 1;
+        int64_t last = (wanted - 1) / ROW * ROW * stride + (wanted - 1) % ROW;
+        if ((wanted > 0 && last >= count) || bytes > end - held) return 1;
         if (out == NULL) {
             gather(held, data, stride, wanted, size);
         } else {

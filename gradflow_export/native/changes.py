@@ -13,7 +13,15 @@ import numpy.typing as npt
 
 from gradflow_export.native import function
 
+ROW = 16
+"""Entries taken in a row, where not all are: a line of the processor's cache takes as long to read as one of them."""
 _ADDRESS = attrgetter("_cdata")
+
+
+def taken(size: int, stride: int) -> int:
+    """Return how many entries of a tensor are taken: ``ROW`` in a row, of every ``stride`` such rows."""
+    rows, rest = divmod(size, ROW * stride)
+    return rows * ROW + min(rest, ROW)
 
 
 class ChangeReader:
@@ -21,8 +29,8 @@ class ChangeReader:
 
     Args:
         interface: What ``native.tensors.interface_of`` returned.
-        strides: From one copied entry of each tensor to the next.
-        counts: How many entries of each.
+        strides: Of each tensor, out of how many rows of 16 entries one is taken.
+        counts: How many entries of each, as :func:`taken` says.
         room: Bytes that one entry takes at most.
         scales: What the norms of each are multiplied by.
     """

@@ -18,7 +18,7 @@ from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.metrics.onepass import usable_interface
 from gradflow_export.metrics.samples import even_sample
-from gradflow_export.native.changes import ChangeReader
+from gradflow_export.native.changes import ROW, ChangeReader, taken
 from gradflow_export.native.outputs import Interface
 from gradflow_export.taps.base import Drained, Pending
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
@@ -44,7 +44,7 @@ class _Plan:
         self.owned = weakref.ref(owned)
         sizes = [p.numel() for p in owned.parameters]
         strides = [_stride(p, limit) for p in owned.parameters]
-        counts = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
+        counts = [taken(size, stride) for size, stride in zip(sizes, strides, strict=True)]
         scales = [math.sqrt(size / max(count, 1)) for size, count in zip(sizes, counts, strict=True)]
         self.sizes = np.array(sizes, dtype=np.float64)
         room = max(p.element_size() for p in owned.parameters)
@@ -62,9 +62,11 @@ class _Plan:
 
 
 def _stride(parameter: Tensor, limit: int) -> int:
+    """Return out of how many rows of entries one is taken, so that at most about ``limit`` are."""
     stride = max(-(-parameter.numel() // limit), 1)
-    # A stride that divides the width would follow one column only.
-    while stride > 1 and math.gcd(stride, parameter.shape[-1] if parameter.dim() else 1) > 1:
+    width = parameter.shape[-1] if parameter.dim() else 1
+    # A stride that divides the width would follow a few columns only.
+    while stride > 1 and math.gcd(stride, width // math.gcd(width, ROW)) > 1:
         stride -= 1
     return stride
 
