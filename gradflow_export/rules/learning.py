@@ -151,13 +151,13 @@ class NotLearning(Rule):
         heal: Many; what chance lets fall for a few readings is not learned.
     """
 
-    settle: int = 100
+    settle: int = 120
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
     sure: float = 2.5
     readings: int = 5
-    patience: int = 2
+    patience: int = 3
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
