@@ -116,8 +116,10 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path, logs, capsys):
 def test_the_command_serves_on_loopback_without_torch_until_it_is_stopped(tmp_path, logs):
     """A fresh process answers at the address it prints, and ends quietly on Ctrl+C."""
     logs.write_run(tmp_path / "a", logs.plain_records(range(1, 3)))
+    # A process begun in the background of a shell, as all of a CI may be, ignores Ctrl+C unless it says otherwise.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = "import sys; from gradflow_export.cli import main; r = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(r)"
-    command = [sys.executable, "-c", code, "view", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-c", f"{heard}; {code}", "view", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     ) as process:
@@ -125,5 +127,5 @@ def test_the_command_serves_on_loopback_without_torch_until_it_is_stopped(tmp_pa
         with urllib.request.urlopen(f"{address}runs") as answer:
             assert json.load(answer)["runs"][0]["run"] == "a"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
+        out, err = process.communicate(timeout=100)
     assert (process.returncode, out, err) == (0, "", "")
