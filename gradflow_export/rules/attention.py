@@ -12,7 +12,8 @@ import numpy as np
 from gradflow_export.records import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import Floats, converged, middle, solved
+from gradflow_export.rules.signals import Floats, converged, solved
+from gradflow_export.stats import median
 
 LEARNED = 0.2
 """Share of the loss that must have gone while a reading left its healthy range, for it to count as learned."""
@@ -42,7 +43,7 @@ def _loss_at(history: History, step: int) -> float:
     """Return the loss about a step: the median of three of the whole run, thinned."""
     steps, values = history.run("loss").whole()
     index = int(np.searchsorted(steps, step, side="right"))
-    return middle(values[max(0, index - 2) : index + 1])
+    return median(values[max(0, index - 2) : index + 1])
 
 
 def _learned(history: History, metric: str, sites: list[str], healthy: float, *, least: float) -> bool:
@@ -65,7 +66,7 @@ def _learned(history: History, metric: str, sites: list[str], healthy: float, *,
     shown = np.where(series.present, series.values, -np.inf)[:, columns].max(axis=1)
     well = np.flatnonzero(shown >= healthy)
     before = _loss_at(history, int(series.steps[well[-1]])) if well.size else loss.first
-    now = middle(_finite(loss.values[-5:]))
+    now = median(_finite(loss.values[-5:]))
     return bool(now < before - LEARNED * abs(before))
 
 

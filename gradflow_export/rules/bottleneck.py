@@ -14,7 +14,8 @@ from gradflow_export.records import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import Chain, chains, inside, middle, outlying, owner, solved
+from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved
+from gradflow_export.stats import median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Bottleneck(Rule):
             block, others = links.sites[places[index] + 1], np.delete(gains, index)
             if _ill_inside(record, block):
                 continue
-            usual = math.exp(middle(others[np.isfinite(others)]))
+            usual = math.exp(median(others[np.isfinite(others)]))
             gain = math.exp(float(gains[index]))
             yield Finding(
                 IssueType.BOTTLENECK,

@@ -11,7 +11,8 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import no_better, past, sites_of, still_falls
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import middle, stuck
+from gradflow_export.rules.signals import stuck
+from gradflow_export.stats import median
 
 _NORMALISE = (
     "normalise the features with the training set's numbers, x = (x - mean) / std (pixels: x / 255, or "
@@ -266,7 +267,7 @@ class UnrelatedTargets(Rule):
                 continue
             share = no_better(history, site, self.level, 5)
             agreement = history.run("gradient.cosine").values[-30:]
-            if share is None or len(agreement) < 20 or middle(np.asarray(agreement)) >= self.agree:
+            if share is None or len(agreement) < 20 or median(np.asarray(agreement)) >= self.agree:
                 continue
             if (record.value("target.uniform_share", site) or 0.0) > 0.5 or still_falls(history):
                 continue

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gradflow_export.records import RUN_SITE, StepRecord
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import middle
+from gradflow_export.stats import median
 
 Floats = npt.NDArray[np.float64]
 
@@ -86,7 +86,7 @@ def no_better(history: History, site: str, level: float, readings: int) -> float
     values = past(history, "loss.over_constant", site)[-readings:]
     if len(values) < readings:
         return None
-    typical = middle(values)
+    typical = median(values)
     return typical if typical >= level else None
 
 

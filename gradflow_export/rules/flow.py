@@ -14,8 +14,8 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, RunSeries
-from gradflow_export.rules.signals import Chain, Floats, chains, converged, middle, outlying
-from gradflow_export.stats import theil_sen
+from gradflow_export.rules.signals import Chain, Floats, chains, converged, outlying
+from gradflow_export.stats import median, theil_sen
 
 _STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
 
@@ -95,7 +95,7 @@ class Vanishing(Rule):
         if flags.any() and not float(gains[~flags].sum()) < math.log(self.alone):
             return ()
         layers = _worst(links, depth, math.log(self.depth_gain))
-        typical = math.exp(middle(gains))
+        typical = math.exp(median(gains))
         message = (
             f"the gradient at {layers[0]} is {number(math.exp(depth))} of the one at {links.sites[-1]}: "
             f"each block passes on about {number(typical)} of it (healthy: 0.5 to 2)."
@@ -104,12 +104,12 @@ class Vanishing(Rule):
 
     def _forward(self, links: Chain, spreads: Chain | None) -> tuple[Finding, ...]:
         gains = links.log_gains[np.isfinite(links.log_gains)]
-        if spreads is None or gains.size == 0 or not middle(gains) < self.damping:
+        if spreads is None or gains.size == 0 or not median(gains) < self.damping:
             return ()
         ratio = spreads.rise
         if not ratio < math.log(self.spread):
             return ()
-        typical = math.exp(middle(gains))
+        typical = math.exp(median(gains))
         message = (
             f"what tells samples apart shrinks to {number(math.exp(ratio))} between {spreads.sites[0]} and "
             f"{spreads.sites[-1]}, and each block passes on about {number(typical)} of the gradient."
@@ -251,7 +251,7 @@ class ExplodingDepth(Rule):
         gains = links.log_gains[np.isfinite(links.log_gains)]
         if gains.size == 0:
             return None
-        depth, typical = -links.rise, math.exp(middle(gains))
+        depth, typical = -links.rise, math.exp(median(gains))
         growth = spreads.rise if spreads is not None else math.nan
         if depth > math.log(self.depth_gain):
             layers = _worst(links, depth, math.log(self.depth_gain))
@@ -347,7 +347,7 @@ class ExplodingLoss(Rule):
             past = past[np.isfinite(past)]
             here = norms.values[norms.steps >= steps[index]]
             if past.size and here.size:
-                usual = middle(past)
+                usual = median(past)
                 if not np.isfinite(here).all() or float(here.max()) > self.gradient * usual:
                     return int(steps[index])
         return None

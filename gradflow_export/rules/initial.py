@@ -15,7 +15,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import no_better
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import middle, pattern
+from gradflow_export.rules.signals import pattern
 from gradflow_export.stats import median
 
 COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
@@ -216,7 +216,7 @@ class BadInit(Rule):
         depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
         if record.step < self.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
             return
-        if not (depth.first <= self.depth and loss.low > 0 and middle(loss.values[-10:]) > 0.95 * loss.first):
+        if not (depth.first <= self.depth and loss.low > 0 and median(loss.values[-10:]) > 0.95 * loss.first):
             return
         first = gains.first
         small = np.isfinite(first) & (first > 0) & (first <= self.tiny)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History, RunSeries, SiteSeries
-from gradflow_export.rules.signals import converged, inside, middle
+from gradflow_export.rules.signals import converged, inside
 from gradflow_export.stats import median
 
 _MOVES = ("parameter.update_norm", "parameter.weight_norm")
@@ -31,7 +31,7 @@ def slope_of(values: Floats) -> float:
     if len(values) < 3:
         return 0.0
     first, second = np.triu_indices(len(values), 1)
-    return middle((values[second] - values[first]) / (second - first))
+    return median((values[second] - values[first]) / (second - first))
 
 
 def collapse_risk(
@@ -210,7 +210,7 @@ class ExcessExploration(Rule):
         update, weights = (_size(history.at_sites(name), heads) for name in _MOVES)
         if len(lacks) < self.readings or not update * (steps[-1] - since) >= weights > 0:
             return False
-        first, latest = middle(lacks[:3]), middle(lacks[-5:])
+        first, latest = median(lacks[:3]), median(lacks[-5:])
         divided = latest < self.deaf * weights**2 and 100.0 * latest < 1.0 - self.entropy
         return latest <= first or (heads[0] != "" and divided)
 
@@ -242,14 +242,14 @@ def _earned(spread: RunSeries, least: float, history: History) -> bool:
     loss, recent = history.run("loss"), history.run("loss").values[-5:]
     if loss.count < 10 or not np.isfinite(recent).all():
         return False
-    level, fall = middle(recent), loss.first - loss.low
+    level, fall = median(recent), loss.first - loss.low
     if not (fall > 0 and level <= loss.low + 0.25 * fall and min(loss.first, 0.0) - level >= 0.5 * fall):
         return False
     readings, values = spread.whole()
     low = np.flatnonzero(values < least)
     steps, losses = loss.whole()
     before = losses[steps < readings[low[0]]] if low.size else losses
-    return len(before) >= 5 and middle(before[-5:]) <= loss.first - 0.5 * fall
+    return len(before) >= 5 and median(before[-5:]) <= loss.first - 0.5 * fall
 
 
 def _heads(record: StepRecord, metric: str, low: float = -math.inf, high: float = math.inf) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import fell, no_better
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import Floats, converged, middle, settled
+from gradflow_export.rules.signals import Floats, converged, settled
+from gradflow_export.stats import median
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -79,7 +80,7 @@ class LearningRate(Rule):
             return ()
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
-        first, now = min(middle(past[:3]), loss.first), middle(loss.values[-10:])
+        first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
         if not (first > 0 and np.isfinite(first)):
             return ()
         found = (
@@ -127,7 +128,7 @@ class LearningRate(Rule):
         if rising or not float(record.value("update.ratio") or 0.0) < 1e-4:
             return
         message = (
-            f"at this step size a fall of the loss by a tenth takes at least {number(middle(np.array(needed)))} steps, "
+            f"at this step size a fall of the loss by a tenth takes at least {number(median(np.array(needed)))} steps, "
             f"even straight downhill; after {record.step} steps it went from {number(first)} to {number(now)}, and a "
             f"step changes the weights by {number(100 * float(record.value('update.ratio') or 0.0))} % of their size."
         )
@@ -144,7 +145,7 @@ class LearningRate(Rule):
             return
         if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
             return
-        agree = middle(np.asarray(agreement))
+        agree = median(np.asarray(agreement))
         sites = history.at_sites("loss.over_constant").sites
         if not (agree >= self.agree and sites and all(no_better(history, site, 0.9, 3) for site in sites)):
             return
@@ -193,7 +194,7 @@ def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int6
     columns = [index for index, site in enumerate(ratios.sites) if site in usual]
     told = ratios.present[:, columns] & np.isfinite(ratios.values[:, columns])
     rows = [
-        middle(row[here].astype(np.float64)) if here.any() else 0.0
+        median(row[here].astype(np.float64)) if here.any() else 0.0
         for row, here in zip(ratios.values[:, columns], told, strict=True)
     ]
     return ratios.steps, np.array(rows, dtype=np.float64)

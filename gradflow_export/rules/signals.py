@@ -13,18 +13,9 @@ import numpy.typing as npt
 
 from gradflow_export.records import Reading, StepRecord
 from gradflow_export.rules.history import History
+from gradflow_export.stats import median
 
 Floats = npt.NDArray[np.float64]
-
-
-def middle(values: Floats) -> float:
-    """Return the median of a short series, NaN when it is empty or holds one; ``np.median`` costs far more there."""
-    ordered = sorted(values.tolist())
-    count = len(ordered)
-    if count == 0 or any(map(math.isnan, ordered)):
-        return math.nan
-    half = count // 2
-    return float(ordered[half]) if count % 2 else 0.5 * float(ordered[half - 1] + ordered[half])
 
 
 @dataclass(frozen=True)
@@ -139,8 +130,8 @@ def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[
         others = others[np.isfinite(others)]
         if others.size == 0:
             continue
-        centre = middle(others)
-        spread = 1.4826 * middle(np.abs(others - centre))
+        centre = median(others)
+        spread = 1.4826 * median(np.abs(others - centre))
         flags[index] = gain < centre - max(floor, deviations * spread)
     return flags
 
@@ -151,7 +142,7 @@ def solved(history: History, share: float = 0.1) -> bool:
     recent = loss.values[-5:]
     if loss.count < 5 or loss.low < 0 or not np.isfinite(recent).all():
         return False
-    return middle(recent) < share * loss.first
+    return median(recent) < share * loss.first
 
 
 def settled(history: History, small: float = 1e-3, scatter: float = 0.5) -> bool:
@@ -179,7 +170,7 @@ def stuck(history: History, step: int, span: int = 200, share: float = 0.9) -> b
     steps, values = loss.whole()
     if len(values) < 10 or loss.low < 0 or step - steps[0] < span or not np.isfinite(loss.values[-20:]).all():
         return False
-    return middle(loss.values[-20:]) > share * middle(values[: max(5, len(values) // 20)])
+    return median(loss.values[-20:]) > share * median(values[: max(5, len(values) // 20)])
 
 
 def converged(record: StepRecord, history: History) -> bool:
@@ -200,7 +191,7 @@ def converged(record: StepRecord, history: History) -> bool:
     recent, drop = loss.values[-20:], loss.first - loss.low
     if len(recent) < 20 or not np.isfinite(recent).all() or drop < 0.1 * abs(loss.first):
         return False
-    before, after = middle(recent[:10]), middle(recent[10:])
+    before, after = median(recent[:10]), median(recent[10:])
     return after <= loss.low + 0.01 * drop and before - after < 1e-3 * drop
 
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History, RunSeries
-from gradflow_export.rules.signals import Floats, middle
-from gradflow_export.stats import theil_sen_bounds
+from gradflow_export.rules.signals import Floats
+from gradflow_export.stats import median, theil_sen_bounds
 
 
 def residuals(logs: Floats, width: int = 9) -> Floats:
@@ -125,7 +125,7 @@ class Unstable(Rule):
         cosines = history.run("gradient.cosine").values[-10:]
         if len(cosines) < 10 or not np.isfinite(cosines).all() or values[-1] < self.relevant * greatest:
             return ()
-        turn = middle(cosines)
+        turn = median(cosines)
         if not (turn < self.turn and values[-1] > values[-10]):
             return ()
         _, growth, _ = theil_sen_bounds(steps[-10:].astype(np.float64), np.log(values[-10:]))
@@ -202,7 +202,7 @@ class LossSpike(Rule):
         past = past[np.isfinite(past)]
         if len(past) < self.least or not math.isfinite(now):
             return ()
-        usual = middle(past)
+        usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low > 0 else self._signed_limit(past)
         if not now > limit or (loss.low > 0 and now <= 10 * usual and self._leaps(loss.values[:-1], now / usual)):
             return ()
@@ -236,16 +236,16 @@ class LossSpike(Rule):
 
     def _positive_limit(self, past: Floats, first: float, greatest: float) -> float:
         logs = np.log(past)
-        centre = middle(logs)
-        spread = max(1.4826 * middle(np.abs(logs - centre)), self.floor)
+        centre = median(logs)
+        spread = max(1.4826 * median(np.abs(logs - centre)), self.floor)
         # A loss that falls by orders of magnitude scatters widely in logarithms; far above all its past it has leapt.
         far = min(math.exp(min(centre + self.deviations * spread, 700.0)), self.factor * greatest)
         return max(far, self.factor * float(past.max()), self.relevant * first)
 
     def _signed_limit(self, past: Floats) -> float:
         top, width = float(past.max()), float(past.max() - past.min())
-        centre = middle(past)
-        spread = max(1.4826 * middle(np.abs(past - centre)), self.floor * abs(centre))
+        centre = median(past)
+        spread = max(1.4826 * median(np.abs(past - centre)), self.floor * abs(centre))
         return top + max(self.deviations * spread, self.factor * width)
 
 
