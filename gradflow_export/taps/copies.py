@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from itertools import product
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -133,16 +135,15 @@ class CopyTap:
         modules = [] if model is None else list(model.named_modules())
         tables = [(name, m.weight) for name, m in modules if isinstance(m, nn.Embedding) and _learns(m.weight)]
         heads = [(name, m.weight) for name, m in modules if isinstance(m, nn.Linear) and _learns(m.weight)]
-        return [
-            (f"{site_name(head)}.weight = {site_name(table)}.weight", weakref.ref(one), weakref.ref(other))
-            for table, one in tables
-            for head, other in heads
-            if other is not one
-            and one.shape == other.shape
-            and one.device == other.device
-            and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES))
-            and bool((one != one.flatten()[0]).any())
-        ][:FOUND]
+        found: list[_Held] = []
+        for (table, one), (head, other) in product(tables, heads):
+            if other is one or one.shape != other.shape or one.device != other.device:
+                continue
+            here = even_sample(one, ENTRIES)
+            if torch.equal(here, even_sample(other, ENTRIES)) and not torch.equal(here, here[:1].expand_as(here)):
+                both = f"{site_name(head)}.weight = {site_name(table)}.weight"
+                found.append((both, weakref.ref(one), weakref.ref(other)))
+        return found[:FOUND]
 
 
 def _learns(weight: Tensor) -> bool:
@@ -162,10 +163,12 @@ def named_copies(model: nn.Module, copies: Copies) -> list[_Held]:
     """
     tensors = {site_name(name): tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     pairs: list[_Held] = []
-    for group in copies or ():
-        if isinstance(group, str) or not all(isinstance(name, str) for name in group) or len(group) < 2:
+    groups: Any = () if copies is None else copies
+    for group in groups if isinstance(groups, Iterable) else (groups,):
+        named = isinstance(group, Sequence) and not isinstance(group, str)
+        if not named or len(group) < 2 or not all(isinstance(name, str) for name in group):
             raise ArgumentTypeError(
-                f"copies must hold groups of at least two names, got {group!r}; for example "
+                f"copies must hold groups of at least two names, got {reprlib.repr(group)}; for example "
                 "copies=[('left.weight', 'right.weight')] or copies=[('left', 'right')]."
             )
         parts = [_below(tensors, name) for name in group]

@@ -367,9 +367,9 @@ def test_copies_must_be_there_and_alike():
         exporter.watch(copies=[("0", "nine")])
     with pytest.raises(ArgumentError, match="same names and shapes"):
         exporter.watch(copies=[("0", "2")])
-    with pytest.raises(ArgumentTypeError, match="at least two names"):
-        exporter.watch(copies=["0"])
-    exporter.close()
+    for wrong in (["left", "right"], 2, [2], [model, model]):
+        with pytest.raises(ArgumentTypeError, match="at least two names"):
+            exporter.watch(copies=wrong)
 
 
 def test_hooks_are_gone_after_closing_and_a_watched_model_copies():
