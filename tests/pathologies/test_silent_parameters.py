@@ -370,6 +370,7 @@ def test_copies_must_be_there_and_alike():
     for wrong in (["left", "right"], 2, [2], [model, model]):
         with pytest.raises(ArgumentTypeError, match="at least two names"):
             exporter.watch(copies=wrong)
+    exporter.close()
 
 
 def test_hooks_are_gone_after_closing_and_a_watched_model_copies():
