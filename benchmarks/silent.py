@@ -5,6 +5,7 @@ Run it on a half of the corpus in ``benchmarks/silent/``::
     python benchmarks/silent.py --half dev --seeds 3
     python benchmarks/silent.py --half heldout --write       # the table in docs/silent-mistakes.md
     python benchmarks/silent.py --half second                # the later set, in neither half and not in "all"
+    python benchmarks/silent.py --half third                 # one later still, likewise
     python benchmarks/silent.py --half all --prove           # no exporter: that mended programs learn
 
 Each mistake was made in public and is made again in a small program. The exporter is attached before training, with
@@ -312,7 +313,7 @@ def tasks(halves: list[str], seeds: int, only: str, watched: bool) -> list[Task]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--half", choices=("dev", "heldout", "second", "all"), default="dev")
+    parser.add_argument("--half", choices=("dev", "heldout", "second", "third", "all"), default="dev")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1 of every program")
     parser.add_argument(
         "--only", default="", help="run only programs whose name contains this, or mistakes of this type"
