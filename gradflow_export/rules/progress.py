@@ -12,13 +12,14 @@ from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import converged, owner, pattern
+from gradflow_export.rules.signals import converged, owner, pattern, taking_turns
 
 NOT_OWNED = "not in an optimizer"
 NO_GRADIENT = "no gradient"
 ZERO_RATE = "learning rate 0"
 ZERO_GRADIENT = "zero gradient"
 ROUNDING = "rounding"
+UNCHOSEN = "not chosen"
 
 _MISSING = np.float32(np.nan)
 _SHUT = ("activation.zero_share", "activation.saturated_share")
@@ -33,7 +34,10 @@ class Stagnation(Rule):
     0, or lies below ``invariant`` of its module's other gradients, while those parameters learn (the key bias of
     attention, a convolution's bias before BatchNorm). Nor is one that is zero because an activation lets nothing
     through, all its outputs 0 or flat: DEAD and SATURATION tell of that, with the layer to mend; but modules whose
-    parameters are all 0 would rest behind any activation. Steps that a gradient scaler skipped are no steps.
+    parameters are all 0 would rest behind any activation. Steps that a gradient scaler skipped are no steps. What got
+    no gradient because nothing was sent there, while others of its kind learn, is told as never chosen and matters
+    little: a router may come to it yet. It is known by modules that were not called, by a gradient that was there
+    before, and by members of its kind that have one in some steps only.
 
     Attributes:
         span: Least number of steps without a change.
@@ -52,6 +56,7 @@ class Stagnation(Rule):
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
+        "parameter.gradient_norm",
         "parameter.update_norm",
         "parameter.weight_norm",
         "parameter.wiring",
@@ -79,12 +84,11 @@ class Stagnation(Rule):
         reasons = self._reasons(record, sites, still)
         if NOT_OWNED in reasons:
             # An optimizer that steps more rarely than another has no learning rate to tell at this step.
-            held = _owned(history)
+            held = _with(history, Wiring.OWNED)
             reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
-        for why in {NO_GRADIENT, ZERO_GRADIENT} & reasons.keys():
-            reasons[why] = _without_unchosen(sites, ~still, reasons[why])
+        _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
         first = dict(zip(sites, since.tolist(), strict=True))
@@ -137,6 +141,7 @@ class Stagnation(Rule):
     def _finding(self, why: str, layers: tuple[str, ...], since: int, step: int, trainable: Reading) -> Finding:
         total = int((trainable.present & (trainable.values > 0)).sum())
         severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
+        severity = Severity.LOW if why == UNCHOSEN else severity
         message = (
             f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change by a bit in "
             f"{number(step - since + 1)} steps: {why}."
@@ -234,6 +239,11 @@ def _advice(why: str, layer: str) -> str:
             f"the loss does not depend on {layer} through the graph: look for .detach(), .item(), torch.no_grad() or "
             "an argmax between it and the loss, and for modules that forward() never calls."
         )
+    if why == UNCHOSEN:
+        return (
+            f"a router that never sends anything to {layer} wastes it: add noise to its scores or a loss that balances "
+            "the load; where there is no router, call it in forward() or take it out of the model."
+        )
     if why == ZERO_RATE:
         return (
             "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
@@ -256,18 +266,25 @@ def _resting(record: StepRecord, updates: SiteSeries) -> npt.NDArray[np.int64]:
     return steps[steps <= record.step]
 
 
-def _owned(history: History) -> set[str]:
-    """Return the parameters that some optimizer has stepped with."""
+def _with(history: History, bit: Wiring) -> set[str]:
+    """Return the parameters that had a connection in any reading of the window."""
     wiring = history.at_sites("parameter.wiring")
-    codes = np.where(np.isfinite(wiring.values), np.clip(wiring.values, 0, 127), 0).astype(np.int64)
-    held = (wiring.present & ((codes & Wiring.OWNED) > 0)).any(axis=0)
-    return {wiring.sites[index] for index in np.flatnonzero(held)}
+    codes = np.where(np.isfinite(wiring.values), np.clip(wiring.values, 0, 255), 0).astype(np.int64)
+    here = (wiring.present & ((codes & bit) > 0)).any(axis=0)
+    return {wiring.sites[index] for index in np.flatnonzero(here)}
 
 
-def _without_unchosen(sites: tuple[str, ...], moving: npt.NDArray[np.bool_], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out experts of which others move: a router has not chosen these."""
-    alive = {pattern(site) for site, here in zip(sites, moving, strict=True) if here}
-    return tuple(name for name in names if not ("expert" in name.lower() and pattern(name) in alive))
+def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history: History) -> None:
+    """Move what nothing was sent to, while others of its kind learn, to a reason of its own."""
+    norms, routed = history.at_sites("parameter.gradient_norm"), taking_turns(history)
+    learned = {norms.sites[index] for index in np.flatnonzero(norms.first > 0)}
+    unchosen: list[str] = []
+    for why, unsent in ((NO_GRADIENT, learned | _with(history, Wiring.UNCALLED)), (ZERO_GRADIENT, set())):
+        names = reasons.get(why, ())
+        idle = {n for n in names if pattern(n) in alive and (n in unsent or pattern(n) in routed)}
+        unchosen += [name for name in names if name in idle]
+        reasons[why] = tuple(name for name in names if name not in idle)
+    reasons[UNCHOSEN] = tuple(unchosen)
 
 
 def shut(history: History) -> bool:

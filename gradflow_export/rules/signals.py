@@ -216,3 +216,18 @@ def pattern(name: str) -> str:
 def inside(module: str, block: str) -> bool:
     """Whether ``module`` is ``block`` or lies within it."""
     return module == block or module.startswith(block + ".")
+
+
+def taking_turns(history: History) -> set[str]:
+    """Return the patterns of numbered parameters that get a gradient in some steps only: experts behind a router.
+
+    One of them that had a gradient in one reading and none, or one of 0, in another is evidence for all of its kind;
+    members of a stack have one in every step, whatever they are called.
+
+    Args:
+        history: Holds ``parameter.gradient_norm``.
+    """
+    norms = history.at_sites("parameter.gradient_norm")
+    here = norms.present & (norms.values > 0)
+    varies = here.any(axis=0) & ~here.all(axis=0)
+    return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)

@@ -16,7 +16,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.passes import blind_passes, gathering_passes, lonely_passes
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
-from gradflow_export.rules.signals import owner, pattern
+from gradflow_export.rules.signals import owner, pattern, taking_turns
 
 Codes = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -199,13 +199,13 @@ class NotTraining(Rule):
         if span < self.span or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
         moved = _moved(history.at_sites("parameter.weight_norm"))
-        peers = _pattern_counts(sites, (ever & Wiring.GRADIENT) > 0)
+        peers = _experts(sites, (ever & Wiring.GRADIENT) > 0) | taking_turns(history)
         names = tuple(
             name
             for name in _chosen(sites, cut)
             if not _FOLLOWERS.search(name)
             and name not in moved
-            and (span >= self.rare or not peers.get(pattern(name), 0))
+            and (span >= self.rare or pattern(name) not in peers)
         )
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
         used = tuple(name for name in names if called[name])
@@ -241,13 +241,14 @@ class NotTraining(Rule):
         never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
         flat = set(_chosen(norms.sites, never))
         living = set(_chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
-        homes, kin = {owner(site) for site in living}, {pattern(site) for site in living}
+        homes = {owner(site) for site in living}
+        kin = _experts(norms.sites, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
         names = tuple(
             site
             for site in _chosen(sites, learning)
             if site in flat
             and not (site.endswith("bias") and owner(site) in homes)
-            and not ("expert" in site.lower() and pattern(site) in kin)
+            and pattern(site) not in kin
         )
         if living and names:
             yield _Told(
@@ -359,13 +360,9 @@ def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
     return tuple(sites[index] for index in np.flatnonzero(flags))
 
 
-def _pattern_counts(sites: tuple[str, ...], flags: Flags) -> dict[str, int]:
-    """Return how many of the flagged sites bear each name, numbers aside; only names that have a number."""
-    out: dict[str, int] = {}
-    for name in _chosen(sites, flags):
-        if re.search(r"expert", name, re.IGNORECASE):
-            out[pattern(name)] = out.get(pattern(name), 0) + 1
-    return out
+def _experts(sites: tuple[str, ...], flags: Flags) -> set[str]:
+    """Return the patterns of flagged sites that are called experts: a router may always choose the same ones."""
+    return {pattern(name) for name in _chosen(sites, flags) if re.search(r"expert", name, re.IGNORECASE)}
 
 
 def _moved(weights: SiteSeries) -> set[str]:

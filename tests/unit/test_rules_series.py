@@ -499,6 +499,26 @@ def test_parameters_that_move_between_readings_do_not_stagnate():
     assert not judged(Stagnation(), records).issues
 
 
+@pytest.mark.parametrize("name", ["experts", "paths"])
+def test_parameters_nothing_was_sent_to_are_told_as_not_chosen_whatever_they_are_called(name):
+    """One of like modules that got a gradient before, or whose kind takes turns, matters little; one cut off more."""
+    names = [f"{name}.{i}.weight" for i in range(3)]
+    values, rates = dict(zip(names, (0.1, 0.1, 0.0), strict=True)), dict.fromkeys(names, 0.1)
+
+    def told(first, others):
+        records = [
+            updates(s, values, rates, dict(zip(names, (1.0, others(s), first if s == 1 else None), strict=True)))
+            for s in range(1, 14)
+        ]
+        (issue,) = judged(Stagnation(), records).issues
+        assert issue.layers == (names[2],)
+        return issue.severity, "not chosen" in issue.message
+
+    assert told(1.0, lambda _: 1.0) == (Severity.LOW, True)
+    assert told(None, lambda s: 1.0 if s % 2 else None) == (Severity.LOW, True)
+    assert told(None, lambda _: 1.0) == (Severity.MEDIUM, False)
+
+
 def test_stagnation_heals_when_the_parameter_moves():
     """One update closes it."""
     still = [updates(s, {"w": 0.0}, {"w": 0.0}, {"w": 1.0}) for s in range(1, 12)]
