@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -157,54 +155,44 @@ def one_sample_at_a_time() -> Program:
     return Program(model, train, lambda: accuracy(model, x_test, y_test), 0.6)
 
 
-class _Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return -0.2 * gradient
-
-
-class _Adapting(nn.Module):
-    def __init__(self) -> None:
+class _SkipGram(nn.Module):
+    def __init__(self, words: int) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU())
-        self.label, self.domain = nn.Linear(32, 10), nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 2))
+        self.inner = nn.Embedding(words, 12, sparse=True)
+        self.outer = nn.Embedding(words, 12, sparse=True)
+        nn.init.zeros_(self.outer.weight)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.features(x)
-        return self.label(h), self.domain(_Reverse.apply(h))
+    def forward(self, word: Tensor, others: Tensor) -> Tensor:
+        return (self.inner(word).unsqueeze(1) * self.outer(others)).sum(2)
 
 
-def domain_adversary() -> Program:
-    """Features are learned from which nobody can tell dark pictures from bright: that loss is meant to stay at ln 2."""
-    x, y, x_test, y_test = data.digits()
-    model = _Adapting()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-    def other(images: Tensor) -> Tensor:
-        return 0.7 * images + 0.3
+def skip_gram_of_sparse_rows() -> Program:
+    """Two tables with sparse gradients and SparseAdam: the second begins at zero, and most rows rest in each step."""
+    words, topics = 150, torch.randint(5, (150,))
+    often = 1 / (torch.arange(150) + 10.0)
+    within = often * (topics[:, None] == topics).float()
+    model = _SkipGram(words)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.03)
 
     def train() -> None:
-        for xb, yb in loader(48, 280, x, y):
-            target = other(x[torch.randint(len(x), (48,))])
-            logits, source_domain = model(xb)
-            _, target_domain = model(target)
-            kinds = torch.cat([torch.zeros(48), torch.ones(48)]).long()
-            loss = F.cross_entropy(logits, yb) + F.cross_entropy(torch.cat([source_domain, target_domain]), kinds)
+        for _step in range(300):
+            word = torch.multinomial(often, 96, replacement=True)
+            near = torch.multinomial(within[word], 1)
+            far = torch.multinomial(often, 96 * 5, replacement=True).view(96, 5)
+            logits = model(word, torch.cat([near, far], 1))
+            true = F.one_hot(torch.zeros(96, dtype=torch.long), 6).float()
+            loss = F.binary_cross_entropy_with_logits(logits, true, reduction="none").sum(1).mean()
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
 
     def score() -> float:
         with torch.no_grad():
-            right = [(model(images)[0].argmax(1) == y_test).float().mean() for images in (x_test, other(x_test))]
-        return (sum(right) / 2).item()
+            vectors = F.normalize(model.inner.weight, dim=1)
+            nearest = (vectors @ vectors.T - 2 * torch.eye(words)).topk(5, 1).indices
+        return (topics[nearest] == topics[:, None]).float().mean().item()
 
-    return Program(model, train, score, 0.8)
+    return Program(model, train, score, 0.75)
 
 
 class _Priced(nn.Module):
@@ -307,7 +295,7 @@ HEALTHY = tuple(
         energy_of_what_is_real,
         longer_lessons_later,
         one_sample_at_a_time,
-        domain_adversary,
+        skip_gram_of_sparse_rows,
         prices_scaled_in_the_model,
         depth_left_to_chance,
         equation_without_data,
