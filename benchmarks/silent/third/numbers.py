@@ -389,6 +389,6 @@ BUGS = (
         "https://github.com/threedworld-mit/tdw/issues/52",
         "get_depth_values causes overflow",
         ("BAD_TARGETS", "NOT_LEARNING"),
-        ("target", "loss", ""),
+        ("target", "input", "loss", ""),
     ),
 )
