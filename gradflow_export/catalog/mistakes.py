@@ -17,6 +17,7 @@ RELU_BEFORE_BCE = "ReLU before binary cross-entropy with logits"
 PROBABILITIES_IN_KL = "probabilities given to kl_div"
 SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
+OVER_POSITIONS = "softmax over positions"
 TWICE = "probabilities of probabilities"
 POSITIONS_MIXED = "classes of several positions"
 BROADCAST = "predictions and targets broadcast"
@@ -42,6 +43,7 @@ MISTAKES = (
     PROBABILITIES_IN_KL,
     SOFTMAX_OF_ONE,
     SOFTMAX_OVER_BATCH,
+    OVER_POSITIONS,
     TWICE,
     POSITIONS_MIXED,
     BROADCAST,
@@ -74,6 +76,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("loss.known", "loss is known", "1", "module",
           "1 where the loss is a sum of known losses of predictions and targets, and penalties of weights",
           "autograd graph", "c sampled", low=0.0, high=1.0),
+        s("loss.supervised", "answers are not the inputs", "1", "module",
+          "1 where loss.known is 1, no other network takes part, and predictions are classes or not as many numbers as "
+          "enter the model", "autograd graph", "c sampled", low=0.0, high=1.0),
         s("loss.affine_depth", "layers without a non-linearity", "count", "module",
           "layers with weights before the loss when nothing between them bends; 0 where something does",
           "autograd graph", "c sampled", low=0.0),

@@ -76,6 +76,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("mode.evaluation_dropout", "dropout in evaluation mode", "share", "module",
           "share that dropout drops where it was called in a pass of the model in evaluation mode that drew random "
           "numbers", "definition", "c sampled", low=0.0, high=1.0),
+        s("mode.evaluation_noise", "noise in evaluation mode", "1", "module",
+          "1 where random numbers of a continuous distribution were drawn in a pass of the model in evaluation mode; "
+          "told where evaluations do not repeat the same data", "definition", "c sampled", low=0.0, high=1.0),
         s("mode.evaluation_training", "evaluations in training mode", "count", "module",
           "passes without gradients since the last step in which dropout or BatchNorm acted as in training",
           "definition", "c", low=0.0),

@@ -12,6 +12,7 @@ from gradflow_export.records import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
 
+_NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
 _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_training", "mode.training_evaluation"
 
 
@@ -19,7 +20,9 @@ _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_train
 class WrongMode(Rule):
     """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
 
-    Sampling by other means than dropout is what some models are for, and is not meant. Passes without gradients in
+    Noise in evaluation is told of a model that answers a question alone, in which all losses are of predictions against
+    targets that are not its inputs, and where the same data are not evaluated several times: what generates,
+    reconstructs or averages over its noise needs it. Passes without gradients in
     training mode count as evaluation where they come between some steps only: methods that need one for each step
     (pseudo-labels, adversarial directions) are in order. A model that trains in evaluation mode from the first step
     has its statistics frozen on purpose.
@@ -38,13 +41,14 @@ class WrongMode(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-mode"
-    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _TRAINING, _ASLEEP)
-    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _ASLEEP)
+    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _ASLEEP)
+    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _ASLEEP, _SUPERVISED)
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the modes of the passes since the last step."""
-        return (*self._dropout(record), *self._training(record, history), *self._asleep(record, history))
+        noise = self._noise(record, history)
+        return (*self._dropout(record), *noise, *self._training(record, history), *self._asleep(record, history))
 
     def _dropout(self, record: StepRecord) -> Iterable[Finding]:
         reading = record.get(_DROPOUT)
@@ -59,6 +63,21 @@ class WrongMode(Rule):
                 "0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
             )
             yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
+
+    def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, _ = _above(record.get(_NOISE))
+        series, alone = history.at_sites(_SUPERVISED), history.run(_SUPERVISED)
+        values = [*series.values[series.present].tolist(), *alone.values.tolist()]
+        if names and values and min(values) > 0:
+            message = (
+                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
+                "of the same data differ."
+            )
+            advice = (
+                "draw them in training alone, if self.training: x = x + noise, and take the mean or the most likely "
+                "choice (argmax) else; where they are meant, evaluate the same data several times and average."
+            )
+            yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
 
     def _training(self, record: StepRecord, history: History) -> Iterable[Finding]:
         names, passes = _above(record.get(_TRAINING))

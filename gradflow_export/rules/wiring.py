@@ -203,9 +203,7 @@ class NotTraining(Rule):
         names = tuple(
             name
             for name in _chosen(sites, cut)
-            if not _FOLLOWERS.search(name)
-            and name not in moved
-            and (span >= self.rare or pattern(name) not in peers)
+            if not _FOLLOWERS.search(name) and name not in moved and (span >= self.rare or pattern(name) not in peers)
         )
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
         used = tuple(name for name in names if called[name])
@@ -246,9 +244,7 @@ class NotTraining(Rule):
         names = tuple(
             site
             for site in _chosen(sites, learning)
-            if site in flat
-            and not (site.endswith("bias") and owner(site) in homes)
-            and pattern(site) not in kin
+            if site in flat and not (site.endswith("bias") and owner(site) in homes) and pattern(site) not in kin
         )
         if living and names:
             yield _Told(

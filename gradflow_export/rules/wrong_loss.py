@@ -95,6 +95,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "the others.",
             advice="name the dimension of the classes: softmax(dim=-1), or dim=1 for outputs [N, C, ...].",
         ),
+        known.OVER_POSITIONS: _Told(
+            message="A softmax of the loss runs over the positions instead of the classes, which the last layer gives "
+            "in the last dimension: positions compete for each class.",
+            advice="log_softmax(dim=-1); F.cross_entropy takes classes in dimension 1: F.cross_entropy(logits.transpose"
+            "(1, 2), targets), or logits.reshape(-1, classes).",
+        ),
         known.TWICE: _Told(
             message="A softmax or sigmoid is given the result of another one: probabilities stay close to each other "
             "whatever the model says.",

@@ -102,11 +102,13 @@ class InputTap:
         names = {
             id(parameter): name for name, module in modules.items() for parameter in module.parameters(recurse=False)
         }
+        states = {id(p) for m in modules.values() for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
         with torch.no_grad():
             terms, whole = terms_of(root)
             for term in terms:
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
+                layers.first = _entering(layers.first, states)
                 self._take(term, layers, pairs, whole=whole)
 
     def _activations(self, layers: Layers) -> int:
@@ -142,6 +144,7 @@ class InputTap:
             own=layers.own and not layers.foreign,
             whole=whole,
             summed=term.summed,
+            answers=whole and not layers.foreign and not _mirrors(term, entered),
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -217,6 +220,25 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
     if held.dim() == 1 and count and len(held) % count == 0:
         return held.reshape(count, -1)
     return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
+
+
+def _mirrors(term: Term, entered: Tensor | None) -> bool:
+    """Whether there are as many numbers in the targets as enter the model: they may be the inputs themselves."""
+    targets = term.targets
+    if targets is None:
+        return True
+    if term.kind == "classes" or targets.numel() == len(targets):  # one number for each sample
+        return False
+    return entered is None or targets.numel() == entered.numel()
+
+
+def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
+    """Leave out what a first state of zeros enters, as in every recurrent layer, where anything else enters."""
+
+    def is_blank(entered: Tensor | None) -> bool:  # on a device nothing here waits for
+        return entered is not None and entered.device.type == "cpu" and not bool(entered.any())
+
+    return [layer for layer in first if layer.weight not in states and not is_blank(layer.entered)] or first
 
 
 def _widest(first: list[FirstLayer]) -> FirstLayer | None:

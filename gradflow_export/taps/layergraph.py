@@ -69,12 +69,14 @@ class FirstLayer:
         entered: What entered it, ``None`` where it is not known.
         normalised: Whether a normalisation stands directly before or behind it.
         tokens: Whether what enters it are numbers of words, not sizes.
+        weight: The ``id`` of its weight; 0 where it does not matter.
     """
 
     name: str
     entered: Tensor | None
     normalised: bool
     tokens: bool = False
+    weight: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,9 @@ def _enter(
         name = _owner(below(node, weight), names)
         if name is not None:
             return [below(node, data)], _add_layer(node, name, after, row, out)
+        sources = [source for source in (below(node, data), below(node, weight)) if source is not None]
+        if len(sources) == 1 and kind != "Convolution":  # with a matrix that has no graph, as a graph's neighbours
+            return sources, row
         out.bends = True  # a product of two activations, or a weight that is computed
         row = ()
     elif kind in NORMALISATIONS:
@@ -195,7 +200,7 @@ def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out
     out.made.append((node, name))
     out.run = max(out.run, row, key=len)
     if below(node, data) is None:
-        out.first.append(FirstLayer(name, saved(node, attribute), normalised=normalised))
+        out.first.append(FirstLayer(name, saved(node, attribute), normalised=normalised, weight=id(variable)))
     return row
 
 

@@ -7,12 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradflow_export.taps.lossshape import below, kind_of
+from gradflow_export.taps.lossshape import below, kind_of, shape_of
 from gradflow_export.taps.root import saved
 
 Node = Any
 _SHAPES = frozenset(("Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "UnsafeView", "Unsqueeze", "View"))
 _LIMITS = frozenset(("Clamp", "ClampMin", "Relu"))
+
+
+def sign_of(node: Node, index: int) -> float:
+    """Return -1.0 where a node turns the sign of an argument, as far as that costs nothing to know."""
+    kind = kind_of(node)
+    if kind in {"Neg", "Rsub"} or (kind == "Sub" and index == 1):
+        return -1.0
+    factor = getattr(node, "_saved_other", None) if node.name() in {"MulBackward1", "DivBackward1"} else None
+    if factor is None and kind in {"Mul", "Div"} and shape_of(node) == ():
+        factor = saved(node, "other")
+        # A number on another device would have to be waited for.
+        factor = float(factor) if factor is not None and factor.dim() == 0 and factor.device.type == "cpu" else None
+    return -1.0 if isinstance(factor, (int, float)) and factor < 0 else 1.0
 
 
 def signs_of(node: Node) -> tuple[Tensor, Node] | None:

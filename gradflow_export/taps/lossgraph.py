@@ -19,6 +19,7 @@ from gradflow_export.catalog.mistakes import (
     LOGITS_IN_CTC,
     LOGITS_IN_NLL,
     MAXIMISED,
+    OVER_POSITIONS,
     POSITIONS_MIXED,
     PROBABILITIES_IN_CTC,
     PROBABILITIES_IN_KL,
@@ -36,7 +37,7 @@ from gradflow_export.catalog.mistakes import (
     TWICE,
 )
 from gradflow_export.metrics.constants import Kind
-from gradflow_export.taps.lossdomain import signs_of
+from gradflow_export.taps.lossdomain import sign_of, signs_of
 from gradflow_export.taps.lossshape import (
     adds_bias,
     argument,
@@ -46,6 +47,7 @@ from gradflow_export.taps.lossshape import (
     dim_of,
     kind_of,
     mixes_positions,
+    over_positions,
     shape_of,
     twice,
 )
@@ -85,8 +87,11 @@ _SHAPES = frozenset(
         "AsStrided",
         "Clone",
         "Expand",
+        "Index",
         "Permute",
         "ReshapeAlias",
+        "Select",
+        "Slice",
         "Squeeze",
         "T",
         "ToCopy",
@@ -223,23 +228,10 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
                 source = below(node, index)
                 if source is not None and source not in seen:
                     seen.add(source)
-                    waiting.append((source, sign * _sign(node, index), node.name() == "SumBackward0"))
+                    waiting.append((source, sign * sign_of(node, index), node.name() == "SumBackward0"))
         else:
             whole &= kind_of(node) in _PENALTIES
     return found, whole and not waiting
-
-
-def _sign(node: Node, index: int) -> float:
-    """Return -1.0 where a node turns the sign of an argument, as far as that costs nothing to know."""
-    kind = kind_of(node)
-    if kind in {"Neg", "Rsub"} or (kind == "Sub" and index == 1):
-        return -1.0
-    factor = getattr(node, "_saved_other", None) if node.name() in {"MulBackward1", "DivBackward1"} else None
-    if factor is None and kind in {"Mul", "Div"} and shape_of(node) == ():
-        factor = saved(node, "other")
-        # A number on another device would have to be waited for.
-        factor = float(factor) if factor is not None and factor.dim() == 0 and factor.device.type == "cpu" else None
-    return -1.0 if isinstance(factor, (int, float)) and factor < 0 else 1.0
 
 
 def _term(node: Node) -> Term | None:
@@ -283,11 +275,7 @@ def _classes(node: Node) -> Term:
     kind = kind_of(before)
     if kind == "LogSoftmax":
         shape, dim = shape_of(before), dim_of(before)
-        direct = below(node) is before
-        if dim is not None and shape and shape[dim] == 1:
-            term.mistakes[SOFTMAX_OF_ONE] = 1.0
-        elif direct and dim is not None and len(shape) > 1 and dim != 1:
-            term.mistakes[SOFTMAX_OVER_BATCH] = 1.0
+        term.mistakes.update(dict.fromkeys(_misplaced(before, direct=below(node) is before), 1.0))
         inner = through_shapes(below(before))
         mistake = _BEFORE_CE.get(kind_of(inner))
         if mistake is not None and dim is not None and shape:
@@ -304,6 +292,18 @@ def _classes(node: Node) -> Term:
     elif kind in LAYERS:
         term.mistakes[LOGITS_IN_NLL] = 1.0
     return term
+
+
+def _misplaced(softmax: Node, *, direct: bool) -> list[str]:
+    """Return what is wrong with the dimension of a log_softmax over classes; ``direct`` where nll_loss takes it so."""
+    shape, dim = shape_of(softmax), dim_of(softmax)
+    if dim is None or not shape:
+        return []
+    if shape[dim] == 1:
+        return [SOFTMAX_OF_ONE]
+    if over_positions(softmax, dim, frozenset(LAYERS)):
+        return [OVER_POSITIONS]
+    return [SOFTMAX_OVER_BATCH] if direct and len(shape) > 1 and dim != 1 else []
 
 
 def _floor(mistake: str, classes: int) -> float:
@@ -378,9 +378,10 @@ def _divergence(node: Node) -> Term | None:
     if kind_of(product) != "Mul" or below(product) is not None:
         return None
     source = through_shapes(below(product, 1))
-    if kind_of(source) != "Softmax" or saved(product, "self") is None:
+    again = kind_of(source) == "LogSoftmax" and kind_of(through_shapes(below(source))) == "Softmax"
+    if not (again or kind_of(source) == "Softmax") or saved(product, "self") is None:
         return None
-    return Term("soft", node, source, mistakes={PROBABILITIES_IN_KL: 1.0})
+    return Term("soft", node, source, mistakes={TWICE if again else PROBABILITIES_IN_KL: 1.0})
 
 
 def _soft(node: Node, before: Node) -> Term:
@@ -389,8 +390,7 @@ def _soft(node: Node, before: Node) -> Term:
     shape, dim = shape_of(before), dim_of(before)
     if targets is not None and scores is not None and targets.shape == scores.shape and dim == scores.dim() - 1:
         term.predictions, term.targets = scores, targets
-    if dim is not None and shape and shape[dim] == 1:
-        term.mistakes[SOFTMAX_OF_ONE] = 1.0
+    term.mistakes.update(dict.fromkeys(_misplaced(before, direct=False), 1.0))
     mistake = _BEFORE_CE.get(kind_of(term.behind))
     if mistake is not None and dim is not None and shape:
         term.mistakes[mistake] = _floor(mistake, shape[dim])

@@ -16,6 +16,7 @@ MOST_ENTRIES = 65_536
 _STEPS = 16
 _RESHAPES = frozenset(("ReshapeAlias", "Squeeze", "UnsafeView", "Unsqueeze", "View"))
 _SAME = frozenset(("Alias", "Clone", "ToCopy"))
+_CHOICES = frozenset(("Index", "Select", "Slice"))
 _SQUASHING = frozenset(("Sigmoid", "Softmax"))
 _AROUND_LOGARITHMS = frozenset(("Add", "Clamp", "Log", "Neg", "Rsub", "Sub"))
 
@@ -82,15 +83,15 @@ def twice(node: Node) -> str | None:
     if kind_of(node) not in _SQUASHING:
         return None
     source = below(node)
-    while kind_of(source) in _RESHAPES or kind_of(source) in _SAME:
+    while kind_of(source) in _RESHAPES | _SAME | _CHOICES:
         source = below(source)
     return kind_of(source) if kind_of(source) in _SQUASHING else None
 
 
 def crossed_product(node: Node) -> tuple[Node, int] | None:
-    """Return whose logarithms, ``[n, 1]``, a product multiplies with a vector of ``n`` numbers without a graph.
+    """Return whose outputs or logarithms, ``[n, 1]``, a product multiplies with ``n`` numbers without a graph.
 
-    Of such a product every row meets every number: ``t * p.log()`` with targets ``[n]``.
+    Of such a product every row meets every number: ``t * p.log()`` or ``t * logits`` with targets ``[n]``.
 
     Args:
         node: A product.
@@ -99,12 +100,35 @@ def crossed_product(node: Node) -> tuple[Node, int] | None:
         What made the probabilities, and ``n``; ``None`` for any other product.
     """
     graph, name = (below(node), "other") if below(node, 1) is None else (below(node, 1), "self")
-    if graph is None or (below(node) is not None and below(node, 1) is not None) or kind_of(graph) != "Log":
+    if graph is None or (below(node) is not None and below(node, 1) is not None):
+        return None
+    if kind_of(graph) not in {"Addmm", "Linear", "Log", "Mm"}:  # what was made a column on purpose is left alone
         return None
     made, given, other = shape_of(node), shape_of(graph), saved(node, name)
     if other is None or len(made) != 2 or made[0] != made[1] or made[0] < 3:
         return None
     return (argument(graph), made[0]) if given == (made[0], 1) and other.shape == (made[0],) else None
+
+
+def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:
+    """Whether a softmax runs along another dimension than the one a layer gives its classes in, the last.
+
+    Args:
+        softmax: Of a loss, or its logarithm.
+        dim: The dimension it runs over.
+        layers: Kinds of nodes that are layers.
+    """
+    shape, node = shape_of(softmax), below(softmax)
+    for _ in range(_STEPS):
+        if kind_of(node) in layers or adds_bias(node):
+            break
+        if kind_of(node) not in _RESHAPES | _SAME:
+            return False
+        node = below(node)
+    made = shape_of(node)
+    if kind_of(node) == "Convolution" or len(shape) < 3 or len(made) < 2 or dim == len(shape) - 1:
+        return False
+    return shape[-1] == made[-1] > 1
 
 
 def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:

@@ -28,7 +28,8 @@ class ModeTap:
     """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
 
     Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
-    mode, and at the 4th, 8th, 16th and so on. Only dropout is told of: sampling is what some models are for.
+    mode, and at the 4th, 8th, 16th and so on. Told of are dropout and noise of a continuous distribution; choices that
+    are drawn, as of an action or a token, are what some models are for.
 
     Args:
         model: The unwrapped model; only a weak reference is kept.
@@ -49,6 +50,8 @@ class ModeTap:
         self._training = self._quiet = self._asleep = 0
         self._dropout: dict[str, float] = {}
         self._fixed: dict[str, float] = {}
+        self._noise: dict[str, float] = {}
+        self._noisy: dict[str, float] = {}
         self._entered: _Given | None = None
         self._again = False
 
@@ -61,13 +64,14 @@ class ModeTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         return tuple(
-            spec(f"mode.{name}") for name in ("evaluation_dropout", "evaluation_training", "training_evaluation")
+            spec(f"mode.{name}")
+            for name in ("evaluation_dropout", "evaluation_noise", "evaluation_training", "training_evaluation")
         )
 
     @property
     def news(self) -> bool:
         """Whether something was seen in evaluation that no step has told of yet."""
-        return bool(self._dropout)
+        return bool(self._dropout or self._noise)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hooks away."""
@@ -86,7 +90,7 @@ class ModeTap:
     def forget(self) -> None:
         """Forget the passes since the last step."""
         self._training = self._quiet = self._asleep = 0
-        self._dropout, self._entered = {}, None
+        self._dropout, self._noise, self._entered = {}, {}, None
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
@@ -94,6 +98,8 @@ class ModeTap:
         model = self._model()
         if self._dropout:
             out.append(_pending("mode.evaluation_dropout", self._dropout))
+        if self._noise:
+            out.append(_pending("mode.evaluation_noise", self._noise))
         if self._quiet and model is not None and (names := acting(model, training=True)):
             out.append(_pending("mode.evaluation_training", dict.fromkeys(names, float(self._quiet))))
         asleep = self._asleep > 0 and self._training == 0 and self._trained
@@ -122,8 +128,9 @@ class ModeTap:
     def _compare(self, given: Any) -> None:
         """Tell dropout that is always on from samples on purpose: those are several passes of the same data."""
         entered = _Given.of(given)
-        if self._fixed and not self._again and self._entered is None:  # a later evaluation; none was repeated yet
+        if not self._again and self._entered is None:  # a later evaluation; none was repeated yet
             self._dropout.update(self._fixed)
+            self._noise.update(self._noisy)
         self._again |= self._entered is not None and entered.same(self._entered)
         self._entered = entered
 
@@ -139,6 +146,7 @@ class ModeTap:
         if drawn and look is not None:
             self._dropout.update(look.found)
             self._fixed.update(look.fixed)
+            self._noisy.update(look.noise)
 
     def _stop(self) -> None:
         self._end(nn.Identity(), (), None)
@@ -151,6 +159,7 @@ class _Look:
     def __init__(self, model: nn.Module, guard: Guard) -> None:
         self.found: dict[str, float] = {}
         self.fixed: dict[str, float] = {}
+        self.noise: dict[str, float] = {}
         self._names = {id(m): site_name(name) for name, m in model.named_modules()}
         self._calls: list[nn.Module] = [model]
         self._done = ""
@@ -170,6 +179,9 @@ class _Look:
         self._spy(spies_on(nn.functional.scaled_dot_product_attention, guard(self._attended)))
         self._spy(spies_on(torch.bernoulli, guard(self._masked)))
         self._spy([Spy(Tensor, name, guard(self._masked)) for name in ("bernoulli_", "bernoulli")])
+        for source in (torch.normal, torch.rand, torch.rand_like, torch.randn, torch.randn_like):
+            self._spy(spies_on(source, guard(self._drew)))
+        self._spy([Spy(Tensor, name, guard(self._drew)) for name in ("exponential_", "normal_", "uniform_")])
 
     def close(self) -> None:
         """Put everything back."""
@@ -211,6 +223,10 @@ class _Look:
             p = float(low) if bool(low == high) else None
         if isinstance(p, float) and 0 < p < 1:
             self._tell(1 - p)
+
+    def _drew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del args, kwargs  # that noise was drawn says enough
+        self._tell(1.0, self.noise)
 
     def _tell(self, share: float, found: dict[str, float] | None = None) -> None:
         found = self.found if found is None else found

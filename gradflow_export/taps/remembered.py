@@ -55,6 +55,7 @@ class Found:
         own: Whether a layer of the model makes the predictions, and no other network is involved.
         whole: Whether all parts of the loss are known.
         summed: Whether all entries of the loss are added up at once.
+        answers: Whether all parts of the loss are known, of this model alone, and targets are not its inputs.
         mistakes: What the structure showed.
     """
 
@@ -74,6 +75,7 @@ class Found:
     own: bool = False
     whole: bool = False
     summed: bool = False
+    answers: bool = False
     mistakes: dict[str, float] = field(default_factory=dict)
 
 
@@ -175,6 +177,7 @@ class Remembered:
         out = {
             "loss.constant": constant,
             "loss.known": float(found.whole),
+            "loss.supervised": float(found.answers),
             "target.rows": float(self._total),
             "target.uniform_share": self._uniform / self._readings,
         }

@@ -131,6 +131,25 @@ WRONG = {
     "sigmoid of a sigmoid by hand": ((6, 16, 1), nn.Sigmoid(), lambda out, y: shares(out.sigmoid(), y), binary),
     "shares broadcast by hand": ((6, 16, 1), nn.Sigmoid(), lambda out, y: shares(out, y.squeeze(1)), binary),
     "classes of several samples": ((6, 16, 3), None, lambda out, y: reshaped(out, y, right=False), blobs),
+    "sigmoid of one column of two": (
+        (6, 16, 2), nn.Softmax(dim=1), lambda out, y: shares(out[:, 1:].sigmoid(), y), binary,
+    ),
+    "column of a softmax given to BCE with logits": (
+        (6, 16, 2), nn.Softmax(dim=1), lambda out, y: F.binary_cross_entropy_with_logits(out[:, 1], y[:, 0]), binary,
+    ),
+    "logits broadcast by hand": (
+        (6, 16, 1), None, lambda out, y: (F.softplus(out) - y[:, 0] * out).mean(), binary,
+    ),
+    "softmax over positions": (
+        (6, 16, 3), None, lambda out, y: F.nll_loss(out.view(6, 8, 3).log_softmax(1).view(-1, 3), y), blobs,
+    ),
+    "cross-entropy of shares over positions": (
+        (6, 16, 3), None, lambda out, y: F.cross_entropy(out.view(6, 8, 3), F.one_hot(y, 3).view(6, 8, 3).float()), blobs,
+    ),
+    "kl_div of a softmax of a softmax": (
+        (6, 16, 3), nn.Softmax(dim=1),
+        lambda out, y: F.kl_div(out.log_softmax(1), F.one_hot(y, 3) * 0.8 + 0.05, reduction="batchmean"), blobs,
+    ),
     "hinge of 0 and 1": (
         (6, 16, 1), None, lambda out, y: torch.clamp(1 - y * out, min=0).mean(), binary,
     ),
@@ -201,6 +220,13 @@ RIGHT = {
         (6, 16, 3), None, lambda out, y: F.cross_entropy(out, F.one_hot(y, 3) * torch.tensor([0.5, 2.0, 3.0])), blobs,
     ),
     "classes moved": ((6, 16, 3), None, lambda out, y: reshaped(out, y, right=True), blobs),
+    "classes in the last dimension": (
+        (6, 16, 3), None, lambda out, y: F.nll_loss(out.view(6, 8, 3).log_softmax(2).view(-1, 3), y), blobs,
+    ),
+    "several questions of one layer": (
+        (6, 16, 4), None, lambda out, y: F.cross_entropy(out.view(48, 2, 2), torch.stack([y > 0, y > 1], 1).long()), blobs,
+    ),
+    "column of pairs": ((6, 16, 1), None, lambda out, y: squared(out, y) + (out.squeeze(1)[:, None] * y).mean() ** 2, plane),
     "chosen probabilities": ((6, 16, 3), nn.Softmax(dim=1), chosen, blobs),
     "logarithm given to cross-entropy": (
         (6, 16, 3), nn.Softmax(dim=1), lambda out, y: F.cross_entropy(torch.log(out), y), blobs,
@@ -241,6 +267,23 @@ def test_unscaled_features_that_stop_learning_are_data_scale():
     found = issues(mlp(6, 16, 1), squared, data=data, steps=60)
     assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.DATA_SCALE, "input")]
     assert issues(nn.Sequential(nn.BatchNorm1d(6), *mlp(6, 16, 1)), squared, data=data, steps=60) == []
+
+
+def test_a_first_state_of_zeros_is_no_input():
+    """A recurrent layer of few features is judged by what enters it, not by the state it begins with."""
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.last = nn.GRU(1, 24, batch_first=True), nn.Linear(24, 1)
+
+        def forward(self, x):
+            return self.last(self.read(x)[0][:, -1])
+
+    def noise():
+        return torch.randn(32, 4, 1), torch.randn(32)
+
+    assert issues(Reader(), squared, data=noise, steps=60, lr=1e-4, kinds={IssueType.DATA_SCALE}) == []
 
 
 def test_targets_of_a_hundred_thousand_are_data_scale():

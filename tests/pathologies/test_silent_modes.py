@@ -83,6 +83,12 @@ def test_dropout_that_is_always_on_is_told_where_nobody_averages():
     assert issues(Net("on purpose"), passes=2) == []
 
 
+def test_noise_in_the_evaluation_of_a_classifier_is_told_unless_the_same_data_are_repeated():
+    """It is told at the second evaluation, where passes over the same data have not shown that it is averaged."""
+    assert issues(Net("sampling"), passes=1) == [("noise in evaluation", "first")]
+    assert issues(Net("sampling"), passes=2) == []
+
+
 @pytest.mark.parametrize("kind", ["", "on purpose", "sampling"])
 def test_sampling_and_dropout_on_purpose_are_in_order(kind):
     """Noise is what some models are for, and a literal True is a decision."""
