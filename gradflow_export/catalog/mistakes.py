@@ -76,6 +76,10 @@ def specs() -> tuple[MetricSpec, ...]:
         s("loss.known", "loss is known", "1", "module",
           "1 where the loss is a sum of known losses of predictions and targets, and penalties of weights",
           "autograd graph", "c sampled", low=0.0, high=1.0),
+        s("loss.samples", "predictions of a batch", "count", "module",
+          "predictions that a loss compares with targets in one backward pass", "definition", "c sampled", low=0.0),
+        s("loss.choice", "loss of a choice", "1", "module", "1 for a cross-entropy of one class of several, else 0",
+          "autograd graph", "c sampled", low=0.0, high=1.0),
         s("loss.supervised", "answers are not the inputs", "1", "module",
           "1 where loss.known is 1, no other network takes part, and predictions are classes or not as many numbers as "
           "enter the model", "autograd graph", "c sampled", low=0.0, high=1.0),

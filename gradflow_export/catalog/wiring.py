@@ -40,6 +40,11 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.kept_gradient", "gradient that is still there at the step", "1", "parameter",
           "mean |.grad| before the step / sum over the backward passes of mean |gradient that arrived|, of 4 followed "
           "parameters; 0 where it was cleared in between", "definition", "c sampled", low=0.0),
+        s("layer.taken_steps", "steps of sequences as taken", "count", "module",
+          "length of the dimension that a layer with batch_first takes for time", "definition", "c sampled", low=0.0),
+        s("layer.taken_sequences", "number of sequences as taken", "count", "module",
+          "length of the dimension that a layer with batch_first takes for the batch", "definition", "c sampled",
+          low=0.0),
         s("wiring.reloads", "returns to the first weights", "count", "run",
           "calls of load_state_dict after the first step that put the first weights back, running total", "definition",
           "c", low=0.0),

@@ -221,6 +221,63 @@ class ConstantTargets(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SortedTargets(Rule):
+    """Find batches that hold one class each, though there are several: samples come in the order of their classes.
+
+    Each step then forgets the classes before. Classes that are rare leave most batches without them too; where the
+    entropy of the targets is at least ``mixed``, no class is as frequent as that. Two classes may be two kinds of pass.
+
+    Attributes:
+        share: Least share of the readings in which all targets were the same.
+        mixed: Least entropy of the targets seen.
+        kinds: Fewest classes seen.
+        size: Fewest samples of a batch.
+        readings: Fewest readings.
+    """
+
+    size: int = 4
+    share: float = 0.6
+    mixed: float = 0.65
+    kinds: int = 3
+    readings: int = 10
+    patience: int = 2
+
+    name: ClassVar[str] = "sorted-targets"
+    needs: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the targets seen so far."""
+        for site in sites_of(record, "target.uniform_share"):
+            uniform, kinds = (
+                record.value("target.uniform_share", site) or 0.0,
+                record.value("target.distinct", site) or 0.0,
+            )
+            entropy, count = record.value("loss.constant", site) or 0.0, record.value("loss.samples", site) or 0.0
+            if not record.value("loss.choice", site) or count < self.size:
+                continue
+            if len(past(history, "target.uniform_share", site)) < self.readings:
+                continue
+            if uniform < self.share or kinds < self.kinds or entropy < self.mixed:
+                continue
+            return (
+                Finding(
+                    IssueType.BAD_TARGETS,
+                    Severity.MEDIUM,
+                    ("target",),
+                    uniform,
+                    self.share,
+                    f"{number(100 * uniform)} % of the batches read hold one kind of target, though there are "
+                    f"{number(kinds)}: they come sorted, and each batch unlearns the ones before.",
+                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); a dataset that is read as a stream, by "
+                    "a buffer of many classes.",
+                    cause="sorted",
+                ),
+            )
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnrelatedTargets(Rule):
     """Find targets that have nothing to do with the inputs, as when one of the two was shuffled alone.
 

@@ -200,6 +200,57 @@ class NotLearning(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchForTime(Rule):
+    """Find layers of sequences that run along the batch, from sample to sample, and take the steps for samples.
+
+    Of an input ``[samples, steps, features]`` a layer without ``batch_first=True`` takes the first dimension for time.
+    That shows where the loss has one prediction for each of what the layer takes for steps, and not one for each of
+    what it takes for sequences, nor one for each step of each.
+
+    Attributes:
+        readings: Fewest readings that all say so.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    patience: int = 1
+    heal: int = 100
+
+    name: ClassVar[str] = "batch-for-time"
+    needs: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)
+    remembers: ClassVar[tuple[str, ...]] = ("layer.taken_steps", "layer.taken_sequences", "loss.samples")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the shapes of the steps so far."""
+        losses = history.at_sites("loss.samples")
+        counts = set(losses.values[losses.present].tolist()) | set(history.run("loss.samples").values.tolist())
+        turned = []
+        for site in sites_of(record, "layer.taken_steps"):
+            steps, taken = past(history, "layer.taken_steps", site), past(history, "layer.taken_sequences", site)
+            apart = len(steps) == len(taken) >= self.readings and bool((taken > 1).all() and (taken != steps).all())
+            if apart and counts and counts <= set(steps.tolist()) and counts.isdisjoint(taken.tolist()):
+                turned.append(site)
+        if not turned:
+            return ()
+        length = record.value("layer.taken_sequences", turned[0]) or 0.0
+        samples = record.value("layer.taken_steps", turned[0]) or 0.0
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.HIGH,
+                tuple(turned),
+                samples,
+                length,
+                f"{some(tuple(turned))} takes the {number(samples)} samples of a batch for the steps of "
+                f"{number(length)} sequences: it runs from sample to sample, and not along time.",
+                "say where the batch is, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., batch_first="
+                "True) for inputs [batch, time, features]; or give it x.transpose(0, 1).",
+                cause="batch taken for time",
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EmptyLoss(Rule):
     """Find losses that are exactly 0, and send back nothing, from the first step on: no target counts.
 

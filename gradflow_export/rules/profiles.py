@@ -11,10 +11,10 @@ from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
-from gradflow_export.rules.data import ConstantTargets, DataScale, TargetScale, UnrelatedTargets
+from gradflow_export.rules.data import ConstantTargets, DataScale, SortedTargets, TargetScale, UnrelatedTargets
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.initial import BadInit
-from gradflow_export.rules.learning import EmptyLoss, LinearLimit, NoBend, NotLearning
+from gradflow_export.rules.learning import BatchForTime, EmptyLoss, LinearLimit, NoBend, NotLearning
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.modes import WrongMode
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
@@ -103,6 +103,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         DataScale(),
         TargetScale(),
         ConstantTargets(),
+        SortedTargets(),
         UnrelatedTargets(),
         NoBend(),
         LinearLimit(),
@@ -140,6 +141,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         BadInit(),
         MemoryUsage(),
         MemoryLeak(),
+        BatchForTime(),
         NotLearning(),
         EmptyLoss(),
         *(_FIXED[key](value) for key, value in chosen.items()),

@@ -144,6 +144,7 @@ class InputTap:
             own=layers.own and not layers.foreign,
             whole=whole,
             summed=term.summed,
+            count=count,
             answers=whole and not layers.foreign and not _mirrors(term, entered),
             mistakes=dict(term.mistakes),
         )

@@ -56,6 +56,7 @@ class Found:
         whole: Whether all parts of the loss are known.
         summed: Whether all entries of the loss are added up at once.
         answers: Whether all parts of the loss are known, of this model alone, and targets are not its inputs.
+        count: Predictions of the whole batch.
         mistakes: What the structure showed.
     """
 
@@ -76,6 +77,7 @@ class Found:
     whole: bool = False
     summed: bool = False
     answers: bool = False
+    count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
 
 
@@ -177,6 +179,8 @@ class Remembered:
         out = {
             "loss.constant": constant,
             "loss.known": float(found.whole),
+            "loss.choice": float(kind == "classes"),
+            "loss.samples": float(found.count),
             "loss.supervised": float(found.answers),
             "target.rows": float(self._total),
             "target.uniform_share": self._uniform / self._readings,

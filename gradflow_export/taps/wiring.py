@@ -74,7 +74,8 @@ class WiringTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return tuple(spec(name) for name in ("parameter.wiring", "parameter.hidden", "wiring.orphans"))
+        names = ("parameter.wiring", "parameter.hidden", "wiring.orphans", "layer.taken_steps", "layer.taken_sequences")
+        return tuple(map(spec, names))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
@@ -142,6 +143,10 @@ class WiringTap:
         calls = {} if self._calls is None else self._calls.codes()
         codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
         out: Drained = [_pending("parameter.wiring", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
+        taken = {} if self._calls is None else self._calls.taken()
+        if taken:
+            out.append(_pending("layer.taken_steps", {name: steps for name, (steps, _) in taken.items()}))
+            out.append(_pending("layer.taken_sequences", {name: count for name, (_, count) in taken.items()}))
         if self._hidden_codes:
             out.append(_pending("parameter.hidden", self._hidden_codes))
         self.forget()
@@ -199,6 +204,7 @@ class Calls:
         self._stack: list[int] = []
         self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._looked = False
+        self._taken: dict[str, tuple[int, int]] = {}
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
@@ -235,7 +241,12 @@ class Calls:
         strange, self._strange = self._strange, []
         return {path for path, reference in strange if reference() is None}
 
-    def _entered(self, module: nn.Module, _given: Any) -> None:
+    def taken(self) -> dict[str, tuple[int, int]]:
+        """Return the steps and sequences that each layer with ``batch_first`` took its latest input for."""
+        taken, self._taken = self._taken, {}
+        return taken
+
+    def _entered(self, module: nn.Module, given: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         model = self._model()
@@ -246,6 +257,10 @@ class Calls:
         if not self._depth:
             return
         self._seen.add(module)
+        ordered, first = getattr(module, "batch_first", None), given[0] if given else None
+        if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
+            sizes = (first.shape[0], first.shape[1])
+            self._taken[self._names[id(module)]] = sizes[::-1] if ordered else sizes
         self._stack.append(id(module))
         if id(module) not in self._names and any(p.requires_grad for p in module.parameters()):
             holder = next((self._names[key] for key in reversed(self._stack) if key in self._names), "")

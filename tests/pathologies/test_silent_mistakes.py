@@ -269,6 +269,67 @@ def test_unscaled_features_that_stop_learning_are_data_scale():
     assert issues(nn.Sequential(nn.BatchNorm1d(6), *mlp(6, 16, 1)), squared, data=data, steps=60) == []
 
 
+class Sequences(nn.Module):
+    """A recurrent layer, or attention, that is or is not told where the batch is."""
+
+    def __init__(self, kind, *, batch_first):
+        super().__init__()
+        self.kind = kind
+        self.read = (
+            nn.GRU(4, 4, batch_first=batch_first)
+            if kind == "recurrent"
+            else nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=batch_first)
+        )
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        read = self.read(x)
+        return self.last((read[0] if self.kind == "recurrent" else read)[:, -1])
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "attention"])
+def test_a_batch_that_is_taken_for_time_is_told_at_its_layer(kind):
+    """One prediction for each of what the layer takes for steps is NOT_LEARNING; with ``batch_first`` it is none."""
+
+    def clips():
+        return torch.randn(12, 5, 4), torch.randint(3, (12,))
+
+    wrong, right = (Sequences(kind, batch_first=first) for first in (False, True))
+    (issue,) = issues(wrong, F.cross_entropy, data=clips, kinds={IssueType.NOT_LEARNING})
+    assert issue.layer.startswith("read")
+    assert issues(right, F.cross_entropy, data=clips, kinds={IssueType.NOT_LEARNING}) == []
+
+
+def test_one_prediction_for_each_step_of_each_sequence_is_no_mistake():
+    """A tagger has as many predictions as steps times sequences, whichever comes first."""
+    model = nn.ModuleDict({"read": nn.GRU(4, 4), "last": nn.Linear(4, 3)})
+    model.forward = lambda x: model["last"](model["read"](x)[0]).flatten(0, 1)
+
+    def tags():
+        return torch.randn(12, 5, 4), torch.randint(3, (60,))
+
+    assert issues(model, F.cross_entropy, data=tags, kinds={IssueType.NOT_LEARNING}) == []
+
+
+def test_sorted_classes_are_bad_targets_and_rare_ones_are_not():
+    """Batches of one class each, of three that are as frequent, are told; batches without a rare class are not."""
+    turns = itertools.count()
+
+    def sorted_classes():
+        y = torch.full((16,), next(turns) // 4 % 3)
+        return torch.randn(16, 6) + F.one_hot(y, 6), y
+
+    def rare():
+        y = torch.where(torch.rand(16) < 0.02, torch.randint(1, 3, (16,)), 0)
+        return torch.randn(16, 6) + F.one_hot(y, 6), y
+
+    wanted = {IssueType.BAD_TARGETS}
+    (issue,) = issues(mlp(6, 16, 3), F.cross_entropy, data=sorted_classes, steps=60, kinds=wanted)
+    assert (issue.layer, "sorted" in issue.message) == ("target", True)
+    told = issues(mlp(6, 16, 3), F.cross_entropy, data=rare, steps=60, kinds=wanted)
+    assert not any("sorted" in issue.message for issue in told)
+
+
 def test_a_first_state_of_zeros_is_no_input():
     """A recurrent layer of few features is judged by what enters it, not by the state it begins with."""
 
