@@ -81,8 +81,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("loss.choice", "loss of a choice", "1", "module", "1 for a cross-entropy of one class of several, else 0",
           "autograd graph", "c sampled", low=0.0, high=1.0),
         s("loss.supervised", "answers are not the inputs", "1", "module",
-          "1 where loss.known is 1, no other network takes part, and predictions are classes or not as many numbers as "
-          "enter the model", "autograd graph", "c sampled", low=0.0, high=1.0),
+          "1 where loss.known is 1, no other network takes part, and predictions are classes or one number for each "
+          "sample", "autograd graph", "c sampled", low=0.0, high=1.0),
         s("loss.affine_depth", "layers without a non-linearity", "count", "module",
           "layers with weights before the loss when nothing between them bends; 0 where something does",
           "autograd graph", "c sampled", low=0.0),

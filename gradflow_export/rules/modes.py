@@ -21,9 +21,9 @@ class WrongMode(Rule):
     """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
 
     Noise in evaluation is told of a model that answers a question alone, in which all losses are of predictions against
-    targets that are not its inputs, and where the same data are not evaluated several times: what generates,
-    reconstructs or averages over its noise needs it. Passes without gradients in
-    training mode count as evaluation where they come between some steps only: methods that need one for each step
+    targets that are classes or one number for each sample, and where the same data are not evaluated several times:
+    what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode count
+    as evaluation where they come between some steps only: methods that need one for each step
     (pseudo-labels, adversarial directions) are in order. A model that trains in evaluation mode from the first step
     has its statistics frozen on purpose.
 

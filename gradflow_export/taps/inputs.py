@@ -145,7 +145,7 @@ class InputTap:
             whole=whole,
             summed=term.summed,
             count=count,
-            answers=whole and not layers.foreign and not _mirrors(term, entered),
+            answers=whole and not layers.foreign and _answers(term),
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -223,14 +223,9 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
     return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
 
 
-def _mirrors(term: Term, entered: Tensor | None) -> bool:
-    """Whether there are as many numbers in the targets as enter the model: they may be the inputs themselves."""
-    targets = term.targets
-    if targets is None:
-        return True
-    if term.kind == "classes" or targets.numel() == len(targets):  # one number for each sample
-        return False
-    return entered is None or targets.numel() == entered.numel()
+def _answers(term: Term) -> bool:
+    """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
+    return term.kind == "classes" or (term.targets is not None and term.targets.numel() == len(term.targets))
 
 
 def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:

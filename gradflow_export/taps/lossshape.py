@@ -126,7 +126,8 @@ def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:
             return False
         node = below(node)
     made = shape_of(node)
-    if kind_of(node) == "Convolution" or len(shape) < 3 or len(made) < 2 or dim == len(shape) - 1:
+    # Of a product of two activations either dimension may be the one to choose from.
+    if kind_of(node) in {"Bmm", "Convolution"} or len(shape) < 3 or len(made) < 2 or dim == len(shape) - 1:
         return False
     return shape[-1] == made[-1] > 1
 
@@ -154,7 +155,12 @@ def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:
         steps.append(node)
         node = below(node)
     shape = shape_of(node)
-    if len(shape) < 2 or math.prod(shape) > MOST_ENTRIES or not any(kind_of(step) in _RESHAPES for step in steps):
+    if (
+        kind_of(node) == "Bmm"
+        or len(shape) < 2
+        or math.prod(shape) > MOST_ENTRIES
+        or not any(kind_of(step) in _RESHAPES for step in steps)
+    ):
         return False
     axis = 1 if kind_of(node) == "Convolution" else len(shape) - 1
     outside = [size for index, size in enumerate(shape) if index != axis]

@@ -55,7 +55,7 @@ class Found:
         own: Whether a layer of the model makes the predictions, and no other network is involved.
         whole: Whether all parts of the loss are known.
         summed: Whether all entries of the loss are added up at once.
-        answers: Whether all parts of the loss are known, of this model alone, and targets are not its inputs.
+        answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
     """

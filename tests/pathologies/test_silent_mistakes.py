@@ -223,6 +223,9 @@ RIGHT = {
     "classes in the last dimension": (
         (6, 16, 3), None, lambda out, y: F.nll_loss(out.view(6, 8, 3).log_softmax(2).view(-1, 3), y), blobs,
     ),
+    "choice among products": (
+        (6, 16, 3), None, lambda out, y: F.cross_entropy(out.view(16, 3, 3) @ out.view(16, 3, 3), y.view(16, 3)), blobs,
+    ),
     "several questions of one layer": (
         (6, 16, 4), None, lambda out, y: F.cross_entropy(out.view(48, 2, 2), torch.stack([y > 0, y > 1], 1).long()), blobs,
     ),
