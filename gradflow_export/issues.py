@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -57,6 +58,69 @@ class IssueType(str, enum.Enum):
     def __str__(self) -> str:
         """Return the bare name, as it is printed."""
         return self.value
+
+    @property
+    def meaning(self) -> str:
+        """What is wrong, in the words of the README."""
+        return _MEANINGS[self.value]
+
+
+_MEANINGS: Mapping[str, str] = MappingProxyType({
+    "VANISHING": (
+        "the gradient shrinks along the chain of blocks, or the earliest parameters get a thousandth of the "
+        "last ones'"
+    ),
+    "EXPLODING": "the gradient or the signal grows along the chain, or the loss jumps and takes the gradient with it",
+    "DEAD": "most units of an activation module are never on",
+    "SATURATION": "most outputs lie where the activation is flat, and the loss is not solved",
+    "NUMERICAL": (
+        "NaN or Inf, and where it began: input, layer of the forward or backward pass, weights or loss, with "
+        "micro-batch and rank"
+    ),
+    "UNSTABLE": "gradient norms or directions swing from step to step",
+    "BOTTLENECK": "one block lets far less through than its neighbours",
+    "STAGNATION": "parameters that should learn do not move",
+    "LOSS_SPIKE": "the loss leaves its own recent range",
+    "MEMORY_USAGE": "little memory is left",
+    "MEMORY_LEAK": "the process grows with every step",
+    "ATTENTION_COLLAPSE": "every head of a layer looks at nearly one key only, and that was not learned",
+    "HEAD_REDUNDANCY": "the heads of a layer attend alike",
+    "RANK_COLLAPSE": "after a stack of attention all tokens of a sequence are nearly the same",
+    "POLICY_COLLAPSE": "a policy takes one action almost surely although training has not come to rest",
+    "EXCESS_EXPLORATION": "the actions of a policy stay random",
+    "RECURRENT_SUBCRITICAL": (
+        "the state of a recurrent layer forgets within a few steps of its sequence, and the loss has not "
+        "halved"
+    ),
+    "RECURRENT_SUPERCRITICAL": (
+        "the state of a recurrent layer multiplies a gradient by more than ten over the sequence"
+    ),
+    "ROTATION": "the weights go round instead of arriving: players of a game chase each other",
+    "OPTIMIZER_STATE": "`eps` decides the size of Adam's steps, or its second moment is far out of date",
+    "DESYNC": (
+        "the ranks of a distributed run no longer hold the same weights, or copies within the model that "
+        "should be equal are not"
+    ),
+    "NOT_TRAINING": (
+        "parameters that should learn get no update, and which mistake it is: a cut graph, an optimizer that "
+        "misses them, a plain list, a learning rate of 0"
+    ),
+    "WRONG_LOSS": (
+        "the loss does not suit what it is given: softmax before cross-entropy, shapes that are broadcast, "
+        "targets its last activation cannot reach, a softmax over one class or over the batch"
+    ),
+    "DATA_SCALE": "inputs or targets of a size that no network starts from, and the model is no better than a constant",
+    "BAD_TARGETS": "targets are all the same, or have nothing to do with the inputs",
+    "LEARNING_RATE": (
+        "steps replace the weights, change next to nothing, or the schedule has run out, and the loss does "
+        "not fall"
+    ),
+    "BAD_INIT": "units that are copies of each other, layers that stay at zero, first weights far too large or small",
+    "CAPACITY": "several layers without a non-linearity between them, where the data want one",
+    "STALE_GRAD": "gradients of earlier steps are in `.grad` when the next are added",
+    "EVAL_RANDOM": "dropout or other noise acts in evaluation, or dropout no longer acts in training",
+    "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant answer",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,13 @@ def address(script: Path) -> str:
 
 def _rule(kind: IssueType) -> dict[str, Any]:
     words = kind.value.replace("_", " ").lower()
+    meaning = f"{kind.meaning[0].upper()}{kind.meaning[1:]}."
     return {
         "id": kind.value,
         "name": "".join(word.capitalize() for word in words.split()),
         "shortDescription": {"text": f"{words[0].upper()}{words[1:]}."},
+        "fullDescription": {"text": meaning},
+        "help": {"text": f"{meaning} Each result says where, since when, the numbers, and what to do."},
         "defaultConfiguration": {"level": "warning"},
     }
 

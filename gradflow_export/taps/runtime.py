@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,8 @@ class RuntimeTap:
         self._limit = memory_limit() / MEGABYTE
         self._cuda_total: float | None = None
         self._statm = _STATM.open("rb", buffering=0) if _STATM.is_file() else None
+        if self._statm is not None:
+            weakref.finalize(self, self._statm.close)
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
