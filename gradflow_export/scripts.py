@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from gradflow_export.exporter import Exporter, watching
 from gradflow_export.issues import Issue, IssueType
 from gradflow_export.taps.discover import unwrap
+from gradflow_export.taps.stephooks import listen
 
 MODELS = 8
 """Models watched at most."""
@@ -96,8 +97,7 @@ class ScriptWatch:
             stack.callback(self._close)
             stack.callback(register_module_forward_pre_hook(self._called).remove)
             stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
-            stack.callback(register_optimizer_step_pre_hook(self._begins).remove)
-            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+            stack.callback(listen(self._begins, self._stepped))
             return stack.pop_all()
 
     def outcome(self) -> Outcome:

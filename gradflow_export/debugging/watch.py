@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from gradflow_export.debugging.debugger import PyTorchDebugger
 from gradflow_export.debugging.gradients import read_norms
 from gradflow_export.debugging.levels import DebugLevel
 from gradflow_export.guard import Guard
+from gradflow_export.taps.stephooks import listen
 
 
 @contextlib.contextmanager
@@ -33,8 +34,7 @@ def debug_context(level: DebugLevel | str = DebugLevel.BASIC, **settings: Any) -
     guard = Guard()
     watch = _OptimizerWatch(debugger)
     with contextlib.ExitStack() as stack:
-        handle = register_optimizer_step_pre_hook(guard.part("the debugger's look at gradients")(watch.look))
-        stack.callback(handle.remove)
+        stack.callback(listen(guard.part("the debugger's look at gradients")(watch.look)))
         if debugger.preset.anomaly_mode:
             stack.enter_context(debugger.autograd_anomaly_detection())
         yield debugger

@@ -133,8 +133,8 @@ class CopyTap:
         """Find heads that begin with the entries of an embedding: two kinds of layers do so by intention only."""
         model = self._model()
         modules = [] if model is None else list(model.named_modules())
-        tables = [(name, m.weight) for name, m in modules if isinstance(m, nn.Embedding) and _learns(m.weight)]
-        heads = [(name, m.weight) for name, m in modules if isinstance(m, nn.Linear) and _learns(m.weight)]
+        tables = [(name, weight) for name, module in modules for weight in _weight_of(module, nn.Embedding)]
+        heads = [(name, weight) for name, module in modules for weight in _weight_of(module, nn.Linear)]
         found: list[_Held] = []
         for (table, one), (head, other) in product(tables, heads):
             if other is one or one.shape != other.shape or one.device != other.device:
@@ -146,8 +146,14 @@ class CopyTap:
         return found[:FOUND]
 
 
-def _learns(weight: Tensor) -> bool:
-    return weight.requires_grad and weight.numel() >= LEAST and not hasattr(weight, "placements")
+def _weight_of(module: nn.Module, kind: type[nn.Module]) -> list[Tensor]:
+    """Return the weight that a module learns, when it is of this kind and has one.
+
+    A parametrized weight is none of its own: to look at it is to compute it, and may change it (``spectral_norm``).
+    """
+    own = module.named_parameters(recurse=False) if isinstance(module, kind) else ()
+    held = [p for name, p in own if name == "weight"]
+    return [p for p in held if p.requires_grad and p.numel() >= LEAST and not hasattr(p, "placements")]
 
 
 def named_copies(model: nn.Module, copies: Copies) -> list[_Held]:

@@ -14,15 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.shards import Layout, batches_of, layout_of
+from gradflow_export.taps.stephooks import listen
 
 
 @dataclass(frozen=True)
@@ -153,8 +150,7 @@ class OptimizerSteps:
     def attach(self) -> contextlib.ExitStack:
         """Begin to listen; closing the returned stack ends it."""
         with contextlib.ExitStack() as stack:
-            stack.callback(register_optimizer_step_pre_hook(self._guard(self._pre)).remove)
-            stack.callback(register_optimizer_step_post_hook(self._guard(self._post)).remove)
+            stack.callback(listen(self._guard(self._pre), self._guard(self._post)))
             return stack.pop_all()
 
     def owned_by(self, optimizer: Optimizer) -> Owned | None:

@@ -121,10 +121,17 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
 def _alike(first: str, second: str, modules: Mapping[str, nn.Module]) -> bool:
     """Whether two layers are of one kind and one parent, fit directly, and their middle expresses no low rank."""
     a, b = modules[first], modules[second]
+    if not (_owns_weight(a) and _owns_weight(b)):
+        return False
     if first.rpartition(".")[0] != second.rpartition(".")[0] or _sizes(a)[1] != _sizes(b)[0]:
         return False
     kinds = [(getattr(each, "kernel_size", ()), getattr(each, "dilation", ())) for each in (a, b)]
     return kinds[0] == kinds[1] and _width(a, b) >= 1.0
+
+
+def _owns_weight(module: nn.Module) -> bool:
+    """Whether the weight is a parameter: to look at one that is computed may change it (``spectral_norm``)."""
+    return any(name == "weight" for name, _ in module.named_parameters(recurse=False))
 
 
 def _sizes(module: nn.Module) -> tuple[int, int]:

@@ -212,10 +212,10 @@ def test_a_tap_that_cannot_attach_leaves_nothing(monkeypatch):
     model, criterion, before = net(), nn.CrossEntropyLoss(), ours()
     exporter = Exporter(model, backends=[MemoryWriter()])
 
-    def broken(_hook):
+    def broken(*_hooks):
         raise RuntimeError("no room")
 
-    monkeypatch.setattr("gradflow_export.taps.optimizers.register_optimizer_step_post_hook", broken)
+    monkeypatch.setattr("gradflow_export.taps.optimizers.listen", broken)
     with pytest.raises(RuntimeError, match="no room"):
         exporter.watch(criterion)
     exporter.close()

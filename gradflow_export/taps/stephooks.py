@@ -1,0 +1,100 @@
+"""What happens before and after every optimizer step of the process, for as many listeners as there are.
+
+``Optimizer.step`` walks through the process-wide hooks while they run, and raises into the training loop when one is
+added or removed meanwhile: by another thread, or by a finalizer that a hook's garbage collection calls. So listeners
+share one pair of hooks, which is taken away only where nobody can be walking.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+StepHook = Callable[[Optimizer, Any, Any], None]
+"""Called with an optimizer, and the positional and named arguments of its step."""
+
+
+class _Listener:
+    """A pair of hooks, told apart by identity."""
+
+    def __init__(self, before: StepHook | None, after: StepHook | None) -> None:
+        self.before, self.after = before, after
+
+
+class _Shared:
+    """The one pair of hooks that PyTorch knows.
+
+    Attributes:
+        listeners: Who is told; replaced as a whole, so that a walk through it is never disturbed.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: tuple[_Listener, ...] = ()
+        self._stepped: frozenset[int] = frozenset()
+        self._handles = register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)
+
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell that a step begins."""
+        thread = threading.get_ident()
+        if thread not in self._stepped:
+            self._stepped |= {thread}
+        for listener in self.listeners:
+            if listener.before is not None:
+                listener.before(optimizer, args, kwargs)
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell that a step has ended."""
+        for listener in self.listeners:
+            if listener.after is not None:
+                listener.after(optimizer, args, kwargs)
+
+    def end_if_idle(self) -> None:
+        """Take the hooks away when nobody listens and no thread can be among them; else they stay and do nothing."""
+        others = self._stepped - {threading.get_ident()}
+        if self.listeners or others & {thread.ident for thread in threading.enumerate()} or _is_stepping():
+            return
+        for handle in self._handles:
+            handle.remove()
+
+
+def listen(before: StepHook | None = None, after: StepHook | None = None) -> Callable[[], None]:
+    """Be told of every optimizer step of the process.
+
+    Args:
+        before: Called when a step begins, after hooks that were there earlier.
+        after: Called when it has ended.
+
+    Returns:
+        What ends it; may be called from any thread, at any time, and again.
+    """
+    shared = _known() or _Shared()
+    listener = _Listener(before, after)
+    shared.listeners = (*shared.listeners, listener)
+
+    def stop() -> None:
+        shared.listeners = tuple(each for each in shared.listeners if each is not listener)
+        shared.end_if_idle()
+
+    return stop
+
+
+def _known() -> _Shared | None:
+    """Return the hooks that are there already."""
+    hooks = list(torch_optimizer._global_optimizer_pre_hooks.values())  # noqa: SLF001 - no public form
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    return next((owner for owner in owners if isinstance(owner, _Shared)), None)
+
+
+def _is_stepping() -> bool:
+    """Return whether this thread is inside an optimizer step."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - no public form
+    while frame is not None:
+        if frame.f_code.co_filename == torch_optimizer.__file__:
+            return True
+        frame = frame.f_back
+    return False
