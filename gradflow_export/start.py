@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.clock import StepClock
@@ -47,9 +47,11 @@ from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.recurrent import RecurrentTap
 from gradflow_export.taps.reloads import ReloadTap
+from gradflow_export.taps.repeated import RepeatedTap
 from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.shards import is_spread, this_rank
+from gradflow_export.taps.structure import StructureTap
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.taps.wiring import WiringTap
 from gradflow_export.told import ToldJudge
@@ -103,7 +105,13 @@ def make_loop(
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
     follow, inputs = part("blocks")(block.follow), InputTap(reference, guard=part("inputs"))
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
-    modes = ModeTap(model, guard=part("wiring"))
+    modes, structure = ModeTap(model, guard=part("wiring")), StructureTap(reference, guard=part("inputs"))
+    repeated = RepeatedTap(model, guard=part("wiring"))
+
+    def on_root(root: Tensor) -> None:
+        inputs.see(root)
+        structure.see(root)
+
     taps = Taps(
         block,
         GradientTap(),
@@ -114,14 +122,14 @@ def make_loop(
             on_backward=clipping.begin,
             wants_backward=lambda: clipping.armed,
             on_loss=follow,
-            on_root=inputs.see,
+            on_root=on_root,
             guard=part("loss"),
         ),
         runtime,
         OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
         MomentTap(),
         clipping,
-        (*_sampled(model, guard, code), inputs, modes),
+        (*_sampled(model, guard, code), inputs, structure, modes, *([repeated] if repeated.modules else [])),
         (
             *([discrete] if discrete.modules else []),
             *([ReplicaTap(model)] if is_spread() else []),

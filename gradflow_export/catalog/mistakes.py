@@ -116,6 +116,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "share of features that are the same in all sampled rows", "definition", "c sampled", low=0.0, high=1.0),
         s("input.whole_share", "whole numbers among inputs", "share", "module", "#{x == round(x)} / entries",
           "definition", "c sampled", low=0.0, high=1.0),
+        s("input.squeezed_share", "squeezed features", "share", "module",
+          "share of features whose middle half is not all the same, and spans less than 1/1000 of the standard deviation "
+          "of all inputs", "definition", "c sampled", low=0.0, high=1.0),
         s("input.normalised", "input is normalised in the model", "1", "module",
           "1 where a normalisation stands before or directly behind the first layer", "autograd graph", "c sampled",
           low=0.0, high=1.0),
@@ -130,8 +133,12 @@ def specs() -> tuple[MetricSpec, ...]:
         s("target.uniform_share", "batches with one target", "share", "module",
           "share of readings in which all targets are the same", "definition", "c sampled", low=0.0, high=1.0),
         s("target.dependence", "dependence of targets on inputs", "1", "module",
-          "z of the kernel test that targets depend on the input, rows remembered, equal inputs once",
+          "greatest z of four kernel tests that targets depend on the input (two widths, products of two and of three "
+          "features), rows remembered, equal inputs once",
           "Bierens 1982, J. Econometrics 20; Gretton et al. 2005, ALT", "c sampled"),
+        s("target.ahead", "answers in sight", "share", "module",
+          "share of places of a sequence that see the next one, where that is the target: attention to it, or a "
+          "recurrent layer from the end", "autograd graph", "c sampled", low=0.0, high=1.0),
         s("target.tested", "rows behind that test", "count", "module", "different inputs among the rows remembered",
           "definition", "c sampled", low=0.0),
     )

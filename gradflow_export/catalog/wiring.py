@@ -40,11 +40,21 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.kept_gradient", "gradient that is still there at the step", "1", "parameter",
           "mean |.grad| before the step / sum over the backward passes of mean |gradient that arrived|, of 4 followed "
           "parameters; 0 where it was cleared in between", "definition", "c sampled", low=0.0),
+        s("parameter.foreign_gradient", "gradient left over from another player's pass", "share", "parameter",
+          "mean |.grad| that a pass found / mean |.grad| before this step, of the followed parameters, where a pass "
+          "before it went on to what another optimizer holds, which stepped in between, and the later ones did not; "
+          "else 0", "definition", "c sampled", low=0.0),
         s("layer.taken_steps", "steps of sequences as taken", "count", "module",
           "length of the dimension that a layer with batch_first takes for time", "definition", "c sampled", low=0.0),
         s("layer.taken_sequences", "number of sequences as taken", "count", "module",
           "length of the dimension that a layer with batch_first takes for the batch", "definition", "c sampled",
           low=0.0),
+        s("layer.cut_off", "passes no gradient on", "1", "module",
+          "1 at layers from whose outputs it was drawn or rounded without a gradient, 2 at those that are given it",
+          "autograd graph", "c sampled", low=1.0, high=2.0),
+        s("layer.repeated", "places of one layer", "count", "module",
+          "how often one container holds the same layer, whose calls follow each other or are given the same",
+          "definition", "c sampled", low=1.0),
         s("wiring.reloads", "returns to the first weights", "count", "run",
           "calls of load_state_dict after the first step that put the first weights back, running total", "definition",
           "c", low=0.0),

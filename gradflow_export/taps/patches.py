@@ -22,10 +22,11 @@ class Spy:
         owner: Module or class that holds the function.
         name: The attribute.
         see: Called with positional and keyword arguments after each call.
+        result: Whether what was returned is shown as one more keyword argument, ``result``.
     """
 
-    def __init__(self, owner: Any, name: str, see: See) -> None:
-        self._owner, self._name, self._see = owner, name, see
+    def __init__(self, owner: Any, name: str, see: See, *, result: bool = False) -> None:
+        self._owner, self._name, self._see, self._result = owner, name, see, result
         self._own = True
         self._original: Any = None
         self._stand_in: Any = None
@@ -53,7 +54,7 @@ class Spy:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if spy.live and _is_seen(spy.always):
-                see(args, kwargs)
+                see(args, {**kwargs, "result": result} if spy._result else kwargs)
             return result
 
         stand_in.__dict__["gradflow_spy"] = self

@@ -1,0 +1,264 @@
+"""Mistakes between layers that throw no error, each beside its mended twin, seen by ``watch()`` alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+WORDS, WIDTH, LENGTH = 12, 8, 9
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def told(model, loss, kind, *, steps=6):
+    """Train; return the sites of the issues of one type."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+    return [issue.layers for issue in exporter.issues if issue.issue_type == kind]
+
+
+class Attends(nn.Module):
+    """One layer of self-attention, in one of the ways in which people write it."""
+
+    def __init__(self, how, *, causal):
+        super().__init__()
+        self.how, self.causal = how, causal
+        self.inner = (
+            nn.MultiheadAttention(WIDTH, 2, batch_first=True) if how == "module" else nn.Linear(WIDTH, 3 * WIDTH)
+        )
+
+    def forward(self, x):
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        if self.how == "module":
+            return self.inner(x, x, x, attn_mask=later if self.causal else None, need_weights=False)[0]
+        q, k, v = (part[:, None] for part in self.inner(x).chunk(3, -1))
+        if self.how == "flag":
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)[:, 0]
+        if self.how == "turned":
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=~(later if self.causal else later.T))[:, 0]
+        scores = q @ k.transpose(-1, -2)
+        if self.how == "on the weights":
+            weights = scores.softmax(-1)
+            return ((weights.masked_fill(later, 0.0) if self.causal else weights) @ v)[:, 0]
+        return ((scores.masked_fill(later, -torch.inf) if self.causal else scores).softmax(-1) @ v)[:, 0]
+
+
+class Words(nn.Module):
+    """Scores of words at each place of a text."""
+
+    def __init__(self, reader):
+        super().__init__()
+        self.table, self.reader, self.last = nn.Embedding(WORDS, WIDTH), reader, nn.LazyLinear(WORDS)
+
+    def forward(self, x):
+        read = self.reader(self.table(x))
+        return self.last(read[0] if isinstance(read, tuple) else read)
+
+
+def texts():
+    return torch.randint(WORDS, (6, LENGTH + 1))
+
+
+def next_word(model, *, inside=False):
+    """Return the loss of the next words; ``inside`` where the model is given the last word as well."""
+
+    def loss():
+        x = texts()
+        scores = model(x)[:, :-1] if inside else model(x[:, :-1])
+        return F.cross_entropy(scores.reshape(-1, WORDS), x[:, 1:].reshape(-1))
+
+    model(texts())
+    return loss
+
+
+@pytest.mark.parametrize(("how", "inside"), [
+    ("module", False), ("flag", False), ("flag", True), ("turned", False), ("by hand", True), ("on the weights", False),
+])  # fmt: skip
+def test_attention_that_sees_the_next_word_is_told_at_its_layer(how, inside):
+    """Next words in sight are BAD_TARGETS at the attention, however it is written; a causal mask hides them."""
+    wrong, right = (Words(Attends(how, causal=causal)) for causal in (False, True))
+    (layers,) = told(wrong, next_word(wrong, inside=inside), IssueType.BAD_TARGETS)
+    assert layers[0].startswith("reader")
+    assert told(right, next_word(right, inside=inside), IssueType.BAD_TARGETS) == []
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_that_reads_the_next_words_from_the_end_is_told(kind):
+    """A bidirectional layer is BAD_TARGETS where next words are predicted; one that reads forward is none."""
+    wrong, right = (Words(kind(WIDTH, 5, batch_first=True, bidirectional=both)) for both in (True, False))
+    assert told(wrong, next_word(wrong), IssueType.BAD_TARGETS) == [("reader",)]
+    assert told(right, next_word(right), IssueType.BAD_TARGETS) == []
+
+
+def test_full_attention_is_in_order_where_targets_are_not_the_next_words():
+    """A tagger, and hidden words of a text, are read with full attention."""
+    model = Words(Attends("flag", causal=False))
+    model(texts())
+
+    def tags():
+        x = texts()
+        return F.cross_entropy(model(x).transpose(1, 2), (x + x.roll(1, 1)) % WORDS)
+
+    def hidden():
+        x = texts()
+        y = torch.where(torch.rand(x.shape) < 0.3, x, -100)
+        return F.cross_entropy(model(x.masked_fill(y >= 0, 0)).transpose(1, 2), y)
+
+    assert told(model, tags, IssueType.BAD_TARGETS) == []
+    assert told(model, hidden, IssueType.BAD_TARGETS) == []
+
+
+def test_an_encoder_of_another_text_may_see_all_of_it():
+    """Of encoder and decoder only the decoder's own attention must not see the next word."""
+    for causal in (False, True):
+        both = nn.Transformer(WIDTH, 2, 1, 1, 16, batch_first=True)
+        table, last = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        model = nn.ModuleList([table, both, last])
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH) if causal else None
+
+        def loss(table=table, both=both, last=last, mask=mask):
+            x, y = texts()[:, :LENGTH], texts()
+            scores = last(both(table(x), table(y[:, :-1]), tgt_mask=mask))
+            return F.cross_entropy(scores.transpose(1, 2), y[:, 1:])
+
+        found = told(model, loss, IssueType.BAD_TARGETS)
+        assert found == ([] if causal else [("1.decoder.layers.0.self_attn",)])
+
+
+class Coder(nn.Module):
+    """An autoencoder whose code is drawn or rounded."""
+
+    def __init__(self, how, *, beside=False):
+        super().__init__()
+        self.how, self.beside = how, beside
+        self.mean, self.spread = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.decode = nn.Sequential(nn.Linear(5 if beside else 3, 8), nn.ReLU(), nn.Linear(8, 6))
+
+    def loss(self):
+        x = torch.randn(16, 6)
+        mean, std = self.mean(x), self.spread(x).exp()
+        code = {
+            "rsample": lambda: Normal(mean, std).rsample(),
+            "sample": lambda: Normal(mean, std).sample(),
+            "independent": lambda: Independent(Normal(mean, std), 1).sample(),
+            "torch.normal": lambda: torch.normal(mean, std),
+            "round": lambda: mean.round() + 0.0 * std.round(),
+            "straight through": lambda: mean + (mean.round() - mean).detach(),
+            "detached": mean.detach,
+        }[self.how]()
+        decoded = self.decode(torch.cat([code, x[:, :2]], 1) if self.beside else code)
+        return F.mse_loss(decoded, x) + 0.1 * (mean**2 + std**2 - 2 * std.log()).mean()
+
+
+@pytest.mark.parametrize(("how", "beside"), [
+    ("sample", False), ("sample", True), ("independent", False), ("torch.normal", False), ("round", False),
+])  # fmt: skip
+def test_a_code_that_was_drawn_or_rounded_is_told_at_what_made_it(how, beside):
+    """A draw without a graph is NOT_TRAINING at its encoder, though a divergence trains that."""
+    model = Coder(how, beside=beside)
+    (layers,) = told(model, model.loss, IssueType.NOT_TRAINING)
+    assert set(layers) == {"mean", "spread", "decode.0"}
+
+
+@pytest.mark.parametrize("how", ["rsample", "straight through", "detached"])
+def test_a_code_that_passes_gradients_or_is_detached_on_purpose_is_none(how):
+    """What is drawn by rsample, rounded straight through, or detached by that name, is meant so."""
+    model = Coder(how)
+    assert told(model, model.loss, IssueType.NOT_TRAINING) == []
+
+
+def test_an_action_whose_likelihood_is_used_may_be_given_to_a_critic():
+    """A score function needs a draw without a graph, and asks for its log-probability."""
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    model = nn.ModuleList([actor, critic])
+
+    def loss():
+        x = torch.randn(16, 4)
+        policy = Normal(actor(x), 0.3)
+        action = policy.sample()
+        value = critic(torch.cat([x, action], 1))[:, 0]
+        return F.mse_loss(value, -action.pow(2).sum(1)) - (policy.log_prob(action).sum(1) * value.detach()).mean()
+
+    assert told(model, loss, IssueType.NOT_TRAINING) == []
+
+
+class Stack(nn.Module):
+    """Layers behind or beside each other, of which some may be one."""
+
+    def __init__(self, layers, how):
+        super().__init__()
+        self.layers, self.how, self.last = nn.ModuleList(layers), how, nn.Linear(6, 2)
+        self.own = nn.ModuleList(nn.Linear(6, 6) for _ in layers)
+
+    def forward(self, x):
+        if self.how == "behind":
+            for layer in self.layers:
+                x = x + layer(x).relu()
+            return self.last(x)
+        if self.how == "beside":
+            return self.last(sum(layer(x).relu() for layer in self.layers))
+        return self.last(sum(layer(own(x).relu()) for layer, own in zip(self.layers, self.own, strict=True)))
+
+
+@pytest.mark.parametrize(("how", "same", "wrong"), [
+    ("behind", True, True), ("beside", True, True), ("behind", False, False), ("of each its own", True, False),
+])  # fmt: skip
+def test_one_layer_several_times_in_a_list_is_told(how, same, wrong):
+    """``[layer] * 3`` behind each other, or given the same, is CAPACITY; heads of different layers may be one."""
+    layer = nn.Linear(6, 6)
+    model = Stack([layer] * 3 if same else [nn.Linear(6, 6) for _ in range(3)], how)
+
+    def loss():
+        x = torch.randn(16, 6)
+        return F.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    assert told(model, loss, IssueType.CAPACITY) == ([("layers.0",)] if wrong else [])
+
+
+def test_a_layer_that_is_named_besides_or_called_often_is_shared_on_purpose():
+    """What has a name of its own, or is registered once and called several times, is no mistake."""
+    named = Stack([nn.Linear(6, 6)] * 3, "behind")
+    named.block = named.layers[0]
+    once = nn.ModuleDict({"block": nn.Linear(6, 6), "last": nn.Linear(6, 2)})
+    once.forward = lambda x: once["last"](once["block"](once["block"](x).relu()).relu())
+    for model in (named, once):
+
+        def loss(model=model):
+            x = torch.randn(16, 6)
+            return F.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+        assert told(model, loss, IssueType.CAPACITY) == []
+
+
+def test_watching_draws_and_repeated_layers_changes_nothing():
+    """Weights are equal bit for bit, and every method and hook is back in its place."""
+
+    def train(*, watched):
+        torch.manual_seed(1)
+        model = Coder("sample")
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        exporter = Exporter(model, backends=[MemoryWriter()], strict=True)
+        if watched:
+            exporter.watch()
+        for _ in range(12):
+            optimizer.zero_grad()
+            model.loss().backward()
+            optimizer.step()
+        exporter.close()
+        return list(model.parameters())
+
+    methods = Normal.sample, Normal.log_prob, Independent.sample
+    assert all(torch.equal(a, b) for a, b in zip(train(watched=True), train(watched=False), strict=True))
+    assert (Normal.sample, Normal.log_prob, Independent.sample) == methods
