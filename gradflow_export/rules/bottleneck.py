@@ -1,6 +1,5 @@
 """Single blocks that let less through than their neighbours: BOTTLENECK."""
 
-# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
 from __future__ import annotations
 
 import math
@@ -23,26 +22,46 @@ class Bottleneck(Rule):
     """Find blocks that damp the gradient far more than their neighbours do.
 
     What counts is a block that all its predecessor gives must pass: heads side by side, a branch with a way around it,
-    or a layer on which the loss bears as well are none. A block in which a module is dead or saturated is left to those
-    rules: there the cause has its own name.
+    or a layer on which the loss bears as well are none; nor is what stands on a branch whose output joins others', as
+    an adapter's does that begins at 0. A layer whose own weights let enough through is not at fault for a mean or a
+    product between it and the layer before. A block in which a module is dead or saturated is left to those rules:
+    there the cause has its own name.
 
     Source: leave-one-out robust outlier on log gains.
 
     Attributes:
         factor: Least factor by which its gain lies below the median of the others.
         deviations: Least distance in robust standard deviations of the others.
+        usual: Gain from which on the weights of a layer let enough through.
     """
 
     factor: float = 20.0
     deviations: float = 6.0
+    usual: float = 0.3
 
     name: ClassVar[str] = "bottleneck-gain"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.initial_gain", "parameter.weight_norm")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the gains of this record."""
-        return tuple(found for links in chains(record, "block.gradient_norm") for found in self._judge(record, links))
+        found = (found for links in chains(record, "block.gradient_norm") for found in self._judge(record, links))
+        return tuple(finding for finding in found if self._at_fault(finding.layers[0], record, history))
+
+    def _at_fault(self, block: str, record: StepRecord, history: History) -> bool:
+        """Whether a block has no way around it and is no layer whose weights are of a usual size."""
+        if _joins_others(record, block):
+            return False
+        gains, norms = history.at_sites("parameter.initial_gain"), history.at_sites("parameter.weight_norm")
+        first = dict(zip(norms.sites, norms.first.tolist(), strict=True))
+        now = reading.as_dict() if (reading := record.get("parameter.weight_norm")) is not None else {}
+        for site, gain in zip(gains.sites, gains.first.tolist(), strict=True):
+            if owner(site) == block:
+                size, began = now.get(site), first.get(site, math.nan)
+                grown = size / began if size is not None and began > 0 else 1.0
+                return not gain * grown >= self.usual
+        return True
 
     def _judge(self, record: StepRecord, links: Chain) -> Iterator[Finding]:
         # Where what a block gives does not all go through the next, the ratio of the two is no doing of that one.
@@ -196,6 +215,20 @@ def _between(reading: Reading | None, first: str, last: str) -> str:
     if first in sites and last in sites and sites.index(first) + 1 < sites.index(last):
         return sites[sites.index(first) + 1]
     return last
+
+
+def _joins_others(record: StepRecord, block: str) -> bool:
+    """Whether what a block gives is joined by what other blocks give before it comes to the next one."""
+    following = record.get("block.next")
+    if following is None:
+        return False
+    after = {
+        site: float(place)
+        for site, place, here in zip(following.sites, following.values, following.present, strict=True)
+        if here
+    }
+    place = after.get(block, -1.0)
+    return place >= 0 and sum(other == place for other in after.values()) > 1
 
 
 def _reaches_the_end(record: StepRecord, block: str) -> bool:

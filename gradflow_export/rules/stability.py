@@ -43,9 +43,10 @@ class Unstable(Rule):
     Judged on what a rolling median leaves over, not on the coefficient of variation: that is at most the square root of
     the number of steps, and healthy fast convergence exceeds 3 by trend alone. Norms far below the greatest of the run
     are the noise of a solved problem and do not count, nor do leaps at a loss below ``solved`` of the first: a margin
-    loss gives batches that are solved no gradient at all, beside which any other leaps. Overshooting must raise the
-    loss too: at the edge of stability, under Adam and between two players gradients turn round, wax and wane while
-    nothing is lost.
+    loss gives batches that are solved no gradient at all, beside which any other leaps. Nor do leaps to what the run
+    began with, unless what lies between is next to nothing: a rare class, or a second task, has gradients as at first.
+    Overshooting must raise the loss too, above its first or for ``lasting`` readings: at the edge of stability, under
+    Adam and between two players gradients turn round, wax and wane while nothing is lost, or is regained at once.
 
     Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow,
     and the loss with them; growth is a Theil-Sen slope above 0 with 95 % confidence, because batches that take turns
@@ -57,6 +58,10 @@ class Unstable(Rule):
         turn: Median cosine of consecutive gradients that means turning round.
         relevant: Least share of the greatest norm of the run.
         solved: Share of the first loss below which a batch counts as solved.
+        beyond: Least multiple of the greatest of the first five norms; a leap by ``steep`` counts whatever they were.
+        steep: Factor over the rolling median.
+        lasting: Readings over which gradients turn round and grow where the loss stays below its first.
+        steady: Least share of these readings in which they grow.
         patience: A loss that jumps once and comes back by itself is over within it.
     """
 
@@ -65,6 +70,10 @@ class Unstable(Rule):
     turn: float = -0.5
     relevant: float = 1e-3
     solved: float = 0.1
+    beyond: float = 1.5
+    steep: float = 1000.0
+    lasting: int = 20
+    steady: float = 0.9
     patience: int = 4
     heal: int = 10
 
@@ -90,6 +99,9 @@ class Unstable(Rule):
         judged = slice(4, len(values) - 4)
         where = np.flatnonzero((left > math.log(self.leap)) & (values[judged] > self.relevant * greatest))
         where = where[~self._solved_at(steps[judged][where], history)]
+        _, every = history.run("gradient.total_norm").whole()
+        begun = float(every[:5][np.isfinite(every[:5])].max(initial=0.0))
+        where = where[(values[judged][where] > self.beyond * begun) | (left[where] > math.log(self.steep))]
         if len(where) < self.times:
             return ()
         times, first = math.exp(float(left[where].max())), int(steps[judged][where[0]])
@@ -122,14 +134,19 @@ class Unstable(Rule):
     def _turns(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
     ) -> tuple[Finding, ...]:
-        cosines = history.run("gradient.cosine").values[-10:]
-        if len(cosines) < 10 or not np.isfinite(cosines).all() or values[-1] < self.relevant * greatest:
+        loss = history.run("loss")
+        lost = loss.count == 0 or median(loss.values[-3:]) >= loss.first
+        span = 10 if lost else self.lasting
+        cosines = history.run("gradient.cosine").values[-span:]
+        if min(len(cosines), len(values)) < span or not np.isfinite(cosines).all():
             return ()
         turn = median(cosines)
-        if not (turn < self.turn and values[-1] > values[-10]):
+        if values[-1] < self.relevant * greatest or not (turn < self.turn and values[-1] > values[-span]):
             return ()
-        _, growth, _ = theil_sen_bounds(steps[-10:].astype(np.float64), np.log(values[-10:]))
-        if not growth > 0 or not _rises(history, int(steps[-10])):
+        if not lost and float((np.diff(values[-span:]) > 0).mean()) < self.steady:
+            return ()
+        _, growth, _ = theil_sen_bounds(steps[-span:].astype(np.float64), np.log(values[-span:]))
+        if not growth > 0 or not _rises(history, int(steps[-span])):
             return ()
         rate = history.run("learning_rate")
         halve = f" from {number(rate.last)} to {number(rate.last / 2)}" if rate.count else ""
@@ -140,11 +157,11 @@ class Unstable(Rule):
                 ("",),
                 turn,
                 self.turn,
-                f"consecutive gradients point in opposite directions (median cosine {number(turn)} over 10 steps) "
-                f"while they grow from {number(values[-10])} to {number(values[-1])}, and the loss rises: each step "
-                "jumps across the valley.",
+                f"consecutive gradients point in opposite directions (median cosine {number(turn)} over {span} "
+                f"steps) while they grow from {number(values[-span])} to {number(values[-1])}, and the loss rises: "
+                "each step jumps across the valley.",
                 f"halve the learning rate{halve}: it is above the stability limit 2 / lambda_max.",
-                since=int(steps[-10]),
+                since=int(steps[-span]),
                 cause="turns",
             ),
         )
@@ -166,14 +183,17 @@ class LossSpike(Rule):
 
     Positive losses are judged by their logarithm, others by differences. Where ``regular`` losses before it leapt
     nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by its data;
-    only a loss ten times the usual one is told of then.
+    only a loss ten times the usual one is told of then. A loss that the run has seen before, as where harder data come
+    after easy ones, or a network that is compared with is brought up to date, matters little: it is told of as LOW.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
     Attributes:
         deviations: Robust standard deviations above the median of the window.
         factor: Factor above the greatest loss of the last ten; of all that are remembered, whatever they scatter by.
-        relevant: Least share of the first loss.
+        relevant: Least share of the first loss, of losses that do not go below 0.
+        unseen: Least multiple of the greatest loss so far that matters, for losses that do not go below 0.
+        ranges: How far above the greatest one others must lie, as a multiple of the range of all losses so far.
         least: Fewest earlier losses.
         floor: Least robust deviation of the logarithm.
         regular: Fewest earlier leaps of a run that leaps by its data.
@@ -183,6 +203,8 @@ class LossSpike(Rule):
     deviations: float = 6.0
     factor: float = 3.0
     relevant: float = 0.05
+    unseen: float = 3.0
+    ranges: float = 1.0
     least: int = 6
     floor: float = 0.1
     regular: int = 2
@@ -206,6 +228,8 @@ class LossSpike(Rule):
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low > 0 else self._signed_limit(past)
         if not now > limit or (loss.low > 0 and now <= 10 * usual and self._leaps(loss.values[:-1], now / usual)):
             return ()
+        if loss.low == 0 and now <= self.relevant * loss.first:
+            return ()
         rate = history.run("learning_rate")
         moved = rate.count > 1 and rate.values[-2] < rate.last
         advice = (
@@ -219,7 +243,7 @@ class LossSpike(Rule):
         return (
             Finding(
                 IssueType.LOSS_SPIKE,
-                Severity.HIGH if loss.low > 0 and now > 10 * usual else Severity.MEDIUM,
+                self._severity(loss, now, usual),
                 ("",),
                 now,
                 limit,
@@ -228,6 +252,13 @@ class LossSpike(Rule):
                 advice,
             ),
         )
+
+    def _severity(self, loss: RunSeries, now: float, usual: float) -> Severity:
+        greatest = _greatest(loss)
+        far = self.unseen * greatest if loss.low >= 0 else greatest + self.ranges * (greatest - loss.low)
+        if now <= far or now < loss.high:
+            return Severity.LOW
+        return Severity.HIGH if loss.low > 0 and now > 10 * usual else Severity.MEDIUM
 
     def _leaps(self, past: Floats, height: float) -> bool:
         """Whether a run has leapt nearly as high several times before, and come back."""
@@ -251,4 +282,4 @@ class LossSpike(Rule):
 
 def _greatest(loss: RunSeries) -> float:
     past = loss.values[:-1]
-    return max(float(past[np.isfinite(past)].max(initial=0.0)), loss.first)
+    return max(float(past[np.isfinite(past)].max(initial=loss.first)), loss.first)

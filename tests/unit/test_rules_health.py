@@ -1,0 +1,103 @@
+"""What looks like a sick run and is none: harder data, rare classes, bounces at the edge of stability, adapters."""
+
+from __future__ import annotations
+
+from gradflow_export.records import Reading, Severity, StepRecord
+from gradflow_export.rules.bottleneck import Bottleneck
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.stability import LossSpike, Unstable
+
+
+def issues(rule, **series):
+    """Judge a run; each series is the values of one metric, numbers or mappings from site to value."""
+    judge = Judge([rule], strict=True)
+    for index, values in enumerate(zip(*series.values(), strict=True)):
+        readings = []
+        for key, value in zip(series, values, strict=True):
+            name = key.replace("__", ".")
+            if isinstance(value, dict):
+                readings.append(Reading.of(name, tuple(value), tuple(value.values())))
+            else:
+                readings.append(Reading.run(name, value))
+        judge.check(StepRecord(index + 1, float(index + 1), tuple(readings)))
+    return judge.issues
+
+
+def test_a_loss_that_the_run_has_seen_before_is_no_spike_that_matters():
+    """Harder data after easy ones bring the loss to where it began; a bad batch brings it far above."""
+    learned = [2.0 * 0.9**i for i in range(30)]
+    (harder,) = issues(LossSpike(), loss=[*learned, 1.8, 1.7, 1.6])
+    assert harder.severity is Severity.LOW
+    (broken,) = issues(LossSpike(), loss=[*learned, 60.0, 0.1, 0.1])
+    assert broken.severity is Severity.HIGH
+
+
+def test_a_signed_loss_must_leave_its_range_to_matter():
+    """A likelihood that falls below 0 may come back to its first values; far above them it has broken."""
+    learned = [1.0 - 0.1 * i for i in range(30)]
+    (outlier,) = issues(LossSpike(), loss=[*learned, 2.5, -1.9, -1.9])
+    assert outlier.severity is Severity.LOW
+    (broken,) = issues(LossSpike(), loss=[*learned, 30.0, -1.9, -1.9])
+    assert broken.severity is Severity.MEDIUM
+
+
+def test_next_to_nothing_after_nothing_is_no_spike():
+    """A margin loss of solved batches is 0; the first that is not is told of where it compares with the start."""
+    assert not issues(LossSpike(), loss=[1.0, 0.5] + [0.0] * 12 + [0.01, 0.0])
+    assert issues(LossSpike(), loss=[1.0, 0.5] + [0.0] * 12 + [0.9, 0.0])
+
+
+def test_leaps_to_what_the_run_began_with_are_of_a_rare_class():
+    """Gradients as at first come back whenever a batch holds the rare class; greater ones do not."""
+
+    def run(height):
+        norms = [1.0] * 10 + [height if i % 9 == 4 else 0.01 for i in range(50)]
+        losses = [0.7] * 10 + [0.5 if i % 9 == 4 else 0.02 for i in range(50)]
+        return issues(Unstable(), gradient__total_norm=norms, gradient__cosine=[0.1] * 60, loss=losses)
+
+    assert not run(1.0)
+    assert run(3.0)
+    assert run(20.0)
+
+
+def test_a_bounce_below_the_first_loss_is_stable_until_it_lasts():
+    """Gradients that turn round and grow for a dozen steps are a bounce; steadily for thirty they leave the valley."""
+
+    def run(length):
+        grows = [0.1 * 1.1**i for i in range(length)]
+        norms, losses = [1.0] * 10 + grows, [5.0] * 10 + [g * g for g in grows]
+        return issues(Unstable(), gradient__total_norm=norms, gradient__cosine=[-0.9] * len(norms), loss=losses)
+
+    assert not run(14)
+    assert run(30)
+
+
+def test_a_layer_of_usual_weights_is_not_at_fault_for_what_stands_before_it():
+    """A mean between two layers damps the gradient; a layer whose own weights are tiny does so itself."""
+    norms = {f"layers.{i}": value for i, value in enumerate([1e-3, 1e-3, 1.0, 1.0])}
+
+    def run(gain, size=1.0):
+        firsts = {f"layers.{i}.weight": 1.0 for i in range(4)} | {"layers.2.weight": gain}
+        sizes = [dict.fromkeys(firsts, 1.0), dict.fromkeys(firsts, 1.0) | {"layers.2.weight": size}]
+        return issues(
+            Bottleneck(),
+            block__gradient_norm=[norms] * 4,
+            parameter__initial_gain=[firsts] * 4,
+            parameter__weight_norm=[sizes[0]] + [sizes[1]] * 3,
+        )
+
+    assert not run(1.0)
+    assert run(0.01)
+    assert run(1.0, size=0.01)
+
+
+def test_a_branch_that_joins_others_is_no_bottleneck():
+    """An adapter that begins at 0 is added to what goes past it; alone it would hold everything up."""
+    norms = {"down.0": 1e-4, "down.1": 1e-4, "up": 1.0, "head": 1.0, "main": 1.0}
+
+    def run(main):
+        order = {"down.0": 1.0, "down.1": 2.0, "up": 3.0, "head": -1.0, "main": main}
+        return issues(Bottleneck(), block__gradient_norm=[norms] * 4, block__next=[order] * 4)
+
+    assert not run(3.0)
+    assert run(-1.0)
