@@ -110,13 +110,13 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
         "targets its last activation cannot reach, a softmax over one class or over the batch"
     ),
     "DATA_SCALE": "inputs or targets of a size that no network starts from, and the model is no better than a constant",
-    "BAD_TARGETS": "targets are all the same, or have nothing to do with the inputs",
+    "BAD_TARGETS": "targets are all the same, have nothing to do with the inputs, or stand among them",
     "LEARNING_RATE": (
         "steps replace the weights, change next to nothing, or the schedule has run out, and the loss does "
         "not fall"
     ),
     "BAD_INIT": "units that are copies of each other, layers that stay at zero, first weights far too large or small",
-    "CAPACITY": "several layers without a non-linearity between them, where the data want one",
+    "CAPACITY": "several layers without a non-linearity between them, where the data want one, or one layer in place of many",
     "STALE_GRAD": "gradients of earlier steps are in `.grad` when the next are added",
     "EVAL_RANDOM": "dropout or other noise acts in evaluation, or dropout no longer acts in training",
     "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant answer",
