@@ -28,6 +28,14 @@ LOGITS_IN_CTC = "logits given to ctc_loss"
 PROBABILITIES_IN_CTC = "probabilities given to ctc_loss"
 UNSIGNED = "0 and 1 given to a margin loss"
 MANY_LABELS = "several labels given to cross-entropy"
+CLAMPED_SCORES = "scores cut off at 0 and 1 before binary cross-entropy"
+COSINES_IN_CE = "cosines given to cross-entropy"
+FOCAL_OF_MEAN = "focal weight of a mean"
+OVERLAP_MINIMISED = "overlap is minimised"
+RATES_IN_POISSON = "rates given to poisson_nll_loss"
+SCORES_IN_LOGARITHM = "logarithm of scores"
+SCORES_IN_OVERLAP = "scores given to an overlap"
+WITHOUT_BOUND = "scale without balance"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -54,6 +62,14 @@ MISTAKES = (
     PROBABILITIES_IN_CTC,
     UNSIGNED,
     MANY_LABELS,
+    CLAMPED_SCORES,
+    COSINES_IN_CE,
+    FOCAL_OF_MEAN,
+    OVERLAP_MINIMISED,
+    RATES_IN_POISSON,
+    SCORES_IN_LOGARITHM,
+    SCORES_IN_OVERLAP,
+    WITHOUT_BOUND,
 )
 """Sites of ``loss.mistake``."""
 
@@ -117,8 +133,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("input.whole_share", "whole numbers among inputs", "share", "module", "#{x == round(x)} / entries",
           "definition", "c sampled", low=0.0, high=1.0),
         s("input.squeezed_share", "squeezed features", "share", "module",
-          "share of features whose middle half is not all the same, and spans less than 1/1000 of the standard deviation "
-          "of all inputs", "definition", "c sampled", low=0.0, high=1.0),
+          "share of features whose middle half is not all the same, and spans less than 1/1000 of the standard "
+          "deviation of all inputs", "definition", "c sampled", low=0.0, high=1.0),
         s("input.normalised", "input is normalised in the model", "1", "module",
           "1 where a normalisation stands before or directly behind the first layer", "autograd graph", "c sampled",
           low=0.0, high=1.0),

@@ -13,6 +13,8 @@ Floats = npt.NDArray[np.float64]
 LEAST_ROWS = 16
 MOST_ROWS = 256
 _RANK = 1e-9
+_NARROW = 8.0
+_CUT = 2.0
 
 
 def dependence(x: Floats, y: Floats) -> float:
@@ -33,22 +35,95 @@ def dependence(x: Floats, y: Floats) -> float:
     Source: Bierens 1982, Journal of Econometrics 20; moments under permutation: Kazi-Aoual et al. 1995, Computational
         Statistics and Data Analysis 20.
     """
-    n = len(x)
-    if n < LEAST_ROWS:
+    x, y = _standardised(x), y - y.mean(axis=0)
+    distances = _distances(x)
+    width = _width(distances)
+    if len(x) < LEAST_ROWS or not np.abs(y).max(initial=0.0) > 0 or not width > 0:
         return math.nan
-    spread = x.std(axis=0)
-    x = (x - x.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+    return _permutation_z(_centred(np.exp(-distances / width)), y @ y.T)
+
+
+def any_dependence(x: Floats, y: Floats) -> float:
+    """Return how surely ``y`` depends on ``x`` in any of four ways, each of which sees what the others do not.
+
+    One kernel cannot show that there is no dependence: a wide one does not resolve what changes quickly, and among many
+    features none sees what only several of them tell together. So the test of :func:`dependence` is made with the
+    median width, with an eighth of it, and with kernels of products of two and of three different features (elementary
+    symmetric polynomials of features that are cut at two standard deviations), in which a parity of three bits among
+    twenty stands out by 5 with 256 rows.
+
+    Args:
+        x: Inputs, one row per sample. Shape: ``[n, features]``.
+        y: What may depend on them. Shape: ``[n, outputs]``.
+
+    Returns:
+        The greatest z-score: below 3 for independent rows in 19 of 20 cases; NaN as :func:`dependence`.
+
+    Source: Bierens 1982, Journal of Econometrics 20; kernels of interactions: Shawe-Taylor and Cristianini 2004, Kernel
+        Methods for Pattern Analysis, section 9.2.
+    """
+    x, y = _standardised(x), y - y.mean(axis=0)
+    distances = _distances(x)
+    width = _width(distances)
+    if len(x) < LEAST_ROWS or not np.abs(y).max(initial=0.0) > 0 or not width > 0:
+        return math.nan
+    cut = np.clip(x, -_CUT, _CUT)
+    cut = cut - cut.mean(axis=0)
+    square = cut * cut
+    once, twice, thrice = cut @ cut.T, square @ square.T, (square * cut) @ (square * cut).T
+    kernels = (
+        np.exp(-distances / width),
+        np.exp(-_NARROW * distances / width),
+        (once**2 - twice) / 2.0,
+        (once**3 - 3.0 * once * twice + 2.0 * thrice) / 6.0,
+    )
+    # Products of more features than there are do not exist, and their kernel is 0 but for rounding.
+    made = kernels[: min(x.shape[1] + 1, 4)]
+    zs = [_permutation_z(_centred(kernel), y @ y.T) for kernel in made]
+    return max((z for z in zs if not math.isnan(z)), default=math.nan)
+
+
+def dependence_on_tokens(tokens: Floats, y: Floats, buckets: int) -> float:
+    """Return how surely ``y`` depends on words: on which there are, and on what stands where.
+
+    Args:
+        tokens: Numbers of words, one row per sample. Shape: ``[n, length]``.
+        y: What may depend on them. Shape: ``[n, outputs]``.
+        buckets: Words are counted by their number modulo this.
+
+    Returns:
+        The greater of :func:`any_dependence` for the counts, and of two tests whose kernels are the number of places
+        at which two rows agree, and its square.
+    """
+    counts = (tokens[:, :, None] % buckets == np.arange(buckets)).sum(axis=1).astype(np.float64)
     y = y - y.mean(axis=0)
-    if x.size == 0 or not np.abs(y).max(initial=0.0) > 0:
-        return math.nan
+    zs = [any_dependence(counts, y)]
+    if len(tokens) >= LEAST_ROWS and np.abs(y).max(initial=0.0) > 0:
+        agree = np.zeros((len(tokens), len(tokens)))
+        for column in tokens[:, : 2 * buckets].T:
+            agree += column[:, None] == column[None, :]
+        zs += [_permutation_z(_centred(kernel), y @ y.T) for kernel in (agree, agree**2)]
+    return max((z for z in zs if not math.isnan(z)), default=math.nan)
+
+
+def _standardised(x: Floats) -> Floats:
+    spread = x.std(axis=0)
+    return np.asarray((x - x.mean(axis=0))[:, spread > 0] / spread[spread > 0])
+
+
+def _distances(x: Floats) -> Floats:
+    """Return the squared distances of all rows. Shape: ``[n, n]``."""
     squares = (x * x).sum(axis=1)
-    distances = np.maximum(squares[:, None] + squares[None, :] - 2.0 * x @ x.T, 0.0)
-    width = median(distances[np.triu_indices(n, 1)])
-    if not width > 0:
-        return math.nan
-    kernel = np.exp(-distances / width)
-    kernel = kernel - kernel.mean(axis=0) - kernel.mean(axis=1)[:, None] + kernel.mean()
-    return _permutation_z(kernel, y @ y.T)
+    return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * x @ x.T, 0.0))
+
+
+def _width(distances: Floats) -> float:
+    pairs = distances[np.triu_indices(len(distances), 1)]
+    return median(pairs) if pairs.size else 0.0
+
+
+def _centred(kernel: Floats) -> Floats:
+    return np.asarray(kernel - kernel.mean(axis=0) - kernel.mean(axis=1)[:, None] + kernel.mean())
 
 
 def _permutation_z(a: Floats, b: Floats) -> float:

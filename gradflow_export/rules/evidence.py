@@ -61,6 +61,23 @@ def still_falls(history: History, sure: float = 2.5) -> bool:
     return fall(values) >= sure
 
 
+def begins_to_fall(history: History, recent: int = 16, sure: float = 2.5) -> bool:
+    """Whether the last losses lie below the sixty before them, against their noise: the end of a plateau.
+
+    Args:
+        history: Holds ``loss``.
+        recent: How many of the last losses are compared.
+        sure: Least z-score.
+    """
+    values = history.run("loss").values[-60 - recent :]
+    if len(values) < 3 * recent or not np.isfinite(values).all():
+        return False
+    late, early = values[-recent:], values[:-recent]
+    above = float((early[:, None] > late[None, :]).sum() + 0.5 * (early[:, None] == late[None, :]).sum())
+    spread = math.sqrt(early.size * late.size * (len(values) + 1) / 12.0)
+    return (above - early.size * late.size / 2.0) / spread >= sure
+
+
 def fell(history: History, sure: float = 3.0) -> bool:
     """Whether the loss fell between the halves of the whole run, against its own noise.
 

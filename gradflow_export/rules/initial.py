@@ -49,6 +49,9 @@ class BadInit(Rule):
         one_sided: Least size of the mean of the weights against their root mean square.
         great: Least gain of such weights.
         level: Least loss against the best constant where they show.
+        steep: Least log gain over the whole chain at the first step with which a loss at the level of a constant is put
+            down to weights that are too large for what follows.
+        usual: Least gain of such weights; PyTorch begins with 0.58.
         patience: One; weights begin once.
         heal: As good as never: what began so is read no more.
     """
@@ -64,6 +67,8 @@ class BadInit(Rule):
     one_sided: float = 0.75
     great: float = 2.0
     level: float = 0.95
+    steep: float = 5.5
+    usual: float = 1.0
     patience: int = 1
     heal: int = 1000
 
@@ -85,6 +90,7 @@ class BadInit(Rule):
         later = () if first else (*self._alike(record, history), *self._doubles(record), *_siblings(record))
         large = (
             *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
+            *self._steep(record, history),
         )[:1]  # fmt: skip
         return (*later, *large, *self._small(record, history))
 
@@ -211,6 +217,30 @@ class BadInit(Rule):
                     "embedding that is the head as well, std=0.02."
                 )
                 yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
+
+    def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
+        over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
+        if record.get("loss.over_constant") is None or record.step < self.after or not len(gains.steps):
+            return
+        if not depth.first >= self.steep or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        shares = [no_better(history, site, self.level, 5) for site in over.sites]
+        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
+        order = np.argsort(-np.nan_to_num(gains.first), kind="stable")
+        names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
+        if None in shares or not math.isfinite(worst):
+            return
+        message = (
+            f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last layer "
+            f"back to the first, so that the least change of an input turns the output over, and the loss is "
+            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+        )
+        advice = (
+            "make the first weights smaller where what follows multiplies: sin(w0 * layer(x)) wants weights within "
+            "sqrt(6 / inputs) / w0; else nn.init.kaiming_normal_(layer.weight) keeps the size."
+        )
+        yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
     def _small(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import fell, no_better, past, sites_of, still_falls
+from gradflow_export.rules.evidence import begins_to_fall, fell, no_better, past, sites_of, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -155,7 +155,7 @@ class NotLearning(Rule):
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
-    sure: float = 2.5
+    sure: float = 3.0
     readings: int = 5
     patience: int = 3
     heal: int = 15
@@ -166,7 +166,7 @@ class NotLearning(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses of this record."""
-        if record.step < self.settle or solved(history) or still_falls(history):
+        if record.step < self.settle or solved(history) or still_falls(history) or begins_to_fall(history):
             return ()
         shares = {}
         for site in sites_of(record, "loss.over_constant"):

@@ -28,8 +28,9 @@ class LearningRate(Rule):
     Too small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because
     ``L / (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the
     weights at a loss no better than a constant's, although consecutive gradients agree which way is down. The loss has
-    not fallen, and the learning rate does not rise (warm-up). Decayed: it lies below a thousandth of its greatest value
-    for longer than it lay above, while the loss is far from its end.
+    not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up). Raised: a
+    rate three times any before it, and the loss back where it was at first. Decayed: it lies below a thousandth of its
+    greatest value for longer than it lay above, while the loss is far from its end.
 
     Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
     1987, Introduction to Optimization, section 5.3.
@@ -41,7 +42,11 @@ class LearningRate(Rule):
         steps: Least number of steps that a fall by a tenth would take.
         timid: Size of steps against the weights below which they are too small where gradients agree.
         agree: Least typical cosine of consecutive gradients that counts as agreement.
+        straight: The same from which on the loss may have fallen a little, to ``hardly`` of its first.
+        hardly: See ``straight``.
         settle: Steps before such small ones are judged.
+        jump: Greatest rate that was there before, as a share of one that was raised.
+        undone: Fewest losses at a raised rate.
         least: Fewest losses before anything is said.
         fallen: Share of the first loss below which it has fallen.
         decayed: Share of the greatest learning rate that counts as nothing.
@@ -53,7 +58,11 @@ class LearningRate(Rule):
     steps: float = 5_000.0
     timid: float = 1e-4
     agree: float = 0.3
+    straight: float = 0.8
+    hardly: float = 0.75
     settle: int = 80
+    jump: float = 0.35
+    undone: int = 20
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
@@ -85,6 +94,7 @@ class LearningRate(Rule):
             return ()
         found = (
             *self._large(history, first, now),
+            *self._raised(history, first, now),
             *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
         )
         return found[:1]
@@ -107,6 +117,33 @@ class LearningRate(Rule):
         since = int(steps[int(np.argmax(big))])
         yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
+    def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
+        """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
+        steps, rates = history.run("learning_rate").whole()
+        if len(rates) < 2 * self.undone or not rates[-1] > 0:
+            return
+        lower = np.flatnonzero(rates < 0.5 * rates[-1])
+        if not lower.size or lower[-1] < self.undone or rates[: lower[-1] + 1].max() > self.jump * rates[-1]:
+            return
+        since = int(steps[lower[-1]]) + 1
+        at, losses = history.run("loss").whole()
+        before, after = losses[at < since][-20:], losses[at >= since]
+        if len(before) < 5 or len(after) < self.undone or not np.isfinite(losses).all():
+            return
+        level = median(before)
+        if not (level <= 0.7 * first and now >= max(0.8 * first, 2.0 * level)):
+            return
+        old, new = float(rates[lower[-1]]), float(rates[-1])
+        message = (
+            f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
+            f"{number(level)} before, has been back at {number(now)} since, as before training ({number(first)})."
+        )
+        advice = (
+            f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
+            "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
+        )
+        yield _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
+
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
         if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
@@ -119,9 +156,9 @@ class LearningRate(Rule):
             for step, size in zip(updates.steps.tolist(), updates.values.tolist(), strict=True)
             if norms.get(step, 0.0) > 0 and size > 0
         ][-5:]
-        if len(needed) < 5 or now < self.fallen * first:
+        if len(needed) < 5 or now < self.hardly * first:
             return
-        if not min(needed) > self.steps:
+        if not min(needed) > self.steps or now < self.fallen * first:
             yield from self._timid(record, history, first, now)
             return
         rising = rate.count > 10 and rate.last > 1.2 * float(rate.values[-10])
@@ -141,12 +178,14 @@ class LearningRate(Rule):
         """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
         rate, ratio = history.run("learning_rate"), float(record.value("update.ratio") or 0.0)
         agreement = history.run("gradient.cosine").values[-30:]
-        if record.step < self.settle or not ratio < self.timid or len(agreement) < 20 or fell(history):
+        if record.step < self.settle or not ratio < self.timid or len(agreement) < 20:
             return
         if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
             return
         agree = median(np.asarray(agreement))
         sites = history.at_sites("loss.over_constant").sites
+        if agree < self.straight and (fell(history) or now < self.fallen * first):
+            return  # what all gradients agree on may move the loss a little
         if not (agree >= self.agree and sites and all(no_better(history, site, 0.9, 3) for site in sites)):
             return
         message = (

@@ -30,7 +30,10 @@ ROWS = 1024
 ENTRIES = 256
 """Evenly spaced entries of a weight that are compared with those of its siblings."""
 
+_NO_LAYERS = ("torch.nn.", "torch.ao.")
+"""Where modules come from that hold weights of other kinds: norms, tables, attention."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
+_TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.modules.batchnorm._NormBase, *_LAYERS)  # noqa: SLF001 - no other
 
 
 class InitialTap:
@@ -46,10 +49,14 @@ class InitialTap:
         self._weights = {
             site_name(f"{name}.{key}".lstrip(".")): weakref.ref(weight)
             for name, module in model.named_modules()
-            if isinstance(module, _LAYERS)
+            if isinstance(module, _LAYERS) or _is_own(module)
             for key, weight in module.named_parameters(recurse=False)
             if weight.dim() >= 2 and weight.shape[0] >= 2 and weight[0].numel() >= 2
         }
+        self._own = frozenset(
+            id(weight) for module in model.modules() if _is_own(module) for weight in module.parameters(recurse=False)
+        )
+        self._even: dict[str, Tensor] = {}
         self._armed = False
         self._steps = 0
         self._out: Drained = []
@@ -69,6 +76,7 @@ class InitialTap:
         """Begin; closing the returned stack forgets everything."""
         stack = contextlib.ExitStack()
         stack.callback(self._weights.clear)
+        stack.callback(self._even.clear)
         stack.callback(self.forget)
         return stack
 
@@ -84,18 +92,21 @@ class InitialTap:
         if self._steps not in {1, LATER}:
             return
         mine = {id(p) for p in step.owned.parameters}
-        named = [(name, weight) for name, weight in self._held() if id(weight) in mine or self._steps == LATER]
+        held = self._held()
+        named = [(name, weight) for name, weight in held if id(weight) in mine or self._steps == LATER]
         if not named:
             return
         sites = tuple(name for name, _ in named)
         with torch.no_grad():
             weights = [weight for _, weight in named]
             if self._steps == 1:
-                self._out.append(_pending("parameter.initial_gain", sites, _gains(weights)))
+                own = [id(weight) in self._own for weight in weights]
+                self._even = {n: _even(w) for (n, w), mine in zip(named, own, strict=True) if mine}
+                self._out.append(_pending("parameter.initial_gain", sites, _gains(weights, own)))
                 self._out.append(_pending("parameter.initial_mean", sites, [_one_sided(weight) for weight in weights]))
             else:
-                self._look_for_doubles(named)
-            self._out.append(_pending("parameter.row_spread", sites, [_spread(weight) for _, weight in named]))
+                self._look_for_doubles([(name, weight) for name, weight in named if id(weight) not in self._own])
+            self._out.append(_pending("parameter.row_spread", sites, [self._spread(*each) for each in named]))
 
     def after(self, step: OptimizerStep) -> None:
         """Read nothing: what begins is read before the step."""
@@ -122,17 +133,42 @@ class InitialTap:
             if found:
                 self._out.append(_pending(metric, tuple(name for name, _ in found), [value for _, value in found]))
 
+    def _spread(self, name: str, weight: Tensor) -> Tensor:
+        """Return the spread of rows; of a layer of somebody's own, which may count by columns, where it began even."""
+        if id(weight) not in self._own:
+            return _spread(weight)
+        both = torch.minimum(_spread(weight), _spread(weight.reshape(weight.shape[0], -1).t()))
+        even = self._even.get(name)
+        return torch.full_like(both, torch.nan) if even is None else torch.where(even, both, torch.nan)
+
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
         there: list[tuple[str, Tensor]] = [(name, weight) for name, weight in held if weight is not None]
         return [(n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1][:MATRICES]
 
 
-def _gains(weights: list[Tensor]) -> list[Tensor]:
-    """Return the root mean square of each weight times the root of its number of inputs. Shape of each: scalar."""
+def _is_own(module: nn.Module) -> bool:
+    """Whether a module is of a kind that somebody made for weights of its own."""
+    return not isinstance(module, _TABLES) and not type(module).__module__.startswith(_NO_LAYERS)
+
+
+def _gains(weights: list[Tensor], own: list[bool]) -> list[Tensor]:
+    """Return the root mean square of each weight times the root of its number of inputs. Shape of each: scalar.
+
+    Args:
+        weights: Shape of each: ``[outputs, inputs, ...]``.
+        own: Whether that order is not known, so that the lesser number is taken for the inputs.
+    """
     # What many tensors are read by makes no copy of a large one.
     norms = l2_norms(weights).double()
-    return [norm / math.sqrt(weight.shape[0]) for norm, weight in zip(norms, weights, strict=True)]
+    sizes = [max(w.shape[0], w[0].numel()) if either else w.shape[0] for w, either in zip(weights, own, strict=True)]
+    return [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
+
+
+def _even(weight: Tensor) -> Tensor:
+    """Return whether all entries are one number that is not 0. Shape: scalar."""
+    low, high = torch.aminmax(weight)
+    return (low == high) & (low != 0)
 
 
 def _spread(weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gradflow_export.catalog.mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.metrics.constants import Kind, constant_loss, losses
-from gradflow_export.metrics.dependence import MOST_ROWS, dependence, unbent
+from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
 from gradflow_export.stats import median
 from gradflow_export.taps.layergraph import Straight
 from gradflow_export.taps.pairs import Pair
@@ -21,7 +21,7 @@ from gradflow_export.taps.pairs import Pair
 Floats = npt.NDArray[np.float64]
 POOL = 1024
 """Rows of targets and inputs that are remembered."""
-LEVEL = 0.9
+LEVEL = 0.8
 """The tests of dependence are made only while the loss is above this share of the best constant's."""
 TESTED_EVERY = 3
 """Readings between two tests."""
@@ -30,6 +30,10 @@ LABELS = 32
 """Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
+SLIVER = 1e-3
+"""Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
+FEW = 16
+"""Fewest rows of which quartiles are taken."""
 BUCKETS = 64
 """Words are counted by their number modulo this."""
 
@@ -210,12 +214,11 @@ class Remembered:
             return {}  # too few of each class to tell anything by
         if not np.isfinite(x).all():
             return {}
-        if found.tokens:
-            x = (x[:, :, None] % BUCKETS == np.arange(BUCKETS)).sum(axis=1).astype(np.float64)
         if found.kind == "classes":
             y = (y == np.unique(y)[None, :64]).astype(np.float64)
-        out = {"target.dependence": dependence(x, y), "target.tested": float(len(x))}
-        if not found.bends:
+        z = dependence_on_tokens(x, y, BUCKETS) if found.tokens else any_dependence(x, y)
+        out = {"target.dependence": z, "target.tested": float(len(x))}
+        if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out
 
@@ -254,6 +257,9 @@ def _statistics(x: Floats) -> dict[str, float]:
         return {}
     sizes = np.sqrt(np.square(finite).mean(axis=0))
     used = sizes[sizes > 0]
+    ordered, n = np.sort(finite, axis=0), len(finite)
+    middle = ordered[(3 * n) // 4] - ordered[n // 4]
+    squeezed = (middle > 0) & (middle < SLIVER * finite.std())
     return {
         "input.rms": float(np.sqrt(np.square(finite).mean())),
         "input.mean": float(finite.mean()),
@@ -262,4 +268,5 @@ def _statistics(x: Floats) -> dict[str, float]:
         "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
         "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
         "input.whole_share": float((finite == np.round(finite)).mean()),
+        "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
     }
