@@ -36,7 +36,7 @@ from gradflow_export.rules.seed import (
 )
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.stale import ClearedGradients, StaleGradient
-from gradflow_export.rules.structure import CutOff, RepeatedLayer, SeenAnswers
+from gradflow_export.rules.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.wiring import NotTraining, Reloaded
 from gradflow_export.rules.wrong_loss import WrongLoss
@@ -109,6 +109,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         SeenAnswers(),
         CutOff(),
         RepeatedLayer(),
+        DiscardedActivation(),
         NoBend(),
         LinearLimit(),
         Vanishing(),

@@ -131,3 +131,38 @@ class RepeatedLayer(Rule):
                 cause="repeated layer",
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscardedActivation(Rule):
+    """Find activations whose result nobody takes, ``F.relu(x)`` as a line of its own, between two layers.
+
+    What entered the activation goes on to the next layer with nothing between that bends, no loss of the step depends
+    on the result, and nobody holds it any more.
+    """
+
+    patience: int = 3
+    heal: int = 100
+
+    name: ClassVar[str] = "discarded-activation"
+    needs: ClassVar[tuple[str, ...]] = ("layer.discarded",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the graph of this record."""
+        del history
+        layers = sites_of(record, "layer.discarded")
+        if not layers:
+            return ()
+        return (
+            Finding(
+                IssueType.CAPACITY,
+                Severity.MEDIUM,
+                layers,
+                1.0,
+                0.0,
+                f"an activation of the output of {some(layers)} is computed and thrown away: the next layer gets what "
+                "entered it, and the two are one linear map.",
+                "use the result: x = F.relu(x), or nn.ReLU(inplace=True).",
+                cause="result thrown away",
+            ),
+        )

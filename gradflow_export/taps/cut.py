@@ -113,7 +113,7 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, f
         names: Names of modules by the ``id`` of their parameters.
         draws: What was drawn in this step.
     """
-    layers = {node: name for node in graph.nodes if (name := _owner(node, names)) is not None}
+    layers = {node: name for node in graph.nodes if (name := owner_of(node, names)) is not None}
     flat = any(kind_of(node) in FLAT for node in graph.nodes)
     makers, takers = dict[str, float](), dict[str, float]()
     for node, name in layers.items():
@@ -165,7 +165,7 @@ def _nearest(nodes: list[Node], names: Mapping[int, str]) -> list[str]:
     found, seen, waiting = dict[str, None](), set(nodes), list(nodes)
     while waiting and len(seen) < MOST_NODES:
         here = waiting.pop(0)
-        name = _owner(here, names)
+        name = owner_of(here, names)
         if name is not None:
             found[name] = None
             continue
@@ -176,7 +176,13 @@ def _nearest(nodes: list[Node], names: Mapping[int, str]) -> list[str]:
     return list(found)
 
 
-def _owner(node: Node, names: Mapping[int, str]) -> str | None:
+def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
+    """Return the module whose weight a layer's node multiplies, ``None`` where it is no layer of the model.
+
+    Args:
+        node: A node of the graph.
+        names: Names of modules by the ``id`` of their parameters.
+    """
     if kind_of(node) not in LAYERS:
         return None
     here = below(node, LAYERS[kind_of(node)][2])

@@ -13,6 +13,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.taps.ahead import graph_behind, samples_of
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.cut import Draws, cut_off
+from gradflow_export.taps.discarded import Activations
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.lossgraph import terms_of
 
@@ -35,6 +36,7 @@ class StructureTap:
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
         self._model, self._read, self._draws = model, guard(self._look), Draws(guard)
+        self._activations = Activations(guard)
         self._armed, self._steps, self._roots = False, 0, 0
         self._out: Drained = []
         self._cut: dict[str, float] = {}
@@ -42,7 +44,7 @@ class StructureTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return (spec("target.ahead"), spec("layer.cut_off"))
+        return (spec("target.ahead"), spec("layer.cut_off"), spec("layer.discarded"))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts everything back."""
@@ -57,13 +59,16 @@ class StructureTap:
         self._steps += self._armed
         if self._armed:
             self._draws.install()
+            self._activations.install()
         else:
             self._draws.remove()
+            self._activations.remove()
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
         self._out, self._cut, self._roots = [], {}, 0
         self._draws.forget()
+        self._activations.forget()
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
@@ -71,6 +76,9 @@ class StructureTap:
         if self._cut:
             values = torch.tensor(list(self._cut.values()), dtype=torch.float64)
             out.append(Pending("layer.cut_off", tuple(self._cut), values))
+        lost = self._activations.discarded() if self._roots <= ROOTS else []
+        if lost:
+            out.append(Pending("layer.discarded", tuple(lost), torch.ones(len(lost), dtype=torch.float64)))
         self.forget()
         return out
 
@@ -80,13 +88,14 @@ class StructureTap:
         Args:
             root: A scalar with a graph, of which nothing has been freed.
         """
-        if self._armed and self._roots < ROOTS:
-            self._roots += 1
+        self._roots += self._armed
+        if self._armed and self._roots <= ROOTS:
             self._read(root)
 
     def _look(self, root: Tensor) -> None:
         model, graph = self._model(), graph_behind(root.grad_fn)
         if model is None or graph is None:
+            self._roots += ROOTS  # what this one uses is not known
             return
         names, owners, backwards = dict[int, str](), dict[int, str](), set[int]()
         for name, module in model.named_modules():
@@ -97,6 +106,7 @@ class StructureTap:
                 if "weight_ih" in key and key.endswith("_reverse"):
                     backwards.add(id(parameter))
         with torch.no_grad():
+            self._activations.read(graph, names)
             self._cut.update(cut_off(graph, names, self._draws))
             for term in terms_of(root)[0]:
                 self._out.extend(samples_of(term, graph, owners, backwards))

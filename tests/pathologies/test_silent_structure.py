@@ -242,6 +242,71 @@ def test_a_layer_that_is_named_besides_or_called_often_is_shared_on_purpose():
         assert told(model, loss, IssueType.CAPACITY) == []
 
 
+def thrown_away(model, loss):
+    """Train; return the layers that were read to stand before an activation of which nothing is left."""
+    optimizer, memory = torch.optim.SGD(model.parameters(), lr=0.1), MemoryWriter()
+    with Exporter(model, backends=[memory], strict=True).watch():
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+    readings = [record.get("layer.discarded") for record in memory.records]
+    return {site for reading in readings if reading is not None for site in reading.sites}
+
+
+class Throws(nn.Module):
+    """Three layers; the result of the first activation may be thrown away, kept, or used beside the layer's own."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.kept = how, None
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.act = nn.GELU() if how == "module" else nn.ReLU()
+
+    def forward(self, x):
+        neighbours = torch.full((len(x), len(x)), 1.0 / len(x))
+        x = self.first(x)
+        if self.how == "used":
+            x = self.act(x)
+        elif self.how == "kept":
+            self.kept = self.act(x)
+        else:
+            self.act(x)
+        x = neighbours @ self.second(x) if self.how == "graph" else self.second(x)
+        return self.last(x + self.second(x) if self.how == "used" else x)
+
+
+@pytest.mark.parametrize("how", ["module", "function", "graph"])
+def test_an_activation_that_is_thrown_away_is_told_at_the_layer_before(how):
+    """``F.relu(x)`` whose result nobody takes is CAPACITY, in a network that bends nowhere as well."""
+    for kind, wrong in ((how, True), ("used", False), ("kept", False)):
+        model = Throws(kind)
+
+        def loss(model=model):
+            return F.cross_entropy(model(torch.randn(16, 6)), torch.randint(2, (16,)))
+
+        found = told(model, loss, IssueType.CAPACITY)
+        if kind != "kept":  # of which the graph says that two layers are one, whatever became of the activation
+            assert [layers[0] for layers in found] == (["first"] if wrong else [])
+        assert thrown_away(model, loss) == ({"first"} if wrong else set())
+
+
+def test_an_activation_that_another_loss_takes_is_not_thrown_away():
+    """A head of its own, whose loss is propagated back by itself, uses what the other head does without."""
+    body, left, right = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+    model = nn.ModuleList([body, left, right])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(8):
+            optimizer.zero_grad()
+            h = body(torch.randn(16, 6))
+            losses = [F.cross_entropy(scores, torch.randint(2, (16,))) for scores in (left(h), right(h.relu()))]
+            losses[0].backward(retain_graph=True)
+            losses[1].backward()
+            optimizer.step()
+    assert [issue for issue in exporter.issues if issue.issue_type == IssueType.CAPACITY] == []
+
+
 def test_watching_draws_and_repeated_layers_changes_nothing():
     """Weights are equal bit for bit, and every method and hook is back in its place."""
 

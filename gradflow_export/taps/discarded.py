@@ -1,0 +1,118 @@
+"""Finds activations whose result is thrown away: ``F.relu(x)`` as a line of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradflow_export.taps.ahead import Graph
+from gradflow_export.taps.cut import owner_of
+from gradflow_export.taps.layergraph import NORMALISATIONS
+from gradflow_export.taps.lossgraph import LAYERS, Node
+from gradflow_export.taps.lossshape import below, kind_of
+from gradflow_export.taps.patches import Spy
+
+MOST_CALLS = 64
+"""Calls of one step that are remembered."""
+_SHAPES = ("Alias", "Clone", "Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "ToCopy", "Transpose", "UnsafeView")
+_STRAIGHT = NORMALISATIONS | frozenset((*_SHAPES, "AvgPool2D", "NativeDropout", "Unsqueeze", "View"))
+
+
+class Activations:
+    """Remembers the calls of activations while it is installed: what went in, and whether the result still lives."""
+
+    def __init__(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+        self._see = guard(self._called)
+        self._calls: list[tuple[Node, Node, weakref.ref[Tensor]]] = []
+        self._used: set[Node] = set()
+        self._between: dict[Node, str] = {}
+        self._stack: ExitStack | None = None
+
+    def install(self) -> None:
+        """Begin to see calls."""
+        if self._stack is not None:
+            return
+        owners = ((torch, "relu"), (torch, "tanh"), (Tensor, "relu"), (Tensor, "tanh"))
+        names = ((functional, name) for name in ("elu", "gelu", "leaky_relu", "mish", "selu", "silu"))
+        with ExitStack() as stack:
+            for owner, name in (*owners, *names):
+                spy = Spy(owner, name, self._see, result=True)
+                spy.install()
+                stack.callback(spy.remove)
+            self._stack = stack.pop_all()
+
+    def remove(self) -> None:
+        """Put every function back, and forget the calls."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was seen in this step."""
+        self._calls, self._used, self._between = [], set(), {}
+
+    def read(self, graph: Graph, names: Mapping[int, str]) -> None:
+        """Take in one of the losses of a step.
+
+        Args:
+            graph: All that is behind it.
+            names: Names of modules by the ``id`` of their parameters.
+        """
+        members = set(graph.nodes)
+        for source, result, _ in self._calls:
+            if result in members:
+                self._used.add(result)
+            elif source in members:
+                name = _between(graph, source, names)
+                if name is None:
+                    self._used.add(result)
+                else:
+                    self._between[source] = name
+
+    def discarded(self) -> list[str]:
+        """Return the layers that go straight on to another one, beside an activation of which nothing is left."""
+        lost = dict[str, None]()
+        for source, result, reference in self._calls:
+            if source in self._between and result not in self._used and reference() is None:
+                lost[self._between[source]] = None
+        return list(lost)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given, result = args[0] if args else kwargs.get("input"), kwargs["result"]
+        if not (isinstance(given, Tensor) and isinstance(result, Tensor)) or given is result:
+            return
+        if given.grad_fn is not None and result.grad_fn is not None and len(self._calls) < MOST_CALLS:
+            self._calls.append((given.grad_fn, result.grad_fn, weakref.ref(result)))
+
+
+def _between(graph: Graph, source: Node, names: Mapping[int, str]) -> str | None:
+    """Return the layer that made what entered an activation, where it goes on to layers with nothing in between."""
+    here = source
+    while owner_of(here, names) is None and _is_straight(here):
+        here = next((node for node, _ in here.next_functions if node is not None), None)
+    name = owner_of(here, names)
+    waiting, seen = [source], {source}
+    while waiting and name is not None:
+        for taker in graph.takers.get(waiting.pop(), ()):
+            if owner_of(taker, names) is not None or taker in seen:
+                continue
+            if not _is_straight(taker):
+                return None
+            seen.add(taker)
+            waiting.append(taker)
+    return name
+
+
+def _is_straight(node: Node) -> bool:
+    """Whether a step bends nothing and mixes in nothing else: also a mask of dropout, or a graph's neighbours."""
+    kind = kind_of(node)
+    if kind in LAYERS:
+        return below(node, LAYERS[kind][1]) is None or below(node, LAYERS[kind][2]) is None
+    return kind in _STRAIGHT or (kind in {"Div", "Mul"} and (below(node) is None or below(node, 1) is None))
