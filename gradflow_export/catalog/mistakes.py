@@ -35,6 +35,7 @@ OVERLAP_MINIMISED = "overlap is minimised"
 RATES_IN_POISSON = "rates given to poisson_nll_loss"
 SCORES_IN_LOGARITHM = "logarithm of scores"
 SCORES_IN_OVERLAP = "scores given to an overlap"
+UNLIKELY = "log-probabilities without a minus"
 WITHOUT_BOUND = "scale without balance"
 
 MISTAKES = (
@@ -69,6 +70,7 @@ MISTAKES = (
     RATES_IN_POISSON,
     SCORES_IN_LOGARITHM,
     SCORES_IN_OVERLAP,
+    UNLIKELY,
     WITHOUT_BOUND,
 )
 """Sites of ``loss.mistake``."""

@@ -158,8 +158,60 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="for labels that may be true together, nn.BCEWithLogitsLoss()(logits, targets); for one class of "
             "several that are right, targets / targets.sum(1, keepdim=True).",
         ),
+        known.CLAMPED_SCORES: _Told(
+            message="The binary cross-entropy, which takes probabilities, is given a layer's outputs cut off at 0 and "
+            "1: where they lie beyond, no gradient passes.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.COSINES_IN_CE: _Told(
+            message="The cross-entropy is given cosines, which lie between -1 and 1: it cannot fall below {0}.",
+            advice="multiply them by a scale, as in CosFace and CLIP: F.cross_entropy(16.0 * cosines, targets).",
+        ),
+        known.FOCAL_OF_MEAN: _Told(
+            message="The focal weight (1 - exp(-loss)) ** gamma is made of the mean over a batch: all samples get the "
+            "same weight.",
+            advice="take the loss of each sample first: ce = F.cross_entropy(logits, targets, reduction='none'); "
+            "((1 - torch.exp(-ce)) ** gamma * ce).mean().",
+        ),
+        known.OVERLAP_MINIMISED: _Told(
+            message="The overlap of predictions and targets (Dice, Jaccard) is added to the loss: the least overlap is "
+            "the best.",
+            advice="loss = 1.0 - overlap.",
+        ),
+        known.RATES_IN_POISSON: _Told(
+            message="poisson_nll_loss takes the logarithm of a rate, and is given an output that cannot be negative, "
+            "as a rate is: its exponential is at least 1.",
+            advice="leave the activation away, or say that rates come: nn.PoissonNLLLoss(log_input=False).",
+        ),
+        known.SCORES_IN_LOGARITHM: _Told(
+            message="The loss takes the logarithm of a layer's outputs, where probabilities are meant: of those below "
+            "0 nothing is left, those above 1 are rewarded without end.",
+            advice="make probabilities of them first, logits.log_softmax(1) or F.logsigmoid(logits); or call "
+            "F.cross_entropy(logits, targets) or F.binary_cross_entropy_with_logits(logits, targets).",
+        ),
+        known.SCORES_IN_OVERLAP: _Told(
+            message="An overlap (Dice, Jaccard, Tversky), which takes probabilities, is given the output of a layer: "
+            "its sums may vanish, and the loss has no lower bound.",
+            advice="use probabilities: dice_loss(torch.sigmoid(logits), targets), or logits.softmax(1) for classes.",
+        ),
+        known.UNLIKELY: _Told(
+            message="The loss is the logarithm of what the model gives the targets, without a minus: it makes them as "
+            "unlikely as it can.",
+            advice="loss = -log_probabilities.gather(1, targets[:, None]).mean(), or F.nll_loss(log_probabilities, "
+            "targets).",
+        ),
+        known.WITHOUT_BOUND: _Told(
+            message="A scale and its logarithm pull the loss in the same direction: it falls without bound as the "
+            "scale goes to its end, whatever the data.",
+            advice="check the signs. A Gaussian has error ** 2 / (2 * variance) + log(variance) / 2; a flow subtracts "
+            "the log-determinant of the way from data to noise; the KL of a VAE is -0.5 * (1 + logvar - mu ** 2 - "
+            "logvar.exp()).sum().",
+        ),
     }
 )
+
+
+_LESSER = frozenset((known.COSINES_IN_CE, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.RELU_BEFORE_CE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +298,7 @@ def _finding(site: str, value: float, threshold: float) -> Finding:
     targets = site == known.TARGETS_NO_SHARE
     return Finding(
         IssueType.WRONG_LOSS,
-        Severity.MEDIUM if site in {known.MANY_LABELS, known.RELU_BEFORE_CE} else Severity.HIGH,
+        Severity.MEDIUM if site in _LESSER else Severity.HIGH,
         ("target",) if targets else ("loss",),
         value,
         threshold,

@@ -22,6 +22,7 @@ from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.layergraph import FirstLayer, Layers, layers_behind
 from gradflow_export.taps.lossgraph import Term, terms_of
 from gradflow_export.taps.pairs import Pair, pairs_of
+from gradflow_export.taps.losshand import forms_of
 from gradflow_export.taps.remembered import Found, Remembered
 from gradflow_export.taps.root import saved
 
@@ -106,6 +107,7 @@ class InputTap:
         with torch.no_grad():
             terms, whole = terms_of(root)
             for term in terms:
+            terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)

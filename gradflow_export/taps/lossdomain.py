@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradflow_export.taps.lossshape import below, kind_of, shape_of
+from gradflow_export.taps.lossshape import below, kind_of
 from gradflow_export.taps.root import saved
 
 Node = Any
@@ -21,8 +21,8 @@ def sign_of(node: Node, index: int) -> float:
     if kind in {"Neg", "Rsub"} or (kind == "Sub" and index == 1):
         return -1.0
     factor = getattr(node, "_saved_other", None) if node.name() in {"MulBackward1", "DivBackward1"} else None
-    if factor is None and kind in {"Mul", "Div"} and shape_of(node) == ():
-        factor = saved(node, "other")
+    if factor is None and kind in {"Mul", "Div"}:
+        factor = saved(node, "other" if below(node) is not None else "self")
         # A number on another device would have to be waited for.
         factor = float(factor) if factor is not None and factor.dim() == 0 and factor.device.type == "cpu" else None
     return -1.0 if isinstance(factor, (int, float)) and factor < 0 else 1.0

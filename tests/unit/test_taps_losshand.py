@@ -1,0 +1,159 @@
+"""What the graph of a loss written by hand proves, and what is left in peace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export.catalog import mistakes as known
+from gradflow_export.taps.losshand import forms_of
+
+BATCH, CLASSES = 8, 5
+
+
+@pytest.fixture
+def layer():
+    return nn.Linear(6, CLASSES)
+
+
+@pytest.fixture
+def scores(layer):
+    return layer(torch.randn(BATCH, 6))
+
+
+@pytest.fixture
+def classes():
+    return torch.arange(BATCH) % CLASSES
+
+
+def told(loss):
+    return {site for site, _, _ in forms_of(loss)}
+
+
+def overlap(probabilities, targets):
+    shared = (probabilities * targets).sum(1)
+    return ((2 * shared + 1) / (probabilities.sum(1) + targets.sum(1) + 1)).mean()
+
+
+def test_overlap_of_scores_and_one_that_is_minimised_are_told(scores):
+    """Dice takes probabilities, and is taken off one."""
+    targets = (torch.rand(BATCH, CLASSES) > 0.5).float()
+    assert told(1 - overlap(scores, targets)) == {known.SCORES_IN_OVERLAP}
+    assert told(overlap(scores.sigmoid(), targets)) == {known.OVERLAP_MINIMISED}
+    assert not told(1 - overlap(scores.sigmoid(), targets))
+    assert not told(-0.5 * overlap(scores.softmax(1), targets))
+
+
+def test_expectation_over_places_is_no_overlap(scores):
+    """A coordinate is a mean weighted by probabilities, and may well be made less."""
+    weights = scores.sigmoid()
+    assert not told((((weights * torch.arange(5.0)).sum(1) / weights.sum(1)) - 2.0).square().mean())
+
+
+def test_overlap_of_probabilities_over_the_batch_is_told():
+    """A convolution gives samples in dimension 0, over which no softmax of classes runs."""
+    out = nn.Conv2d(1, 2, 3, padding=1)(torch.randn(4, 1, 6, 6))
+    targets = torch.ones(4, 2, 6, 6)
+    assert told(1 - overlap(out.softmax(0).flatten(1), targets.flatten(1))) == {known.SOFTMAX_OVER_BATCH}
+    assert not told(1 - overlap(out.softmax(1).flatten(1), targets.flatten(1)))
+
+
+def test_logarithm_of_scores_is_told_and_that_of_probabilities_is_not(scores, classes):
+    """Cross-entropies by hand want probabilities; logarithms of counts are compared with counts."""
+    shares = F.one_hot(classes, CLASSES).float()
+    assert told(-(shares * scores.clamp(1e-8).log()).sum(1).mean()) == {known.SCORES_IN_LOGARITHM}
+    assert not told(-(shares * scores.softmax(1).clamp(1e-8).log()).sum(1).mean())
+    assert not told(((scores.clamp(min=0) + 1).log() - shares).square().mean())
+
+
+def test_scores_that_are_cut_off_are_no_probabilities(layer, scores):
+    """``clamp(0, 1)`` lets BCELoss run, and keeps gradients from most samples."""
+    targets = torch.ones(BATCH, CLASSES)
+    assert told(F.binary_cross_entropy(scores.clamp(0, 1), targets)) == {known.CLAMPED_SCORES}
+    assert not told(F.binary_cross_entropy(scores.sigmoid().clamp(1e-6, 1 - 1e-6), targets))
+
+
+@pytest.mark.parametrize("squash", [torch.sigmoid, lambda s: s.softmax(1)])
+def test_log_softmax_of_probabilities_is_told_wherever_it_stands(scores, classes, squash):
+    """Focal losses pick from a log_softmax by hand; limits between change nothing."""
+    picked = F.log_softmax(squash(scores), 1).gather(1, classes[:, None])
+    assert told((-((1 - picked.exp()) ** 2) * picked).mean()) & {known.SOFTMAX_BEFORE_CE, known.SIGMOID_BEFORE_CE}
+    limited = F.cross_entropy(squash(scores).clamp(1e-6, 1 - 1e-6), classes)
+    assert told(limited) & {known.SOFTMAX_BEFORE_CE, known.SIGMOID_BEFORE_CE}
+
+
+def test_log_softmax_of_scores_is_right_wherever_it_stands(scores, classes):
+    """So are logarithms of limited probabilities in nll_loss, and both directions of a table of likenesses."""
+    picked = F.log_softmax(scores, 1).gather(1, classes[:, None])
+    assert not told((-((1 - picked.exp()) ** 2) * picked).mean())
+    assert not told(F.nll_loss(scores.softmax(1).clamp(1e-6).log(), classes))
+    table = scores @ torch.randn(CLASSES, BATCH)
+    assert not told(-(table.log_softmax(0).diagonal() + table.log_softmax(1).diagonal()).mean())
+
+
+def test_log_softmax_along_samples_is_told(scores, classes):
+    """Picked by hand, or rows of it given to nll_loss."""
+    assert told(-scores.log_softmax(0)[torch.arange(BATCH), classes].mean()) == {known.SOFTMAX_OVER_BATCH}
+    rows = torch.tensor([0, 2, 4])
+    assert told(F.nll_loss(scores.log_softmax(0)[rows], classes[rows])) == {known.OVER_POSITIONS}
+    assert not told(F.nll_loss(scores.log_softmax(1)[rows], classes[rows]))
+
+
+def test_log_probabilities_need_their_minus(scores, classes):
+    """Without weights of any sign, as returns are, only a loss with a minus makes targets likely."""
+    picked = scores.log_softmax(1)[torch.arange(BATCH), classes]
+    assert told(picked.mean()) == {known.UNLIKELY}
+    assert not told(-picked.mean())
+    assert not told((picked * torch.randn(BATCH)).mean())
+    assert not told(-picked.sum() * -3.0)
+
+
+def test_differences_of_every_pair_are_told_whatever_is_done_with_them(classes):
+    """A column less a vector is a square; columns made on purpose and tables of likeness are none of that."""
+    column, targets = nn.Linear(6, 1)(torch.randn(BATCH, 6)), torch.randn(BATCH)
+    for wrong in (
+        torch.maximum(0.7 * (targets - column), -0.3 * (targets - column)).mean(),
+        (column - targets).cosh().log().mean(),
+        ((column - targets) ** 2).mean().sqrt(),
+    ):
+        assert told(wrong) == {known.BROADCAST}
+    assert not told((column.squeeze(1) - targets).abs().mean())
+    assert not told((column.squeeze(1).unsqueeze(1) - targets).abs().mean())
+    assert not told((column - targets).abs().min(1).values.mean())
+    chosen = nn.Linear(6, CLASSES)(torch.randn(BATCH, 6)).log_softmax(1).gather(1, classes[:, None]).squeeze(1)
+    assert told(-(chosen * targets[:, None]).mean()) == {known.BROADCAST}
+    assert not told(-(chosen * targets).mean())
+
+
+def test_sequences_want_a_log_softmax_over_classes():
+    """Of scores ``[samples, time, classes]``, time comes first for ctc_loss and the softmax stays with the classes."""
+    out = nn.Linear(6, CLASSES)(torch.randn(3, 9, 6))
+    targets, lengths = torch.ones(3, 2, dtype=torch.long), (torch.full((3,), 9), torch.full((3,), 2))
+    assert told(F.ctc_loss(out.log_softmax(1).transpose(0, 1), targets, *lengths)) == {known.OVER_POSITIONS}
+    assert not told(F.ctc_loss(out.log_softmax(2).transpose(0, 1), targets, *lengths))
+    assert not told(F.ctc_loss(out.permute(1, 0, 2).log_softmax(-1), targets, *lengths))
+
+
+def test_cosines_want_a_scale(layer, scores, classes):
+    """Between -1 and 1 no class of many can be likely; a temperature is a scale."""
+    cosines = F.linear(F.normalize(scores), F.normalize(nn.Linear(CLASSES, 5).weight))
+    assert told(F.cross_entropy(cosines, classes)) == {known.COSINES_IN_CE}
+    assert not told(F.cross_entropy(16 * cosines, classes))
+    assert not told(F.cross_entropy(scores, classes))
+
+
+def test_focal_weights_are_those_of_samples(scores, classes):
+    """The mean of a batch has one weight."""
+    mean, each = F.cross_entropy(scores, classes), F.cross_entropy(scores, classes, reduction="none")
+    assert told((1 - torch.exp(-mean)) ** 2 * mean) == {known.FOCAL_OF_MEAN}
+    assert not told(((1 - torch.exp(-each)) ** 2 * each).mean())
+
+
+def test_poisson_takes_logarithms_of_rates(scores):
+    """What cannot be negative is a rate already."""
+    counts = torch.ones(BATCH, CLASSES)
+    assert told(F.poisson_nll_loss(F.softplus(scores), counts)) == {known.RATES_IN_POISSON}
+    assert not told(F.poisson_nll_loss(scores, counts))
+    assert not told(F.poisson_nll_loss(F.softplus(scores), counts, log_input=False))
