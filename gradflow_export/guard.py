@@ -91,7 +91,7 @@ class _GuardedPart(Part):
         def guarded(*args: Any, **kwargs: Any) -> None:
             if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
                 return
-            if self.off:
+            if self.off or torch.jit.is_tracing():  # torch.jit.trace compares two passes, and a hook would show in them
                 return
             began, outermost = time.perf_counter(), guard.depth == 0
             guard.depth += 1

@@ -22,6 +22,7 @@ UNSEEN_STEPS = 5
 
 Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
+_is_tracing = torch.jit.is_tracing
 _is_grad_enabled = torch.is_grad_enabled
 _transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
 
@@ -134,7 +135,7 @@ class ModuleCalls:
         if _is_compiling():  # first, so that a trace holds nothing of what follows
             return
         entry = self._handlers.get(id(module))
-        if entry is None or not _is_grad_enabled():
+        if entry is None or not _is_grad_enabled() or _is_tracing():
             return
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook tells of them.
         if entry[0]() is module and _transform() is None:
