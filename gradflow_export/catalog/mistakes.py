@@ -150,9 +150,12 @@ def specs() -> tuple[MetricSpec, ...]:
           scale="log"),
         s("target.uniform_share", "batches with one target", "share", "module",
           "share of readings in which all targets are the same", "definition", "c sampled", low=0.0, high=1.0),
+        s("target.copied", "targets that are the input", "share", "module",
+          "share of class targets that are the words which entered at the same places; only where a path leads from "
+          "each to its own prediction", "autograd graph", "c sampled", low=0.0, high=1.0),
         s("target.dependence", "dependence of targets on inputs", "1", "module",
-          "greatest z of four kernel tests that targets depend on the input (two widths, products of two and of three "
-          "features), rows remembered, equal inputs once",
+          "greatest z of five kernel tests that targets depend on the input (three widths, products of two and of "
+          "three features), rows remembered, equal inputs once",
           "Bierens 1982, J. Econometrics 20; Gretton et al. 2005, ALT", "c sampled"),
         s("target.ahead", "answers in sight", "share", "module",
           "share of places of a sequence that see the next one, where that is the target: attention to it, or a "

@@ -9,10 +9,9 @@ import numpy as np
 
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import no_better, past, sites_of, still_falls
+from gradflow_export.rules.evidence import no_better, past, sites_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
-from gradflow_export.stats import median
 
 _NORMALISE = (
     "normalise the features with the training set's numbers, x = (x - mean) / std (pixels: x / 255, or "
@@ -132,6 +131,7 @@ def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
         "find the extremes, print(x.min(), x.max(), x.median()): take marks for missing data (-9999, 1e20) out before "
         "the least and greatest value or the mean are taken, or scale by quantiles.",
         cause="squeezed",
+        origin="extremes set the scale",
     )
 
 
@@ -296,93 +296,6 @@ class SortedTargets(Rule):
                     "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); a dataset that is read as a stream, by "
                     "a buffer of many classes.",
                     cause="sorted",
-                ),
-            )
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnrelatedTargets(Rule):
-    """Find targets that have nothing to do with the inputs, as when one of the two was shuffled alone.
-
-    Three things have to come together, each of which is harmless alone. The loss lies at the level of the best
-    constant answer and does not fall any more. Kernel tests on at least ``tested`` different samples find no trace of
-    dependence: the greatest z is below ``sure`` now, and below ``usual`` in the middle of the last five readings (a
-    linear relation to one of ten features that explains a fifth of the variance gives about 5 with 128 samples, a
-    parity of three bits among twenty 5 with 256; one of five bits they cannot see). And gradients of consecutive
-    batches do not agree, so that no direction helps them all; after ``many`` tests that need not be, since answers that
-    are learned by heart, or a mean over places, have directions, and the loss may lie as low as ``heart``. In the first
-    ``settle`` steps nothing is said.
-
-    Source: Bierens 1982, Journal of Econometrics 20; Zhang et al. 2017, arXiv:1611.03530.
-
-    Attributes:
-        tested: Least number of different samples tested.
-        sure: Least z-score that counts as dependence.
-        level: Least share of the best constant's loss.
-        agree: Least typical cosine of consecutive gradients that counts as agreement.
-        settle: Steps in which a model may find its feet.
-        usual: Least typical z-score of the last tests that counts as dependence.
-        many: Tests after which they are trusted further.
-        heart: Least share of the best constant's loss then.
-    """
-
-    usual: float = 2.0
-    many: int = 6
-    heart: float = 0.85
-    tested: int = 128
-    sure: float = 3.0
-    level: float = 0.95
-    agree: float = 0.3
-    settle: int = 50
-    patience: int = 2
-
-    name: ClassVar[str] = "unrelated-targets"
-    needs: ClassVar[tuple[str, ...]] = ("target.dependence",)
-    remembers: ClassVar[tuple[str, ...]] = (
-        "loss",
-        "loss.over_constant",
-        "target.dependence",
-        "gradient.cosine",
-        "target.uniform_share",
-    )
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the newest test."""
-        for site in sites_of(record, "target.dependence"):
-            z, rows = record.value("target.dependence", site), record.value("target.tested", site) or 0.0
-            if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
-                continue
-            if not record.value("loss.known", site):
-                continue
-            tests = past(history, "target.dependence", site)
-            if median(tests[-5:]) >= self.usual:
-                continue
-            share = no_better(history, site, self.level, 5)
-            agreement = history.run("gradient.cosine").values[-30:]
-            if len(agreement) < 20 or (share is not None and median(np.asarray(agreement)) >= self.agree):
-                share = None
-            if share is None and len(tests) >= self.many:
-                share = no_better(history, site, self.heart, 8)
-            if share is None:
-                continue
-            if (record.value("target.uniform_share", site) or 0.0) > 0.5 or still_falls(history):
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.HIGH,
-                    ("target",),
-                    z,
-                    self.sure,
-                    f"Targets show no dependence on the inputs (z = {number(z)} over {number(rows)} samples), the loss "
-                    f"stays at {number(share)} times that of the best constant answer, and gradients of consecutive "
-                    "batches do not agree.",
-                    "look at some samples with their targets, and keep them together: shuffle with one order, order = "
-                    "torch.randperm(len(x)); x, y = x[order], y[order], or in one DataLoader(TensorDataset(x, y), "
-                    "shuffle=True).",
-                    cause="unrelated",
-                    follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE),
                 ),
             )
         return ()

@@ -11,7 +11,7 @@ from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
-from gradflow_export.rules.data import ConstantTargets, DataScale, SortedTargets, TargetScale, UnrelatedTargets
+from gradflow_export.rules.data import ConstantTargets, DataScale, SortedTargets, TargetScale
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.initial import BadInit
 from gradflow_export.rules.learning import BatchForTime, EmptyLoss, LinearLimit, NoBend, NotLearning
@@ -23,6 +23,7 @@ from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation
 from gradflow_export.rules.rate import LearningRate
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
+from gradflow_export.rules.related import CopiedTargets, UnrelatedTargets
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.seed import (
@@ -106,6 +107,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         ConstantTargets(),
         SortedTargets(),
         UnrelatedTargets(),
+        CopiedTargets(),
         SeenAnswers(),
         CutOff(),
         RepeatedLayer(),

@@ -17,12 +17,13 @@ from gradflow_export.catalog.mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 from gradflow_export.catalog.mistakes import specs as mistake_specs
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.samples import even_sample
+from gradflow_export.taps.answers import by_hand, same_words
 from gradflow_export.taps.base import Drained, Guard, Sample, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.layergraph import FirstLayer, Layers, layers_behind
 from gradflow_export.taps.lossgraph import Term, terms_of
-from gradflow_export.taps.pairs import Pair, pairs_of
 from gradflow_export.taps.losshand import forms_of
+from gradflow_export.taps.pairs import Pair, pairs_of
 from gradflow_export.taps.remembered import Found, Remembered
 from gradflow_export.taps.root import saved
 
@@ -106,8 +107,8 @@ class InputTap:
         states = {id(p) for m in modules.values() for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
         with torch.no_grad():
             terms, whole = terms_of(root)
-            for term in terms:
             terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
+            for term in terms:
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)
@@ -126,6 +127,9 @@ class InputTap:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
+        written = by_hand(term) if term.predictions is None and term.kind in {"absolute", "squared"} else None
+        if written is not None:
+            term.predictions, term.targets = written
         count, parts = _pair(term)
         first = _widest(layers.first)
         entered = None if first is None or first.entered is None else _rows_of(first.entered, count)
@@ -143,7 +147,7 @@ class InputTap:
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens,
-            own=layers.own and not layers.foreign,
+            own=layers.own and not layers.foreign and written is None,
             whole=whole,
             summed=term.summed,
             count=count,
@@ -164,6 +168,9 @@ class InputTap:
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
             self._out.append(Sample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+        same = same_words(term, layers.first)
+        if same is not None:
+            self._out.append(Sample("target.copied", found.site, same.contiguous(), partial(memory.copied, found.site)))
         if term.signs is not None:
             labels = even_sample(local(term.signs), ROWS).to(torch.float32).contiguous()
             self._out.append(Sample("loss.mistake", found.site, labels, memory.signed))

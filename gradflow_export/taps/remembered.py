@@ -146,6 +146,17 @@ class Remembered:
         crossed = spread > 0 and np.abs(rest).max() <= 1e-4 * np.abs(d).max()
         return {"loss.mistake": {BROADCAST: float(size)}} if crossed else {}
 
+    def copied(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the share of targets that are the words given at their own places.
+
+        Args:
+            site: Of the loss.
+            values: 1 where one is, 0 where not, NaN where it does not count.
+        """
+        told = np.asarray(values, dtype=np.float64)
+        told = told[np.isfinite(told)]
+        return {"target.copied": {site: float(told.mean())}} if len(told) else {}
+
     def signed(self, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the share of zeros among labels of a margin loss where these are 0 and one other number alone.
 

@@ -102,3 +102,24 @@ def test_zeros_and_constants_that_are_told_apart_by_others_are_in_order():
     """An output layer may begin with zeros, or with a constant."""
     assert told(adam(1e-3), init=lambda model: nn.init.zeros_(model[4].weight)) == []
     assert told(adam(1e-3), init=lambda model: nn.init.ones_(model[4].weight)) == []
+
+
+@pytest.mark.parametrize(("factor", "found"), [(10.0, True), (0.1, False)])
+def test_a_schedule_that_raises_the_rate_until_all_is_undone(factor, found):
+    """A factor turned round is a rate that is too large, told with the step; the right one is left in peace."""
+    causes = told(adam(3e-3), schedule=lambda optimizer: StepLR(optimizer, 30, factor), steps=130)
+    assert (("too large", "") in causes) == found
+
+
+def test_tiny_steps_that_all_gradients_agree_on_are_told_though_the_loss_creeps_down():
+    """A regression with an offset of 3 falls by a few hundredths in a hundred steps, far above a constant."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 2e-5)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(120):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), 3 + x[:, :1]).backward()
+            optimizer.step()
+        assert [issue.cause for issue in exporter.issues if issue.issue_type in KINDS] == ["too small"]

@@ -82,3 +82,59 @@ def test_weights_of_one_sign(scale, found):
     for parameter in model.parameters():
         nn.init.uniform_(parameter, 0.0, scale)
     assert told(model, lambda x: F.cross_entropy(model(x.abs()), (x[:, 0] > 0).long()), steps=40) == found
+
+
+class _Own(nn.Module):
+    """A layer of somebody's own, which counts its units by columns."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(("make", "cause"), [(torch.zeros, "zeros"), (torch.ones, "units are copies"), (None, None)])
+def test_layers_of_somebodys_own(make, cause):
+    """Two of them in a row that begin at zero, or at one number, are told; drawn at random they are in order."""
+    torch.manual_seed(0)
+    draw = make or (lambda a, b: torch.randn(a, b) * a**-0.5)
+    model = nn.Sequential(_Own(draw(8, 16) / 4), nn.Tanh(), _Own(draw(16, 2) / 4))
+    x = torch.randn(256, 8)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(15):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+            optimizer.step()
+    found = [issue.cause for issue in exporter.issues if issue.issue_type == IssueType.BAD_INIT]
+    assert found == ([] if cause is None else [cause])
+
+
+@pytest.mark.parametrize("steep", [True, False])
+def test_sines_that_are_too_steep(steep):
+    """Sines of thirty times a layer's output, whose weights are not drawn thirty times smaller, turn all over."""
+    torch.manual_seed(0)
+
+    class Sine(nn.Module):
+        def __init__(self, inputs):
+            super().__init__()
+            self.linear = nn.Linear(inputs, 48)
+            bound = 0.5 if inputs == 2 else (6 / inputs) ** 0.5 / (1 if steep else 30)
+            nn.init.uniform_(self.linear.weight, -bound, bound)
+            self.scale = 6 if inputs == 2 else 30
+
+        def forward(self, x):
+            return torch.sin(self.scale * self.linear(x))
+
+    model = nn.Sequential(Sine(2), Sine(48), Sine(48), nn.Linear(48, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(40):
+            x = 2 * torch.rand(128, 2) - 1
+            optimizer.zero_grad()
+            F.mse_loss(model(x), torch.sin(3 * x[:, :1]) + x[:, 1:]).backward()
+            optimizer.step()
+    found = [issue.cause for issue in exporter.issues if issue.issue_type == IssueType.BAD_INIT]
+    assert found == (["too large"] if steep else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from gradflow_export.metrics.constants import constant_loss, losses
-from gradflow_export.metrics.dependence import dependence, unbent
+from gradflow_export.metrics.dependence import any_dependence, dependence, dependence_on_tokens, unbent
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(40, 3))
@@ -119,11 +120,55 @@ def test_dependence_tells_independent_rows_from_dependent_ones():
     assert unbent(x, x @ [[1.0], [2.0]] + 0.1 * RNG.normal(size=(200, 1))) < 3
 
 
+def test_kernels_of_interactions_are_sums_over_products_of_different_features():
+    """Of bits, the statistic of three features together is that of all products of three, counted one by one."""
+    x = RNG.integers(2, size=(60, 5)) * 2.0 - 1.0
+    x = np.concatenate([x, -x])  # each feature is as often 1 as -1, and is standardised already
+    y = RNG.normal(size=(120, 1))
+    y -= y.mean(axis=0)
+    products = np.stack([x[:, list(c)].prod(axis=1) for c in itertools.combinations(range(5), 3)], axis=1)
+
+    def z(order):
+        centred = products - products.mean(axis=0)
+        return float(np.square(centred.T @ y[order]).sum())
+
+    drawn = np.array([z(RNG.permutation(120)) for _ in range(4000)])
+    parity = (x[:, [0]] * x[:, [2]] * x[:, [3]] > 0) * 1.0
+    y = parity - parity.mean()
+    expected = (z(np.arange(120)) * 1.0 - drawn.mean() * y.var() / 1.0) / (drawn.std() * y.var())
+    assert any_dependence(x, parity) == pytest.approx(expected, rel=0.4)
+    assert any_dependence(x, parity) > 2 * dependence(x, parity)
+
+
+def test_five_tests_see_what_one_does_not():
+    """A parity of three bits among twenty, and a quick wave, are told; shuffled rows are not, in most cases."""
+    bits = RNG.integers(2, size=(256, 20)) * 2.0 - 1.0
+    parity = (bits[:, [1]] * bits[:, [4]] * bits[:, [8]] > 0) * 1.0
+    assert dependence(bits, parity) < 3 < any_dependence(bits, parity)
+    place = RNG.uniform(-1, 1, size=(200, 2))
+    wave = np.sin(9 * place[:, :1]) * np.cos(8 * place[:, 1:])
+    assert any_dependence(place, wave) > 10
+    apart = [any_dependence(place, wave[RNG.permutation(200)]) for _ in range(40)]
+    assert np.median(apart) < 1.5
+    assert np.mean(np.array(apart) > 3) < 0.2
+
+
+def test_words_are_told_by_their_number_and_by_their_place():
+    """Which word comes first shows at its place alone, which word there is in the counts; chance shows nowhere."""
+    words = RNG.integers(12, size=(200, 8)).astype(float)
+    first, any_ = (words[:, :1] < 6) * 1.0, (words == 3).any(axis=1, keepdims=True) * 1.0
+    assert dependence_on_tokens(words, first, 64) > 5
+    assert dependence_on_tokens(words, any_, 64) > 5
+    assert dependence_on_tokens(words, first[RNG.permutation(200)], 64) < 4
+
+
 def test_where_nothing_can_be_said_it_is_nan():
     """Too few rows, constant inputs or targets, an exact line, and more features than rows give NaN."""
     x, y = RNG.normal(size=(40, 3)), RNG.normal(size=(40, 1))
     assert math.isnan(dependence(x[:8], y[:8]))
     assert math.isnan(dependence(np.ones((40, 2)), y))
     assert math.isnan(dependence(x, np.ones((40, 1))))
+    assert math.isnan(any_dependence(x[:8], y[:8]))
+    assert math.isnan(any_dependence(x, np.ones((40, 1))))
     assert math.isnan(unbent(x, x @ [[1.0], [2.0], [3.0]]))
     assert math.isnan(unbent(RNG.normal(size=(20, 30)), y[:20]))

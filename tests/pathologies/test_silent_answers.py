@@ -1,0 +1,115 @@
+"""Answers that are wrong, and numbers that hide them: seen by ``watch()`` alone, each beside its mended twin."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.issues import Severity
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def told(model, step, *, steps=60, optimizer=None):
+    """Train with ``loss = step()``; return type and cause of what is found."""
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), 3e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            step().backward()
+            optimizer.step()
+    return {(issue.issue_type, issue.cause) for issue in exporter.issues if issue.severity >= Severity.MEDIUM}
+
+
+class _Words(nn.Module):
+    def __init__(self, *, narrow=False):
+        super().__init__()
+        self.table, self.mix, self.head = nn.Embedding(20, 16), nn.Conv1d(16, 16, 3, padding=1), nn.Linear(16, 20)
+        self.narrow = narrow
+
+    def forward(self, tokens):
+        h = self.table(tokens)
+        mixed = torch.relu(self.mix(h.transpose(1, 2)).transpose(1, 2))
+        return self.head(mixed if self.narrow else h + mixed)
+
+
+@pytest.mark.parametrize("kind", ["same", "next", "hidden", "without a path"])
+def test_words_that_are_told_from_themselves(kind):
+    """Targets that are the words at their own places; next words, hidden words and a network that mixes are in order."""
+    model = _Words(narrow=kind == "without a path")
+
+    def step():
+        tokens = torch.randint(20, (32, 10))
+        inputs, targets = tokens, tokens
+        if kind == "next":
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        if kind == "hidden":
+            inputs = torch.where(torch.rand(32, 10) < 0.3, 0, tokens)
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    found = told(model, step, steps=12)
+    assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (kind == "same")
+
+
+@pytest.mark.parametrize("last", ["linear", "convolution"])
+@pytest.mark.parametrize("loss", [F.l1_loss, lambda a, b: ((a - b) ** 2).mean(), lambda a, b: (b - a).abs().mean()])
+def test_losses_written_out_know_their_targets(loss, last):
+    """Of a difference alone both sides are told again: great targets are found, of unit size they are left in peace."""
+    for scale in (1.0, 1e5):
+        x = torch.randn(256, 1, 6)
+        y = scale * (3.0 + x[:, :, :3].sum(2, keepdim=True))
+        end = nn.Conv1d(8, 1, 6) if last == "convolution" else nn.Sequential(nn.Flatten(), nn.Linear(48, 1))
+        model = nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU(), end)
+
+        def step(model=model, x=x, y=y):
+            rows = torch.randperm(256)[:64]
+            return loss(model(x[rows]).reshape(-1, 1, 1), y[rows])
+
+        found = {kind for kind, _ in told(model, step, steps=40)}
+        assert (IssueType.DATA_SCALE in found) == (scale > 1)
+
+
+@pytest.mark.parametrize("mark", [-2e9, None])
+def test_one_mark_for_missing_data_squeezes_all_the_rest(mark):
+    """Least and greatest value are taken of marks too: what is left is a sliver. Without them all is in order."""
+    x = 2000 + 500 * torch.randn(600, 8)
+    y = (x[:, 0] + x[:, 1] > 4000).long()
+    if mark is not None:
+        x = torch.where(torch.rand(x.shape) < 0.05, mark, x)
+    x = ((x.double() - x.min()) / (x.max() - x.min())).float()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def step():
+        rows = torch.randint(600, (64,))
+        return F.cross_entropy(model(x[rows]), y[rows])
+
+    assert ((IssueType.DATA_SCALE, "extremes set the scale") in told(model, step, steps=70)) == (mark is not None)
+
+
+def test_a_parity_that_is_learned_late_is_not_taken_for_chance():
+    """While nothing falls, products of three bits among twenty tell that the targets are no lots."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+
+    def step():
+        x = torch.randint(2, (128, 20)).float() * 2 - 1
+        return F.binary_cross_entropy_with_logits(model(x), (x[:, 1] * x[:, 4] * x[:, 8] > 0).float())
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    assert told(model, step, steps=110, optimizer=optimizer) == set()
+
+
+def test_targets_of_other_rows_are_told_while_they_are_learned_by_heart():
+    """Gradients find directions in rows that come again and again, and that is no dependence."""
+    x = torch.randn(800, 8)
+    y = (torch.sin(2 * x[:, 0]) + x[:, 3])[torch.randperm(800)]
+    model = nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 1), nn.Flatten(0))
+
+    def step():
+        rows = torch.randint(800, (64,))
+        return F.mse_loss(model(x[rows]), y[rows])
+
+    assert {kind for kind, _ in told(model, step, steps=130)} == {IssueType.BAD_TARGETS}
