@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import weakref
 
+GONE = 20
+"""Records in a row without an optimizer after which it is taken for one that is used no more."""
+
 
 class Partners:
     """The optimizers that took part in a record, and those that have stepped for the next one.
 
-    A record is complete when every optimizer that took part in the last one has stepped once.
+    A record is complete when every optimizer that took part in the last ones has stepped once.
     """
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[object] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[object] = weakref.WeakSet()
         self._sole: weakref.ref[object] | None = None
+        self._absent: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     def __bool__(self) -> bool:
         """Whether any optimizer has stepped yet."""
@@ -42,9 +46,14 @@ class Partners:
         if len(self._all) == 1:
             self._sole = weakref.ref(optimizer)
         self._stepped.clear()
+        self._absent.clear()
         return True
 
     def begin(self) -> None:
-        """Begin a new record."""
-        if self._sole is None:
+        """Begin a new record; what has long not stepped is waited for no more."""
+        if self._sole is None and self._stepped:
+            for optimizer in [partner for partner in self._all if partner not in self._stepped]:
+                self._absent[optimizer] = self._absent.get(optimizer, 0) + 1
+                if self._absent[optimizer] >= GONE:
+                    self._all.discard(optimizer)
             self._stepped.clear()

@@ -52,6 +52,7 @@ from gradflow_export.taps.replicas import ReplicaTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.shards import is_spread, this_rank
 from gradflow_export.taps.structure import StructureTap
+from gradflow_export.taps.sums import SumTap
 from gradflow_export.taps.updates import UpdateTap
 from gradflow_export.taps.wiring import WiringTap
 from gradflow_export.told import ToldJudge
@@ -106,11 +107,12 @@ def make_loop(
     follow, inputs = part("blocks")(block.follow), InputTap(reference, guard=part("inputs"))
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
     modes, structure = ModeTap(model, guard=part("wiring")), StructureTap(reference, guard=part("inputs"))
-    repeated = RepeatedTap(model, guard=part("wiring"))
+    repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
 
     def on_root(root: Tensor) -> None:
         inputs.see(root)
         structure.see(root)
+        sums.see(root)
 
     taps = Taps(
         block,
@@ -136,6 +138,7 @@ def make_loop(
             CopyTap(model, copies),
             wiring,
             ArrivalTap(model, guard=part("wiring")),
+            sums,
             InitialTap(model),
             ReloadTap(model, guard=part("wiring")),
         ),

@@ -18,6 +18,7 @@ class Wiring(enum.IntFlag):
     UNCALLED = 32
     WAITING = 64
     MADE = 128
+    STEPPED = 256
 
 
 def specs() -> tuple[MetricSpec, ...]:
@@ -26,7 +27,7 @@ def specs() -> tuple[MetricSpec, ...]:
     bits = (
         "sum of 1 requires_grad, 2 in an optimizer that stepped, 4 has a .grad before a step, 8 learning rate 0, "
         "16 its module was called, 32 its module was not called in the steps looked at, 64 in an optimizer that has "
-        "not stepped yet, 128 made anew in a forward pass"
+        "not stepped yet, 128 made anew in a forward pass, 256 in an optimizer that stepped here"
     )
     # fmt: off
     return (
@@ -44,8 +45,17 @@ def specs() -> tuple[MetricSpec, ...]:
           "mean |.grad| that a pass found / mean |.grad| before this step, of the followed parameters, where a pass "
           "before it went on to what another optimizer holds, which stepped in between, and the later ones did not; "
           "else 0", "definition", "c sampled", low=0.0),
+        s("loss.nested", "losses that hold each other", "count", "run",
+          "longest row of losses of which each is the one before it and more terms, where backward was called on all "
+          "of them and gradients were not cleared in between, or a step was; 1 without any", "definition", "c sampled",
+          low=1.0),
         s("layer.taken_steps", "steps of sequences as taken", "count", "module",
           "length of the dimension that a layer with batch_first takes for time", "definition", "c sampled", low=0.0),
+        s("parameter.frozen_size", "largest entry of a weight that is frozen", "1", "parameter",
+          "max |w| of matrices without requires_grad, some steps after the first; of large ones of an even sample",
+          "definition", "1P once", low=0.0),
+        s("layer.cell_calls", "steps of a recurrent cell", "count", "module",
+          "calls of a recurrent cell in the model's forward passes of one step", "definition", "c sampled", low=0.0),
         s("layer.taken_sequences", "number of sequences as taken", "count", "module",
           "length of the dimension that a layer with batch_first takes for the batch", "definition", "c sampled",
           low=0.0),

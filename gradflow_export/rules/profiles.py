@@ -13,6 +13,7 @@ from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.data import ConstantTargets, DataScale, SortedTargets, TargetScale
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.frozen import LeftFrozen
 from gradflow_export.rules.initial import BadInit
 from gradflow_export.rules.learning import BatchForTime, EmptyLoss, LinearLimit, NoBend, NotLearning
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
@@ -36,7 +37,7 @@ from gradflow_export.rules.seed import (
     FixedVanishing,
 )
 from gradflow_export.rules.stability import LossSpike, Unstable
-from gradflow_export.rules.stale import ClearedGradients, StaleGradient
+from gradflow_export.rules.stale import ClearedGradients, NestedLosses, StaleGradient
 from gradflow_export.rules.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.wiring import NotTraining, Reloaded
@@ -139,10 +140,12 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Rotation(),
         Desync(),
         NotTraining(),
+        LeftFrozen(),
         Reloaded(),
         RoundedUpdates(),
         ClearedGradients(),
         StaleGradient(),
+        NestedLosses(),
         WrongMode(),
         LearningRate(),
         BadInit(),

@@ -32,10 +32,42 @@ class StaleGradient(Rule):
 
     name: ClassVar[str] = "stale-gradient"
     needs: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
-    remembers: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient", "parameter.kept_gradient")
+    remembers: ClassVar[tuple[str, ...]] = tuple(f"parameter.{name}_gradient" for name in ("stale", "kept", "foreign"))
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the followed parameters of this record and of those before it."""
+        return (*self._sums(record, history), *self._of_others(record, history))
+
+    def _of_others(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        series = history.at_sites("parameter.foreign_gradient")
+        if record.get("parameter.foreign_gradient") is None or len(series.steps) == 0:
+            return ()
+        left = series.present & np.isfinite(series.values) & (series.values > 0)
+        times, here = left.sum(axis=0), series.present.sum(axis=0)
+        found = left[-1] & (times >= self.readings) & (times >= self.share * here)
+        if not found.any():
+            return ()
+        names = tuple(series.sites[index] for index in np.flatnonzero(found))
+        worst = float(series.values[-1][found].max())
+        message = (
+            f"before its own backward pass .grad of {some(names)} still held what the pass of another optimizer's loss "
+            f"had left on its way through it, {number(worst)} times as large as the gradient used in this step, in "
+            f"{int(times[found].max())} of {int(here[found].max())} steps looked at: two losses are mixed."
+        )
+        advice = (
+            f"call zero_grad() of the optimizer that holds {names[0]} directly before its own loss.backward(), or "
+            "freeze it, requires_grad_(False), while the other loss passes through."
+        )
+        first = int(series.steps[int(np.argmax(left[:, found].any(axis=1)))])
+        cause = "left by another loss"
+        return (
+            Finding(
+                IssueType.STALE_GRAD, Severity.MEDIUM, names, worst, 0.0, message, advice, since=first, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip
+
+    def _sums(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
         if record.get("parameter.stale_gradient") is None or stale.sites != kept.sites or len(stale.steps) == 0:
             return ()
@@ -64,6 +96,55 @@ class StaleGradient(Rule):
         severity = Severity.HIGH if everywhere else Severity.MEDIUM
         layers = ("",) if everywhere else names
         return (Finding(IssueType.STALE_GRAD, severity, layers, worst, 0.0, message, advice, since=first),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedLosses(Rule):
+    """Find backward passes through a running sum of losses, which take the gradient of each loss again and again.
+
+    A loss that holds the one before it, in one step and with its gradient still there, is counted twice; micro-batches
+    and losses that share a part of their graph hold no other loss as a whole. One that holds those of earlier steps
+    must do so twice over: a player's loss may hold another's.
+
+    Attributes:
+        readings: Least number of readings with two nested losses, among the last 16.
+        deep: Nested losses of which two readings are enough.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    deep: int = 3
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "nested-losses"
+    needs: ClassVar[tuple[str, ...]] = ("loss.nested",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.nested",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the losses of this record and of those before it."""
+        depth, past = record.value("loss.nested"), history.run("loss.nested")
+        if depth is None or depth < 2:
+            return ()
+        recent = past.values[-16:]
+        often = (recent >= 2).sum() >= max(self.readings, 0.5 * len(recent))
+        if not often and (recent >= self.deep).sum() < 2:
+            return ()
+        message = (
+            f"backward() is called on a sum that still holds the losses before: {number(float(recent.max()))} losses "
+            "are nested, and the gradient of the first is used as many times."
+        )
+        advice = (
+            "call backward() on the loss of this batch alone, loss.backward(), or once on the finished sum; add up "
+            "total += loss.item() for the log. Then retain_graph=True is not needed."
+        )
+        cause = "running sum"
+        return (
+            Finding(
+                IssueType.STALE_GRAD, Severity.HIGH, ("loss",), depth, 1.0, message, advice,
+                since=int(past.steps[0]), cause=cause, origin=cause,
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

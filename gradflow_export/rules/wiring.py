@@ -42,9 +42,9 @@ class NotTraining(Rule):
     Everything is told from descriptions, read in several steps: a connection seen once is a connection. What is
     left without a gradient must be in an optimizer (whoever leaves it out of both wants it to rest), and modules that
     are called rarely or that stand in a row of like ones (experts) have a longer time to get one. A gradient that is
-    exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's.
-    What must have no update by its name (a target network) or because it is frozen before the rest (a backbone) is left
-    in peace.
+    exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's,
+    and a recurrent cell called once or twice in a step has no earlier state whose weights could learn. What must have
+    no update by its name (a target network) or because it is frozen before the rest (a backbone) is left in peace.
 
     Attributes:
         readings: Least number of steps looked at.
@@ -64,6 +64,7 @@ class NotTraining(Rule):
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share",
         "activation.zero_share",
+        "layer.cell_calls",
         "loss",
         "parameter.gradient_norm",
         "parameter.hidden",
@@ -96,11 +97,11 @@ class NotTraining(Rule):
             return (blind_passes(blind, since),)
         findings = [
             *self._hidden(history),
-            *self._unowned(history, sites, trainable & reached & ~owned, ever, span),
+            *self._unowned(history, sites, trainable & reached & ~owned, ever, record.step),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span),
             *self._flat(record, history, sites, trainable & owned & reached),
             *_rateless(sites, trainable & ((always & Wiring.ZERO_RATE) > 0), total),
-            *_frozen(sites, ~trainable, trainable & owned, (ever & Wiring.CALLED) > 0),
+            *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, (ever & Wiring.CALLED) > 0),
         ]
         return tuple(
             Finding(
@@ -148,11 +149,11 @@ class NotTraining(Rule):
             )
 
     def _unowned(
-        self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, span: int
+        self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, step: int
     ) -> Iterable[_Told]:
         waiting = loose & ((ever & Wiring.WAITING) > 0)
         names = _chosen(sites, waiting)
-        if names and span >= self.rare:
+        if names and step >= self.rare:
             yield _Told(
                 "optimizer never stepped",
                 names,
@@ -240,11 +241,15 @@ class NotTraining(Rule):
         flat = set(_chosen(norms.sites, never))
         living = set(_chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
         homes = {owner(site) for site in living}
+        brief = _brief_cells(history)
         kin = _experts(norms.sites, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
         names = tuple(
             site
             for site in _chosen(sites, learning)
-            if site in flat and not (site.endswith("bias") and owner(site) in homes) and pattern(site) not in kin
+            if site in flat
+            and not (site.endswith("bias") and owner(site) in homes)
+            and not (site.endswith("weight_hh") and owner(site) in brief)
+            and pattern(site) not in kin
         )
         if living and names:
             yield _Told(
@@ -349,11 +354,18 @@ def _severity(names: int, total: int, sure: bool) -> Severity:
 def _codes(series: SiteSeries) -> Codes:
     """Return the codes of the window as whole numbers, 0 where none arrived. Shape: ``[readings, sites]``."""
     values = np.where(series.present & np.isfinite(series.values), series.values, 0.0)
-    return np.clip(values, 0, 255).astype(np.int64)
+    return np.clip(values, 0, 511).astype(np.int64)
 
 
 def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
     return tuple(sites[index] for index in np.flatnonzero(flags))
+
+
+def _brief_cells(history: History) -> set[str]:
+    """Return the recurrent cells that were never called more than twice in a step."""
+    calls = history.at_sites("layer.cell_calls")
+    most = np.where(calls.present, calls.values, 0.0).max(axis=0, initial=0.0)
+    return {site for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
 
 
 def _experts(sites: tuple[str, ...], flags: Flags) -> set[str]:

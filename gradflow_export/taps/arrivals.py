@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +19,35 @@ from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.optimizers import OptimizerStep
 
 FOLLOWED = 4
-"""Parameters that carry a hook while the tap is armed."""
+"""Parameters that carry a hook while the tap is armed, besides one of each optimizer that has none among them."""
+PLAYERS = 4
+"""Optimizers of which one more parameter is followed, at most."""
 ENTRIES = 256
 """Evenly spaced entries of each that are looked at."""
+
+
+class _Pass(NamedTuple):
+    """A backward pass that reached a parameter: which one, when, and what it found."""
+
+    task: int
+    order: int
+    found: Tensor | None
+
+
+class _Taken(NamedTuple):
+    """A step of another optimizer: how many passes there were before it, what it holds, and when it got which pass."""
+
+    passes: int
+    holds: frozenset[int]
+    orders: dict[int, int]
 
 
 class _Arrivals:
     """What came to one parameter since its optimizer stepped last."""
 
     def __init__(self) -> None:
+        self.passes: list[_Pass] = []
+        self.taken: list[_Taken] = []
         self.cleared = False
         self.found: list[Tensor] = []
         self.came: list[Tensor] = []
@@ -41,6 +61,10 @@ class ArrivalTap:
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
     the step was cleared in between. Both are told by the entries, so that clearing by ``None`` and by zeros are alike.
+    A pass of another player is told by its optimizer, which steps before the next pass, by that player's parameters,
+    which the pass reaches after this one, and by the next pass, which does not reach them: a critic that an actor's
+    loss went through. What two losses leave in a layer below both is their sum, and meant.
+
     Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
     since the pass before it; micro-batches of one call are passes at the same weights.
 
@@ -56,6 +80,10 @@ class ArrivalTap:
         self._take, self._keep = guard(self._arrives), guard(self._accumulated)
         self._handles: list[RemovableHandle] = []
         self._seen: dict[int, _Arrivals] = {}
+        self._order = 0
+        self._last = 0
+        self._whole: set[int] | None = None
+        self._one_of: dict[int, weakref.ref[Tensor]] = {}
         self._out: Drained = []
 
     @property
@@ -66,7 +94,7 @@ class ArrivalTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return spec("parameter.stale_gradient"), spec("parameter.kept_gradient")
+        return tuple(spec(f"parameter.{name}_gradient") for name in ("stale", "kept", "foreign"))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes every hook away."""
@@ -80,7 +108,13 @@ class ArrivalTap:
         if on and not self._handles:
             model = self._model()
             parameters = [] if model is None else [p for p in model.parameters() if _can_follow(p)]
-            for parameter in parameters[:: -(-len(parameters) // FOLLOWED) or 1]:
+            chosen: list[Tensor] = [*parameters[:: -(-len(parameters) // FOLLOWED) or 1]]
+            known = {id(p) for p in chosen}
+            others = [one() for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
+            chosen += [p for p in others if p is not None and _can_follow(p)]
+            if self._last:  # of the others it is not known what came since their last step
+                self._whole = {self._last}
+            for parameter in chosen:
                 hook = unserializable_hook(partial(self._take, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
                 self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep))  # type: ignore[no-untyped-call]
@@ -92,16 +126,21 @@ class ArrivalTap:
 
     def before(self, step: OptimizerStep) -> None:
         """Compare what arrived with what is there when an optimizer steps; with a closure nothing has arrived yet."""
+        self._last = id(step.optimizer)
+        whole = self._whole is None or self._last in self._whole
+        if self._whole is not None:
+            self._whole.add(self._last)
         if not self._seen:
             return
         if step.closure:  # what came before it is no part of the step
             self._forget(step)
             return
-        where, stale, kept = [], [], []
+        self._take_notice(step)
+        where, stale, kept, foreign = [], [], [], []
         with torch.no_grad():
             for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
                 seen = self._seen.pop(id(parameter), None)
-                if seen is None or not seen.came:
+                if seen is None or not seen.came or not whole:
                     continue
                 came = torch.stack(seen.came).sum()
                 there = came.new_zeros(()) if parameter.grad is None else _size(parameter.grad)
@@ -109,7 +148,9 @@ class ArrivalTap:
                 where.append(place)
                 stale.append(left / there)
                 kept.append(there / came)
-        self._give(step, where, stale, kept)
+                others = self._left_by_others(seen)
+                foreign.append(came.new_zeros(()) if others is None else others / there)
+        self._give(step, where, stale=stale, kept=kept, foreign=foreign)
 
     def after(self, step: OptimizerStep) -> None:
         """Compare what the passes of a closure found with what they left, and forget it."""
@@ -127,7 +168,7 @@ class ArrivalTap:
                 stale.append(torch.stack(found).amin() / there)
                 kept.append(there / came)
         self._forget(step)
-        self._give(step, where, stale, kept)
+        self._give(step, where, stale=stale, kept=kept)
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the gradients of a step that a gradient scaler skipped."""
@@ -147,8 +188,34 @@ class ArrivalTap:
         for parameter in step.owned.parameters:
             self._seen.pop(id(parameter), None)
 
-    def _give(self, step: OptimizerStep, where: list[np.int64], stale: list[Tensor], kept: list[Tensor]) -> None:
-        for name, values in (("stale", stale), ("kept", kept)) if where else ():
+    def _take_notice(self, step: OptimizerStep) -> None:
+        """Let the parameters that this optimizer does not hold know that it steps, and with which passes."""
+        held = {id(p): p for p in step.owned.parameters}
+        if held and not self._one_of.keys() & held.keys():
+            first = step.owned.parameters[0]
+            self._one_of[id(first)] = weakref.ref(first)
+        mine = frozenset(held).intersection(self._seen)
+        orders: dict[int, int] = {}
+        for key in mine:
+            for task, order, _ in self._seen[key].passes:
+                orders[task] = min(order, orders.get(task, order))
+        for key, seen in self._seen.items():
+            if key not in mine and seen.passes and orders:
+                seen.taken.append(_Taken(len(seen.passes), mine, orders))
+
+    def _left_by_others(self, seen: _Arrivals) -> Tensor | None:
+        """Return the size of what a pass of another player left there, ``None`` where none did or it was cleared."""
+        for passes, holds, orders in seen.taken:
+            through = any(task in orders and order < orders[task] for task, order, _ in seen.passes[:passes])
+            own = seen.passes[passes:]
+            theirs = {task for key in holds if key in self._seen for task, _, _ in self._seen[key].passes}
+            shared = any(task in theirs or task in orders for task, _, _ in own)
+            if through and own and not shared and own[0].found is not None:
+                return own[0].found
+        return None
+
+    def _give(self, step: OptimizerStep, where: list[np.int64], **told_of: list[Tensor]) -> None:
+        for name, values in told_of.items() if where else ():
             told = torch.stack([value.to(values[0].device) for value in values])
             metric, places = f"parameter.{name}_gradient", np.asarray(where)
             self._out.append(Pending(metric, step.owned.sites, told, places, nan_is_missing=True))
@@ -168,6 +235,8 @@ class ArrivalTap:
             return
         (came, found), seen.coming = seen.coming, None
         seen.came.append(came)
+        self._order += 1
+        seen.passes.append(_Pass(torch._C._current_graph_task_id(), self._order, found))  # noqa: SLF001 - no other
         if seen.version not in {None, parameter._version}:  # noqa: SLF001 - no public form
             seen.later.append(found)
         seen.version = parameter._version  # noqa: SLF001 - no public form

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.catalog.wiring import Wiring
+from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.compiled import CompiledCode
@@ -24,6 +25,8 @@ from gradflow_export.taps.optimizers import OptimizerStep, names_of
 
 LOOKS = 8
 """Armed steps in which calls of modules are looked at."""
+FROZEN_ENTRIES = 2**16
+"""Entries of a frozen weight that are looked at; of more an even sample."""
 HIDDEN = 256
 """Tensors outside ``model.parameters()`` that are followed at most."""
 ENTRIES = 256
@@ -65,6 +68,7 @@ class WiringTap:
         self._codes: dict[str, int] = {}
         self._hidden_codes: dict[str, int] = {}
         self._orphans = 0
+        self._frozen: Drained = []
 
     @property
     def modules(self) -> int:
@@ -74,8 +78,9 @@ class WiringTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("parameter.wiring", "parameter.hidden", "wiring.orphans", "layer.taken_steps", "layer.taken_sequences")
-        return tuple(map(spec, names))
+        parameters = ("parameter.wiring", "parameter.hidden", "parameter.frozen_size", "wiring.orphans")
+        layers = ("layer.taken_steps", "layer.taken_sequences", "layer.cell_calls")
+        return tuple(map(spec, (*parameters, *layers)))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
@@ -89,6 +94,7 @@ class WiringTap:
     def arm(self, *, on: bool) -> None:
         """Begin to read, or with ``on=False`` read no more."""
         self._armed = on
+        self.forget()  # a record begins; what several optimizers of one record showed is joined until then
         compiled = self._code is not None and self._code.found
         if self._calls is not None:
             self._calls.arm(on=on and self._steps < LOOKS and not compiled)
@@ -115,10 +121,12 @@ class WiringTap:
         names = names_of(model)
         parameters = list(model.parameters())
         self._search_waiting(parameters, owned)
-        waiting = _ids(self._waiting)
+        waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
+        if self._steps == LOOKS:
+            self._frozen = _frozen_sizes([(names[id(p)][1], p) for p in parameters])
         for parameter in parameters:
             name = names[id(parameter)][1]
-            code = _code(parameter, owned, waiting)
+            code = _code(parameter, owned, waiting) | Wiring.STEPPED * (id(parameter) in mine)
             self._codes[name] = self._codes.get(name, 0) | code
         for path, reference in self._hidden.items():
             held = reference()
@@ -147,14 +155,18 @@ class WiringTap:
         if taken:
             out.append(_pending("layer.taken_steps", {name: steps for name, (steps, _) in taken.items()}))
             out.append(_pending("layer.taken_sequences", {name: count for name, (_, count) in taken.items()}))
+        cells = {} if self._calls is None else self._calls.cells()
+        if cells:
+            out.append(_pending("layer.cell_calls", cells))
         if self._hidden_codes:
             out.append(_pending("parameter.hidden", self._hidden_codes))
-        self.forget()
+        out += self._frozen
+        self._frozen = []
         return out
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
-        self._codes, self._hidden_codes, self._orphans = {}, {}, 0
+        self._codes, self._hidden_codes, self._orphans, self._frozen = {}, {}, 0, []
 
     def _search_hidden(self, model: nn.Module) -> None:
         known = {id(p) for p in model.parameters()}
@@ -205,6 +217,7 @@ class Calls:
         self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._looked = False
         self._taken: dict[str, tuple[int, int]] = {}
+        self._cells: Counter[str] = Counter()
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
@@ -246,6 +259,11 @@ class Calls:
         taken, self._taken = self._taken, {}
         return taken
 
+    def cells(self) -> dict[str, int]:
+        """Return how often each recurrent cell was called since this was asked last."""
+        cells, self._cells = dict(self._cells), Counter()
+        return cells
+
     def _entered(self, module: nn.Module, given: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
@@ -261,6 +279,8 @@ class Calls:
         if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
             sizes = (first.shape[0], first.shape[1])
             self._taken[self._names[id(module)]] = sizes[::-1] if ordered else sizes
+        if isinstance(module, nn.RNNCellBase) and id(module) in self._names:
+            self._cells[self._names[id(module)]] += 1
         self._stack.append(id(module))
         if id(module) not in self._names and any(p.requires_grad for p in module.parameters()):
             holder = next((self._names[key] for key in reversed(self._stack) if key in self._names), "")
@@ -334,6 +354,21 @@ def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> i
         | Wiring.ZERO_RATE * owned.get(here, False)
         | Wiring.WAITING * (here in waiting)
     )
+
+
+def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:
+    """Return the largest entry of each frozen matrix, as it will be when it is packed."""
+    frozen = [
+        (name, p)
+        for name, p in named
+        if not p.requires_grad and p.dim() > 1 and p.numel() and p.is_floating_point() and not hasattr(p, "placements")
+    ][:HIDDEN]
+    if not frozen:
+        return []
+    with torch.no_grad():
+        sizes = [even_sample(p, FROZEN_ENTRIES).abs().amax().double() for _, p in frozen]
+        told = torch.stack([size.to(sizes[0].device) for size in sizes])
+    return [Pending("parameter.frozen_size", tuple(name for name, _ in frozen), told)]
 
 
 def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, bool]) -> int:
