@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
@@ -26,12 +27,23 @@ def check_module(model: object) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise unless this is a module that has parameters."""
+    """Raise unless this is a module that takes hooks and has parameters, all of them with a shape."""
     check_module(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ArgumentTypeError(
+            f"model must be a module that runs in Python, got {type(model).__name__}, which takes no hooks; watch the "
+            "module that was given to torch.jit.script or torch.jit.trace, and train that one."
+        )
     if not any(True for _ in model.parameters()):
         raise ArgumentError(
             f"model {type(model).__name__} has no parameters, so nothing can be learned or watched. If its layers are "
             "kept in a plain list, use nn.ModuleList so that they are registered."
+        )
+    blank = [name for name, parameter in model.named_parameters() if nn.parameter.is_lazy(parameter)]
+    if blank:
+        raise ArgumentError(
+            f"every parameter of the model must have a shape, got {blank[0]!r} of a lazy module, and {len(blank)} such "
+            "in all; send one batch through the model first."
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from gradflow_export.taps.base import Part
 
 _log = logging.getLogger("gradflow_export")
+_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
 
 
 class Guard:
@@ -91,7 +92,7 @@ class _GuardedPart(Part):
         def guarded(*args: Any, **kwargs: Any) -> None:
             if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
                 return
-            if self.off or torch.jit.is_tracing():  # torch.jit.trace compares two passes, and a hook would show in them
+            if self.off or _is_tracing():  # torch.jit.trace compares two passes, and a hook would show in them
                 return
             began, outermost = time.perf_counter(), guard.depth == 0
             guard.depth += 1

@@ -22,7 +22,7 @@ UNSEEN_STEPS = 5
 
 Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
-_is_tracing = torch.jit.is_tracing
+_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
 _is_grad_enabled = torch.is_grad_enabled
 _transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
 

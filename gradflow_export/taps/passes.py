@@ -117,7 +117,9 @@ class ForwardPasses(Generic[KnownT]):
         if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
             return
         known = self._members.get(id(module))
-        if known is None or not torch.is_grad_enabled() or known.module() is not module or torch.jit.is_tracing():
+        if known is None or not torch.is_grad_enabled() or known.module() is not module:
+            return
+        if torch._C._is_tracing():  # noqa: SLF001 - the public form has no types
             return
         self.calls.append(Call(known, given))
         if len(self.calls) == 1:
