@@ -115,16 +115,25 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, f
     """
     layers = {node: name for node in graph.nodes if (name := owner_of(node, names)) is not None}
     flat = any(kind_of(node) in FLAT for node in graph.nodes)
-    makers, takers = dict[str, float](), dict[str, float]()
+    makers, takers, members = dict[str, float](), dict[str, float](), set(layers.values())
     for node, name in layers.items():
         attribute, data, _ = LAYERS[kind_of(node)]
         entered = saved(node, attribute) if below(node, data) is None else None
         steps = draws.behind(entered) if entered is not None else []
         if flat and below(node, data) is not None:
             steps = _steps_before(graph, node, below(node, data), layers)
-        makers.update(dict.fromkeys(nearest := _nearest(steps, names), 1.0))
-        takers.update({name: 2.0} if nearest else {})
+        nearest = _nearest(steps, names)
+        # The loss has another part that they train by, and nowhere does a gradient go from this layer to them.
+        if nearest and set(nearest) <= members and not _leads(layers, name, nearest):
+            makers.update(dict.fromkeys(nearest, 1.0))
+            takers[name] = 2.0
     return {**makers, **{name: value for name, value in takers.items() if name not in makers}}
+
+
+def _leads(layers: Mapping[Node, str], taker: str, makers: list[str]) -> bool:
+    """Whether elsewhere a gradient does go from a layer to one of those that made what it is given here."""
+    behind = _below({node for node, name in layers.items() if name == taker}, stop=FLAT)
+    return any(layers.get(node) in makers for node in behind)
 
 
 def _steps_before(graph: Graph, layer: Node, source: Node, layers: Mapping[Node, str]) -> list[Node]:
@@ -150,11 +159,11 @@ def _steps_before(graph: Graph, layer: Node, source: Node, layers: Mapping[Node,
     return [node for step in steps for node, _ in step.next_functions if node is not None] if alone else []
 
 
-def _below(nodes: set[Node]) -> set[Node]:
+def _below(nodes: set[Node], stop: frozenset[str] = frozenset()) -> set[Node]:
     seen, waiting = set(nodes), list(nodes)
     while waiting:
         for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in seen:
+            if node is not None and node not in seen and kind_of(node) not in stop:
                 seen.add(node)
                 waiting.append(node)
     return seen

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gradflow_export.taps.ahead import Graph
+from gradflow_export.taps.base import Guard, unguarded
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.cut import owner_of
+from gradflow_export.taps.discover import is_compiled
 from gradflow_export.taps.layergraph import NORMALISATIONS
 from gradflow_export.taps.lossgraph import LAYERS, Node
 from gradflow_export.taps.lossshape import below, kind_of
+from gradflow_export.taps.passes import ForwardPasses
 from gradflow_export.taps.patches import Spy
 
 MOST_CALLS = 64
@@ -24,35 +29,42 @@ _SHAPES = ("Alias", "Clone", "Expand", "Permute", "ReshapeAlias", "Squeeze", "T"
 _STRAIGHT = NORMALISATIONS | frozenset((*_SHAPES, "AvgPool2D", "NativeDropout", "Unsqueeze", "View"))
 
 
-class Activations:
-    """Remembers the calls of activations while it is installed: what went in, and whether the result still lives."""
+@dataclass(frozen=True)
+class _Known:
+    """One module of the model."""
 
-    def __init__(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    module: weakref.ref[nn.Module]
+
+
+class Activations:
+    """Remembers calls of activations in the model's forward passes: what went in, and whether the result still lives.
+
+    Args:
+        model: The unwrapped model; only weak references to its modules are kept.
+        code: Knows whether the model turned out to be compiled.
+        guard: Wraps what sees the calls.
+    """
+
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+        modules = list(model.modules())
+        plain = not any(map(is_compiled, modules)) and not (code is not None and code.found)
+        members = {id(module): _Known(weakref.ref(module)) for module in modules} if plain else {}
+        self._passes: ForwardPasses[_Known] = ForwardPasses(members, code=code)
         self._see = guard(self._called)
         self._calls: list[tuple[Node, Node, weakref.ref[Tensor]]] = []
         self._used: set[Node] = set()
         self._between: dict[Node, str] = {}
-        self._stack: ExitStack | None = None
 
-    def install(self) -> None:
-        """Begin to see calls."""
-        if self._stack is not None:
-            return
+    def attach(self) -> ExitStack:
+        """Begin; closing the returned stack puts every function back."""
         owners = ((torch, "relu"), (torch, "tanh"), (Tensor, "relu"), (Tensor, "tanh"))
         names = ((functional, name) for name in ("elu", "gelu", "leaky_relu", "mish", "selu", "silu"))
-        with ExitStack() as stack:
-            for owner, name in (*owners, *names):
-                spy = Spy(owner, name, self._see, result=True)
-                spy.install()
-                stack.callback(spy.remove)
-            self._stack = stack.pop_all()
+        spies = [Spy(owner, name, self._see, result=True) for owner, name in (*owners, *names)]
+        return self._passes.attach(spies)
 
-    def remove(self) -> None:
-        """Put every function back, and forget the calls."""
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = None
-        self.forget()
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        self._passes.arm(on=on)
 
     def forget(self) -> None:
         """Forget what was seen in this step."""

@@ -21,7 +21,9 @@ from gradflow_export.taps.root import reaches
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
-_MEANT = re.compile(r"shar|tied|tie_|albert|universal|recur|unroll|repeat|loop|iter|siam", re.IGNORECASE)
+_MEANT = re.compile(
+    r"shar|tied|tie_|albert|universal|recur|rnn|unroll|repeat|loop|iter|siam|reus|refin|equil|deq", re.IGNORECASE
+)
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 

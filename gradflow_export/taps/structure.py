@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import weakref
 from typing import ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.taps.ahead import graph_behind, samples_of
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.cut import Draws, cut_off
 from gradflow_export.taps.discarded import Activations
 from gradflow_export.taps.discover import site_name
@@ -27,16 +28,18 @@ class StructureTap:
     """In the first sampled steps reads the graph of each loss as a whole, before its backward pass.
 
     Args:
-        model: Gives the model, or ``None`` when it is gone.
+        model: The unwrapped model; only weak references to it and its modules are kept.
+        code: Knows whether the model turned out to be compiled.
         guard: Wraps what reads the graph.
     """
 
     instrument: ClassVar[str] = "inputs"
     modules = 1
 
-    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
-        self._model, self._read, self._draws = model, guard(self._look), Draws(guard)
-        self._activations = Activations(guard)
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+        self._model, self._code = weakref.ref(model), code
+        self._read, self._draws = guard(self._look), Draws(guard)
+        self._activations = Activations(model, code=code, guard=guard)
         self._armed, self._steps, self._roots = False, 0, 0
         self._out: Drained = []
         self._cut: dict[str, float] = {}
@@ -50,6 +53,7 @@ class StructureTap:
         """Begin; closing the returned stack puts everything back."""
         stack = contextlib.ExitStack()
         stack.callback(self.forget)
+        stack.enter_context(self._activations.attach())
         stack.callback(self.arm, on=False)
         return stack
 
@@ -57,12 +61,11 @@ class StructureTap:
         """Begin to look, or with ``on=False`` look no more."""
         self._armed = on and self._steps < LOOKS
         self._steps += self._armed
-        if self._armed:
+        self._activations.arm(on=self._armed)
+        if self._armed and not (self._code is not None and self._code.found):
             self._draws.install()
-            self._activations.install()
         else:
             self._draws.remove()
-            self._activations.remove()
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""

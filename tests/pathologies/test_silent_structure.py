@@ -194,6 +194,21 @@ def test_an_action_whose_likelihood_is_used_may_be_given_to_a_critic():
     assert told(model, loss, IssueType.NOT_TRAINING) == []
 
 
+def test_a_critic_that_is_told_of_drawn_actions_may_teach_the_actor_by_others():
+    """Draws explore; where the same layer passes a gradient on to the actor elsewhere, none is missed."""
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    model = nn.ModuleList([actor, critic])
+
+    def loss():
+        x = torch.randn(16, 4)
+        mean = actor(x)
+        action = Normal(mean, 0.3).sample()
+        value, best = (critic(torch.cat([x, a], 1))[:, 0] for a in (action, mean))
+        return F.mse_loss(value, -action.pow(2).sum(1)) - best.mean()
+
+    assert told(model, loss, IssueType.NOT_TRAINING) == []
+
+
 class Stack(nn.Module):
     """Layers behind or beside each other, of which some may be one."""
 
