@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.outputs import is_floating
@@ -37,7 +38,8 @@ def output_tensor(output: Any) -> Tensor | None:
         ``hidden_states``, ``logits`` and ``sample`` come first. ``None`` when there is none.
     """
     if isinstance(output, Tensor):
-        return output if output.requires_grad and is_floating(output) else None
+        learns = output.requires_grad and is_floating(output)
+        return output if learns and not isinstance(output, FakeTensor) else None  # a fake one has a shape alone
     for part in _parts(output):
         chosen = output_tensor(part)
         if chosen is not None:

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.tensorboard import SummaryWriter
 
 from gradflow_export import Exporter, MemoryWriter
@@ -31,7 +32,13 @@ def export(model, x, _folder):
     assert torch.equal(torch.export.export(model, (x,)).module()(x), model(x))
 
 
-@pytest.mark.parametrize("use", [trace, add_graph, export])
+def estimate(model, x, _folder):
+    """Run the model on shapes alone, as estimates of memory do."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(x)).shape == (16, 2)
+
+
+@pytest.mark.parametrize("use", [trace, add_graph, export, estimate])
 @pytest.mark.parametrize("trained", [0, 3])
 def test_a_watched_model_can_be_traced(use, trained, tmp_path):
     """torch.jit.trace runs the model twice and compares; hooks of ours must not show, and later steps are recorded."""
