@@ -58,7 +58,7 @@ class Unstable(Rule):
         turn: Median cosine of consecutive gradients that means turning round.
         relevant: Least share of the greatest norm of the run.
         solved: Share of the first loss below which a batch counts as solved.
-        beyond: Least multiple of the second greatest of the first five norms; a leap by ``steep`` counts in any case.
+        beyond: Least multiple of the second greatest of the first ten norms; a leap by ``steep`` counts in any case.
         steep: Factor over the rolling median.
         lasting: Readings over which gradients turn round and grow where the loss stays below its first.
         steady: Least share of these readings in which they grow.
@@ -70,7 +70,7 @@ class Unstable(Rule):
     turn: float = -0.5
     relevant: float = 1e-3
     solved: float = 0.1
-    beyond: float = 1.5
+    beyond: float = 3.0
     steep: float = 1000.0
     lasting: int = 20
     steady: float = 0.9
@@ -101,7 +101,7 @@ class Unstable(Rule):
         where = where[~self._solved_at(steps[judged][where], history)]
         _, every = history.run("gradient.total_norm").whole()
         # The second greatest, because one of the first batches may be an outlier itself.
-        begun = float(np.sort(every[:5][np.isfinite(every[:5])])[-2:][:1].sum())
+        begun = float(np.sort(every[:10][np.isfinite(every[:10])])[-2:][:1].sum())
         where = where[(values[judged][where] > self.beyond * begun) | (left[where] > math.log(self.steep))]
         if len(where) < self.times:
             return ()

@@ -152,6 +152,13 @@ def _gives_scores(node: Node) -> bool:
     return kind_of(node) in _SCORES or adds_bias(node)
 
 
+def _unscaled(node: Node) -> Node:
+    """Return what was multiplied or divided by one number, as by a temperature."""
+    while kind_of(node) in {"Div", "Mul"} and _alone(node) is not None and not _weighs(node, kind_of(node)):
+        node = _alone(node)
+    return node
+
+
 def _weighs(node: Node, kind: str) -> bool:
     """Whether a node multiplies by numbers that may be of any sign."""
     if kind not in {"Mul", "Div"}:
@@ -188,7 +195,8 @@ def _log_softmax(node: Node) -> Form | None:
     if mistake is not None:
         return mistake, math.log1p((shape[dim] - 1) * math.exp(-1.0)), inner
     along = dim == 0 and len(shape) == 2 and shape[1] > 1 and shape[0] != shape[1]
-    return (SOFTMAX_OVER_BATCH, 1.0, inner) if along and _gives_scores(below(node)) else None
+    layer = _unscaled(below(node))
+    return (SOFTMAX_OVER_BATCH, 1.0, layer) if along and _gives_scores(layer) else None
 
 
 def _unlikely(node: Node) -> Form | None:
@@ -258,25 +266,40 @@ def _is_normalised(node: Node) -> bool:
 
 def _overlap(node: Node, sign: float) -> Form | None:
     """Return an overlap, as in Dice and Jaccard losses, of scores, or one that is minimised."""
-    shared = [part for part in _summed(below(node)) if kind_of(part) == "Mul"]
+    shared = [part for part in _summed(below(node)) if kind_of(part) in {"Bmm", "Mul"} and _alone(part) is not None]
     if not shared or below(node, 1) is None:
         return None
-    product = shared[0]
-    if (below(product) is None) == (below(product, 1) is None):
+    predicted = _bare(_alone(shared[0]))
+    sizes = [part for part in _summed(below(node, 1)) if predicted is not None and _holds(part, predicted)]
+    if not sizes:
         return None
-    predicted = _bare(below(product) if below(product) is not None else below(product, 1))
-    sizes = [_bare(below(part)) if kind_of(part) == "Pow" else part for part in _summed(below(node, 1))]
-    if predicted is None or not any(size is predicted for size in sizes):
-        return None
+    # Beside squares alone a product may be a projection, as of a signal on another; a loss takes an overlap off one.
+    squared = all(kind_of(part) == "Pow" for part in sizes)
     if _gives_scores(predicted):
-        return SCORES_IN_OVERLAP, 1.0, predicted
+        return (SCORES_IN_OVERLAP, 1.0, predicted) if sign < 0 or not squared else None
     over_batch = kind_of(below(predicted)) == "Convolution" and dim_of(predicted) == 0
     if kind_of(predicted) == "Softmax" and over_batch and len(shape_of(below(predicted))) == len(shape_of(predicted)):
         return SOFTMAX_OVER_BATCH, 1.0, predicted
-    minimised = (
-        sign > 0 and kind_of(predicted) in {"Sigmoid", "Softmax"} and kind_of(_bare(below(node, 1))) in {"Add", "Sub"}
-    )
+    several = kind_of(_bare(below(node, 1))) in {"Add", "Sub"}
+    minimised = sign > 0 and several and kind_of(predicted) in {"Sigmoid", "Softmax"}
     return (OVERLAP_MINIMISED, 1.0, predicted) if minimised else None
+
+
+def _alone(node: Node) -> Node:
+    """Return the one argument that has a graph, ``None`` where two have."""
+    sources = [source for source, _ in node.next_functions if source is not None]
+    return sources[0] if len(sources) == 1 else None
+
+
+def _holds(node: Node, wanted: Node) -> bool:
+    """Whether something is made of one tensor and of numbers without a graph."""
+    for _ in range(12):
+        if node is wanted or node is None:
+            break
+        if kind_of(node) not in _SHAPES | {"Abs", "Add", "Mean", "Mul", "Neg", "Pow", "Rsub", "Sub", "Sum"}:
+            return False
+        node = _alone(node)
+    return node is wanted
 
 
 def _summed(node: Node) -> list[Node]:
@@ -290,7 +313,13 @@ def _summed(node: Node) -> list[Node]:
         kind = kind_of(here)
         if kind in {"Mean", "Sum"}:
             inner = _bare(below(here))
-            found.append(_bare(below(inner)) if kind_of(inner) in {"Mean", "Sum"} else inner)
+            weighted = _bare(_alone(inner)) if kind_of(inner) == "Mul" else None
+            if kind_of(inner) in {"Bmm", "Mean", "Sum"} or kind_of(weighted) in {"Bmm", "Mean", "Sum"}:
+                waiting.append(weighted or inner)
+            elif inner is not None:
+                found.append(inner)
+        elif kind == "Bmm":
+            found.append(here)
         elif kind in _SHAPES | {"Add", "Clamp", "ClampMin", "Div", "Mul", "Rsub", "Sub"}:
             waiting += [source for source, _ in here.next_functions if source is not None]
     return found

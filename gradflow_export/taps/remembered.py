@@ -92,6 +92,7 @@ class Remembered:
         self._rows: deque[tuple[Floats, Floats]] = deque()
         self._count = self._total = self._readings = self._uniform = 0
         self._shape: tuple[Any, ...] = ()
+        self._kinds: set[tuple[float, ...]] = set()
         self._signs: list[Floats] = []
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
@@ -174,6 +175,9 @@ class Remembered:
         if shape != self._shape:
             self._rows.clear()
             self._count, self._shape = 0, shape
+        if len(self._kinds) < 2:
+            # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
+            self._kinds.update(map(tuple, np.unique(targets, axis=0)[:2].tolist()))
         self._rows.append((x, targets))
         self._count += len(targets)
         self._total += len(targets)
@@ -201,7 +205,7 @@ class Remembered:
             "target.uniform_share": self._uniform / self._readings,
         }
         if found.own:
-            out["target.distinct"] = float(len(np.unique(y, axis=0)))
+            out["target.distinct"] = float(max(len(np.unique(y, axis=0)), len(self._kinds)))
         if constant > 0:
             out["loss.over_constant"] = mean / constant
         if kind in {"squared", "absolute", "huber"}:

@@ -312,7 +312,7 @@ def test_leaps_of_solved_batches_are_stable_and_the_same_leaps_of_unsolved_ones_
     """A margin loss leaves most batches without a gradient, beside which those that still have one leap."""
 
     def run(share):
-        norms = [0.1] * 10 + [0.2 if i % 9 == 0 else 0.002 for i in range(40)]
+        norms = [0.05] * 10 + [0.2 if i % 9 == 0 else 0.002 for i in range(40)]
         losses = [1.0] * 10 + [share if i % 9 == 0 else 0.001 for i in range(40)]
         each = enumerate(zip(norms, losses, strict=True))
         records = [record(i + 1, gradient__total_norm=n, gradient__cosine=0.1, loss=v) for i, (n, v) in each]

@@ -157,3 +157,35 @@ def test_poisson_takes_logarithms_of_rates(scores):
     assert told(F.poisson_nll_loss(F.softplus(scores), counts)) == {known.RATES_IN_POISSON}
     assert not told(F.poisson_nll_loss(scores, counts))
     assert not told(F.poisson_nll_loss(F.softplus(scores), counts, log_input=False))
+
+
+def test_every_way_of_writing_an_overlap_is_known():
+    """Tversky's counts, sums of both at once, weights for classes, and einsum; a projection is no overlap."""
+    out = nn.Conv2d(1, 2, 3, padding=1)(torch.randn(4, 1, 6, 6))
+    targets = (torch.rand(4, 2, 6, 6) > 0.5).float()
+
+    def tversky(p):
+        both, more, less = (p * targets).sum(), (p * (1 - targets)).sum(), (targets * (1 - p)).sum()
+        return (1 - (both + 1) / (both + 0.3 * more + 0.7 * less + 1)) ** 0.75
+
+    def weighted(p):
+        shared, sizes, weights = (p * targets).sum((0, 2, 3)), (p + targets).sum((0, 2, 3)), torch.rand(2)
+        return 1 - 2 * (weights * shared).sum() / ((weights * sizes).sum() + 1e-6)
+
+    def einsum(p):
+        shared = torch.einsum("bchw,bchw->bc", p, targets)
+        return 1 - (2 * shared / (torch.einsum("bchw->bc", p) + targets.sum((2, 3)))).mean()
+
+    for loss in (tversky, weighted, einsum):
+        assert told(loss(out)) == {known.SCORES_IN_OVERLAP}
+        assert not told(loss(out.softmax(1)))
+    signal = targets[:, :1]
+    scale = (out[:, :1] * signal).sum((1, 2, 3)) / out[:, :1].square().sum((1, 2, 3))
+    assert not told((scale[:, None] * torch.rand(4, 3)).sum())
+
+
+def test_a_temperature_does_not_hide_along_what_a_softmax_runs(scores, classes):
+    """Students are divided by a temperature before their log_softmax."""
+    shares = F.one_hot(classes, CLASSES).float()
+    assert told(F.kl_div((scores / 2).log_softmax(0), shares, reduction="batchmean")) == {known.SOFTMAX_OVER_BATCH}
+    assert not told(F.kl_div((scores / 2).log_softmax(1), shares, reduction="batchmean"))

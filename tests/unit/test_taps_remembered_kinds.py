@@ -1,0 +1,28 @@
+"""How many different targets a loss has seen, whatever entered the model beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradflow_export.taps.remembered import Found, Remembered
+
+
+def test_targets_of_another_kind_of_pass_count_as_well():
+    """A critic is shown samples as real and noise through the generator as false: neither pass alone has both."""
+    memory = Remembered()
+    real = np.column_stack([np.random.default_rng(0).normal(size=(8, 2)), np.zeros(8), np.ones(8)])
+    false = np.column_stack([np.random.default_rng(1).normal(size=(8, 4)), np.zeros(8), np.zeros(8)])
+    found = {"kind": "binary", "logits": True, "outputs": 1, "own": True, "count": 8}
+    first = memory.take(Found(inputs=2, **found), real)
+    second = memory.take(Found(inputs=4, **found), false)
+    assert first["target.distinct"] == {"": 1.0}
+    assert second["target.distinct"] == {"": 2.0}
+
+
+def test_targets_that_are_all_alike_stay_one():
+    """What enters may change as it likes."""
+    memory = Remembered()
+    for width in (2, 4, 2):
+        rows = np.column_stack([np.ones((8, width)), np.zeros(8), np.ones(8)])
+        told = memory.take(Found(kind="binary", logits=True, inputs=width, outputs=1, own=True, count=8), rows)
+        assert told["target.distinct"] == {"": 1.0}
