@@ -110,6 +110,10 @@ def specs() -> tuple[MetricSpec, ...]:
         s("mode.evaluation_training", "evaluations in training mode", "count", "module",
           "passes without gradients since the last step in which dropout or BatchNorm acted as in training",
           "definition", "c", low=0.0),
+        s("mode.parts_training", "evaluations of parts in training mode", "count", "module",
+          "calls of children without gradients since the last step in which dropout or BatchNorm acted as in training, "
+          "of a model that is not called itself; 0 of a child that was called and has none", "definition", "c",
+          low=0.0),
         s("mode.training_evaluation", "training in evaluation mode", "1", "module",
           "1 where every pass of the step had dropout and BatchNorm in evaluation mode although earlier steps had not",
           "definition", "c", low=0.0, high=1.0),

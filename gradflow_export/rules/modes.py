@@ -13,6 +13,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
 
 _NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
+_PARTS = "mode.parts_training"
 _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_training", "mode.training_evaluation"
 
 
@@ -24,7 +25,8 @@ class WrongMode(Rule):
     targets that are classes or one number for each sample, and where the same data are not evaluated several times:
     what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode count
     as evaluation where they come between some steps only: methods that need one for each step
-    (pseudo-labels, adversarial directions) are in order. A model that trains in evaluation mode from the first step
+    (pseudo-labels, adversarial directions) are in order. Where a model itself is never called, calls of its children
+    count, of a model that answers a question alone. A model that trains in evaluation mode from the first step
     has its statistics frozen on purpose.
 
     Attributes:
@@ -41,14 +43,16 @@ class WrongMode(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-mode"
-    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _ASLEEP)
-    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _ASLEEP, _SUPERVISED)
+    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
+    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the modes of the passes since the last step."""
-        noise = self._noise(record, history)
-        return (*self._dropout(record), *noise, *self._training(record, history), *self._asleep(record, history))
+        noise, quiet = self._noise(record, history), self._training(record, history, _TRAINING)
+        # A generator's samples are drawn in training mode, and its critic, whose answers the loss is of, is not called.
+        parts = self._training(record, history, _PARTS) if _answers(record, history) else ()
+        return (*self._dropout(record), *noise, *quiet, *parts, *self._asleep(record, history))
 
     def _dropout(self, record: StepRecord) -> Iterable[Finding]:
         reading = record.get(_DROPOUT)
@@ -66,9 +70,7 @@ class WrongMode(Rule):
 
     def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
         names, _ = _above(record.get(_NOISE))
-        series, alone = history.at_sites(_SUPERVISED), history.run(_SUPERVISED)
-        values = [*series.values[series.present].tolist(), *alone.values.tolist()]
-        if names and values and min(values) > 0:
+        if names and _supervised(history):
             message = (
                 f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
                 "of the same data differ."
@@ -79,9 +81,9 @@ class WrongMode(Rule):
             )
             yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
 
-    def _training(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        names, passes = _above(record.get(_TRAINING))
-        episodes = _episodes(history.at_sites(_TRAINING))
+    def _training(self, record: StepRecord, history: History, metric: str) -> Iterable[Finding]:
+        names, passes = _above(record.get(metric))
+        episodes = _episodes(history.at_sites(metric))
         if names and len(episodes) >= self.episodes and record.step >= 5:
             recent = record.step - episodes[0] + 1
             if len(episodes) <= self.often * recent:
@@ -131,6 +133,22 @@ def _finding(
         cause=cause,
         origin=cause,
     )
+
+
+def _supervised(history: History) -> bool:
+    """Whether every loss that is known is of answers to a question alone, and there is one."""
+    series, alone = history.at_sites(_SUPERVISED), history.run(_SUPERVISED)
+    values = [*series.values[series.present].tolist(), *alone.values.tolist()]
+    return bool(values) and min(values) > 0
+
+
+def _answers(record: StepRecord, history: History) -> bool:
+    """Whether one of the parts that were called without gradients makes the answers that a loss is of."""
+    called = record.get(_PARTS)
+    if called is None or not _supervised(history):
+        return False
+    makers = history.at_sites(_SUPERVISED).sites
+    return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called.sites)
 
 
 def _above(reading: Reading | None) -> tuple[tuple[str, ...], float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ FIRST_LOOKS = 2
 """Passes in evaluation mode that are looked at closely at first; later one whenever random numbers were drawn."""
 SHOWN = 32
 """Modules named at most."""
+PARTS = 32
+"""Children of a model whose own forward pass is not called that are looked at, at most."""
 
 
 class ModeTap:
@@ -29,7 +32,8 @@ class ModeTap:
 
     Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
     mode, and at the 4th, 8th, 16th and so on. Told of are dropout and noise of a continuous distribution; choices that
-    are drawn, as of an action or a token, are what some models are for.
+    are drawn, as of an action or a token, are what some models are for. Where a step has come and the model itself was
+    not called, calls of its children are passes until it is: some training loops never call anything else.
 
     Args:
         model: The unwrapped model; only a weak reference is kept.
@@ -54,6 +58,9 @@ class ModeTap:
         self._noisy: dict[str, float] = {}
         self._entered: _Given | None = None
         self._again = False
+        self._parts = contextlib.ExitStack()
+        self._called = True
+        self._parts_quiet: dict[str, float] = {}
 
     @property
     def modules(self) -> int:
@@ -65,7 +72,13 @@ class ModeTap:
         """The metrics this tap can give out."""
         return tuple(
             spec(f"mode.{name}")
-            for name in ("evaluation_dropout", "evaluation_noise", "evaluation_training", "training_evaluation")
+            for name in (
+                "evaluation_dropout",
+                "evaluation_noise",
+                "evaluation_training",
+                "parts_training",
+                "training_evaluation",
+            )
         )
 
     @property
@@ -82,6 +95,8 @@ class ModeTap:
             stack.callback(self._stop)
             stack.callback(model.register_forward_pre_hook(begin).remove)
             stack.callback(model.register_forward_hook(end, always_call=True).remove)
+            stack.callback(self._parts.close)
+            self._called = False
         return stack
 
     def arm(self, *, on: bool) -> None:
@@ -90,7 +105,7 @@ class ModeTap:
     def forget(self) -> None:
         """Forget the passes since the last step."""
         self._training = self._quiet = self._asleep = 0
-        self._dropout, self._noise, self._entered = {}, {}, None
+        self._dropout, self._noise, self._entered, self._parts_quiet = {}, {}, None, {}
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
@@ -102,15 +117,24 @@ class ModeTap:
             out.append(_pending("mode.evaluation_noise", self._noise))
         if self._quiet and model is not None and (names := acting(model, training=True)):
             out.append(_pending("mode.evaluation_training", dict.fromkeys(names, float(self._quiet))))
+        if self._parts_quiet:
+            out.append(_pending("mode.parts_training", self._parts_quiet))
         asleep = self._asleep > 0 and self._training == 0 and self._trained
         if model is not None and (asleep or self._slept) and (names := acting(model, training=not asleep)):
             out.append(_pending("mode.training_evaluation", dict.fromkeys(names, float(asleep))))
             self._slept = asleep
         self._trained |= self._training > 0
         self.forget()
+        if model is not None and not self._called:  # a step has come, and the model itself was not called for it
+            self._called = True
+            part = ModuleHook(self._guard(self._part_begins))
+            for child in list(parts_of(model))[:PARTS]:
+                self._parts.callback(child.register_forward_pre_hook(part).remove)
         return out
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
+        self._called = True
+        self._parts.close()
         gradients = torch.is_grad_enabled()
         if module.training:
             self._training += gradients
@@ -124,6 +148,21 @@ class ModeTap:
             self._before = _states(module)
             if count <= FIRST_LOOKS or self._close:
                 self._look = _Look(module, self._guard)
+
+    def _part_begins(self, part: nn.Module, _given: Any, _output: Any = None) -> None:
+        """Count a pass of one child, in the mode of the whole model."""
+        model, gradients = self._model(), torch.is_grad_enabled()
+        if model is None:
+            return
+        if gradients:
+            self._training += model.training
+            self._asleep += not model.training
+        elif model.training:
+            inside = {id(m) for m in part.modules()}
+            names = [site_name(name) for name, m in model.named_modules() if id(m) in inside]
+            self._parts_quiet.setdefault(names[0], 0.0)  # that it was called counts too
+            for name in set(names).intersection(acting(model, training=True)):
+                self._parts_quiet[name] = self._parts_quiet.get(name, 0.0) + 1.0
 
     def _compare(self, given: Any) -> None:
         """Tell dropout that is always on from samples on purpose: those are several passes of the same data."""
@@ -263,6 +302,19 @@ class _Given(NamedTuple):
         if self.kind != other.kind:
             return False
         return self.head is None or other.head is None or torch.equal(self.head, other.head)
+
+
+def parts_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of a model that can be called, those of containers among them.
+
+    Args:
+        model: Where to look.
+    """
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from parts_of(child)
+        else:
+            yield child
 
 
 def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:

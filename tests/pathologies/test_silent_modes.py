@@ -144,3 +144,39 @@ def test_looking_draws_no_random_number_and_puts_every_function_back():
         results[-1].append(torch.rand(3))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert (F.dropout, torch.bernoulli, F.scaled_dot_product_attention) == functions
+
+
+class Parted(nn.Module):
+    """A model of which a training loop calls the parts alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(16, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"), [("never", True), ("train only", True), ("both", False), ("body", False)]
+)
+def test_parts_that_are_evaluated_in_the_wrong_mode_are_told(call, expected):
+    """Parts that are called by a loop of their own stand for the model; a body alone answers nothing."""
+    model = Parted()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(40):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.head(model.body(x)), (x[:, 0] > 0).long()).backward()
+            optimizer.step()
+            if step % 8 == 7:
+                if call in {"both", "train only"}:
+                    model.eval()
+                with torch.no_grad():
+                    h = model.body(x)
+                    if call != "body":
+                        model.head(h)
+                if call == "both":
+                    model.train()
+        found = [issue for issue in exporter.issues if str(issue.issue_type) == "EVAL_RANDOM"]
+    assert bool(found) is expected
+    assert all(issue.layer.startswith("body") for issue in found)
