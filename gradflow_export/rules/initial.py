@@ -95,8 +95,8 @@ class BadInit(Rule):
         return (*later, *large, *self._small(record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        spread, known = record.get("parameter.row_spread"), history.at_sites("parameter.initial_gain")
-        if spread is None or len(known.steps) == 0:
+        spread = record.get("parameter.row_spread")
+        if spread is None:
             return
         updates = record.get("parameter.update_norm")
         moved = {} if updates is None else updates.as_dict()

@@ -42,7 +42,8 @@ class LearningRate(Rule):
         steps: Least number of steps that a fall by a tenth would take.
         timid: Size of steps against the weights below which they are too small where gradients agree.
         agree: Least typical cosine of consecutive gradients that counts as agreement.
-        straight: The same from which on the loss may have fallen a little, to ``hardly`` of its first.
+        straight: The same from which on the loss may have fallen a little, to ``hardly`` of its first, and steps may be
+            twice as large as ``timid``.
         hardly: See ``straight``.
         settle: Steps before such small ones are judged.
         jump: Greatest rate that was there before, as a share of one that was raised.
@@ -119,30 +120,33 @@ class LearningRate(Rule):
 
     def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
-        steps, rates = history.run("learning_rate").whole()
-        if len(rates) < 2 * self.undone or not rates[-1] > 0:
-            return
-        lower = np.flatnonzero(rates < 0.5 * rates[-1])
-        if not lower.size or lower[-1] < self.undone or rates[: lower[-1] + 1].max() > self.jump * rates[-1]:
-            return
-        since = int(steps[lower[-1]]) + 1
         at, losses = history.run("loss").whole()
-        before, after = losses[at < since][-20:], losses[at >= since]
-        if len(before) < 5 or len(after) < self.undone or not np.isfinite(losses).all():
+        steps, rates = history.run("learning_rate").whole()
+        if min(len(losses), len(rates)) < 2 * self.undone or not np.isfinite(losses).all():
             return
-        level = median(before)
-        if not (level <= 0.7 * first and now >= max(0.8 * first, 2.0 * level)):
+        rates = rates[np.maximum(np.searchsorted(steps, at, side="right") - 1, 0)]
+        span = self.undone // 2
+        levels = [median(losses[end - span : end]) for end in range(span, len(losses) + 1)]
+        best = int(np.argmin(levels)) + span - 1
+        level, new = levels[best - span + 1], float(rates[-1])
+        old = median(rates[best - span + 1 : best + 1])
+        higher = np.flatnonzero(rates[best:] >= old / self.jump)
+        if not (old > 0 and higher.size and bool((rates[-self.undone :] >= old / self.jump).all())):
             return
-        old, new = float(rates[lower[-1]]), float(rates[-1])
+        since = int(at[best + higher[0]])
+        late = min(now, median(losses[-self.undone :]))
+        if at[-1] - since < self.undone or not (level <= 0.7 * first and late >= max(0.8 * first, 2.0 * level)):
+            return
         message = (
-            f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
-            f"{number(level)} before, has been back at {number(now)} since, as before training ({number(first)})."
+            f"the learning rate rose from {number(old)} to {number(new)}, from step {since} on, and the loss, "
+            f"{number(level)} before, is back at {number(now)}, as before training ({number(first)})."
         )
         advice = (
             f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
             "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
         )
-        yield _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
+        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
+        yield replace(found, urgent=True)  # what it was judged by are many losses already
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -178,13 +182,13 @@ class LearningRate(Rule):
         """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
         rate, ratio = history.run("learning_rate"), float(record.value("update.ratio") or 0.0)
         agreement = history.run("gradient.cosine").values[-30:]
-        if record.step < self.settle or not ratio < self.timid or len(agreement) < 20:
+        if record.step < self.settle or not ratio < 2.0 * self.timid or len(agreement) < 20:
             return
         if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
             return
         agree = median(np.asarray(agreement))
         sites = history.at_sites("loss.over_constant").sites
-        if agree < self.straight and (fell(history) or now < self.fallen * first):
+        if agree < self.straight and (fell(history) or now < self.fallen * first or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
         if not (agree >= self.agree and sites and all(no_better(history, site, 0.9, 3) for site in sites)):
             return

@@ -22,6 +22,7 @@ WORDS = 1024
 _FAR = 4_000
 _IN_ORDER = frozenset(("Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "UnsafeView", "Unsqueeze", "View"))
 """What changes shape alone, and not the order of the entries."""
+_RECURRENT = frozenset(("CudnnRnn", "MkldnnRnnLayer"))
 _BY_PLACE = _IN_ORDER | frozenset(
     [
         "Add",
@@ -155,4 +156,12 @@ def _sources(node: Node, kind: str, count: int) -> list[Node]:
         entered = saved(node, _ENTERED[kind])
         alone = entered is not None and math.prod(entered.shape[:-1]) == count
         return [below(node, _MATRICES[kind])] if alone else []
+    if kind in _RECURRENT:
+        # What a recurrent layer says at a place has passed the word there; batch and time may be turned round.
+        source = below(node)
+        while kind_of(source) in {"Clone", "Transpose"}:
+            source = below(source)
+        return [source]
+    if kind == "Transpose":
+        return [below(node)] if kind_of(below(node)) in _RECURRENT else []
     return [source for source, _ in node.next_functions] if kind in _BY_PLACE else []

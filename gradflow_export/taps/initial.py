@@ -49,13 +49,18 @@ class InitialTap:
         self._weights = {
             site_name(f"{name}.{key}".lstrip(".")): weakref.ref(weight)
             for name, module in model.named_modules()
-            if isinstance(module, _LAYERS) or _is_own(module)
+            if isinstance(module, (*_LAYERS, nn.Embedding)) or _is_own(module)
             for key, weight in module.named_parameters(recurse=False)
             if weight.dim() >= 2 and weight.shape[0] >= 2 and weight[0].numel() >= 2
         }
         self._own = frozenset(
-            id(weight) for module in model.modules() if _is_own(module) for weight in module.parameters(recurse=False)
+            id(weight)
+            for module in model.modules()
+            if _is_own(module) or isinstance(module, nn.Embedding)
+            for weight in module.parameters(recurse=False)
         )
+        # Rows of a table are no units, and are looked at for zeros alone.
+        self._tables = frozenset(id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding))
         self._even: dict[str, Tensor] = {}
         self._armed = False
         self._steps = 0
@@ -93,6 +98,8 @@ class InitialTap:
             return
         mine = {id(p) for p in step.owned.parameters}
         held = self._held()
+        if self._steps == 1:
+            held = [(name, weight) for name, weight in held if id(weight) not in self._tables]
         named = [(name, weight) for name, weight in held if id(weight) in mine or self._steps == LATER]
         if not named:
             return

@@ -55,6 +55,20 @@ def test_words_that_are_told_from_themselves(kind):
     assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (kind == "same")
 
 
+@pytest.mark.parametrize("moved", [0, 1])
+def test_words_that_pass_a_recurrent_layer_on_their_way(moved):
+    """What an LSTM says at a place has passed the word there; where that is the answer, it is told."""
+    table, lstm, head = nn.Embedding(20, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 20)
+
+    def step():
+        tokens = torch.randint(20, (16, 9))
+        said = head(lstm(table(tokens[:, : 9 - moved]))[0])
+        return F.cross_entropy(said.transpose(1, 2), tokens[:, moved:])
+
+    found = told(nn.ModuleList([table, lstm, head]), step, steps=12)
+    assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (moved == 0)
+
+
 @pytest.mark.parametrize("last", ["linear", "convolution"])
 @pytest.mark.parametrize("loss", [F.l1_loss, lambda a, b: ((a - b) ** 2).mean(), lambda a, b: (b - a).abs().mean()])
 def test_losses_written_out_know_their_targets(loss, last):

@@ -138,3 +138,22 @@ def test_sines_that_are_too_steep(steep):
             optimizer.step()
     found = [issue.cause for issue in exporter.issues if issue.issue_type == IssueType.BAD_INIT]
     assert found == (["too large"] if steep else [])
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_two_tables_of_zeros_that_are_multiplied(both):
+    """Neither ever gets a gradient; one of them may begin so."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Embedding(20, 4), nn.Embedding(20, 4)])
+    nn.init.zeros_(model[0].weight)
+    if both:
+        nn.init.zeros_(model[1].weight)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(12):
+            left, right = torch.randint(20, (2, 64))
+            optimizer.zero_grad()
+            F.mse_loss((model[0](left) * model[1](right)).sum(1), torch.randn(64)).backward()
+            optimizer.step()
+    found = [issue.cause for issue in exporter.issues if issue.issue_type == IssueType.BAD_INIT]
+    assert found == (["zeros"] if both else [])
