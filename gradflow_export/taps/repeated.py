@@ -117,8 +117,9 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
         for identity, count in Counter(id(child) for child in _children(module)).items():
             child = next(child for child in _children(module) if id(child) == identity)
             path = f"{name}.{names[identity]}".lstrip(".")
-            wide = any(parameter.dim() > 1 for parameter in child.parameters())
-            if count > 1 and holders[identity] == count and wide and not _is_meant(path, child, model):
+            if count == 1 or holders[identity] != count or _is_meant(path, child, model):
+                continue
+            if any(parameter.dim() > 1 for parameter in child.parameters()):
                 yield site_name(path), child, count
 
 
