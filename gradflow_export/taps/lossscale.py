@@ -76,6 +76,8 @@ class _Balance:
     def falls(self, key: _Key) -> bool:
         """Whether the loss has no lower bound as this scale goes to 0 or beyond all limits."""
         signs, pulls = self.logs.get(key, set()), self.grown.get(key, set())
+        if key[0] == "log" and self.logs.get(("exp", *key[1:])) == {-1.0}:
+            pulls = pulls | {(-1.0, 1.0)}  # what a logarithm was taken of is taken off as it is
         if len(signs) != 1 or not pulls:
             return False
         (sign,) = signs
@@ -139,7 +141,8 @@ def scales_that_fall(root: Any) -> Node | None:
                 if edge[0] is not None and edge not in seen:
                     seen.add(edge)
                     waiting.append((edge, sign * sign_of(node, place)))
-    return next((key[1] for key in balance.grown if balance.falls(key)), None)
+    turned = (key for key, signs in balance.logs.items() if key[0] == "log" and signs == {1.0} and balance.falls(key))
+    return next((key[1] for key in balance.grown if balance.falls(key)), None) or next((key[1] for key in turned), None)
 
 
 def _product(balance: _Balance, node: Node, kind: str, sign: float) -> None:
