@@ -177,7 +177,7 @@ class Remembered:
             self._count, self._shape = 0, shape
         if len(self._kinds) < 2:
             # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
-            self._kinds.update(map(tuple, np.unique(targets, axis=0)[:2].tolist()))
+            self._kinds.update(tuple(map(float, row)) for row in np.unique(targets, axis=0)[:2])
         self._rows.append((x, targets))
         self._count += len(targets)
         self._total += len(targets)
