@@ -9,6 +9,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import sites_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import owner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,9 @@ class CutOff(Rule):
     """Find layers whose outputs are used in a way that passes no gradient back to them.
 
     What enters them was drawn by ``sample()`` from a distribution whose parameters train (and whose ``log_prob`` nobody
-    asks for), or comes by a step of rounding alone, whose gradient is 0. What comes before may have another part of the
-    loss, such as a divergence from a prior, so that gradients are there and only this one is not.
+    asks for), or comes by a step of rounding alone, whose gradient is 0. What comes before has another part of the
+    loss, such as a divergence from a prior, so that gradients are there and only this one is not. Where it has none,
+    all its gradients are 0, and :class:`~gradflow_export.rules.wiring.NotTraining` tells of that.
 
     Source: Kingma and Welling 2014, arXiv:1312.6114, sec. 2.4.
     """
@@ -73,13 +75,13 @@ class CutOff(Rule):
     needs: ClassVar[tuple[str, ...]] = ("layer.cut_off",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the graph of this record."""
+        """Judge the graph of this record, and what gradients there are."""
         del history
         layers = sites_of(record, "layer.cut_off")
         given = tuple(site for site in layers if record.value("layer.cut_off", site) == 2)
-        if not layers:
-            return ()
         made = tuple(site for site in layers if site not in given)
+        if not layers or set(made) <= _without_gradient(record):
+            return ()
         return (
             Finding(
                 IssueType.NOT_TRAINING,
@@ -166,3 +168,10 @@ class DiscardedActivation(Rule):
                 cause="result thrown away",
             ),
         )
+
+
+def _without_gradient(record: StepRecord) -> set[str]:
+    """Return the modules whose parameters all got a gradient of exactly 0, as far as they got one."""
+    sites = sites_of(record, "parameter.gradient_norm")
+    moved = {owner(site) for site in sites if record.value("parameter.gradient_norm", site) != 0.0}
+    return {owner(site) for site in sites} - moved
