@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -209,7 +210,7 @@ class Calls:
         self._model = model
         self._enter, self._leave = guard(self._entered), guard(self._left)
         self._armed: contextlib.ExitStack | None = None
-        self._depth = 0
+        self._depth = self._thread = 0
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._names: dict[int, str] = {}
         self._codes: dict[str, int] = {}
@@ -269,11 +270,11 @@ class Calls:
             return
         model = self._model()
         if module is model:
-            self._depth, self._looked = 1, True
+            self._depth, self._looked, self._thread = 1, True, threading.get_ident()
             self._stack.clear()
             self._names = {id(member): site_name(name) for name, member in model.named_modules()}
-        if not self._depth:
-            return
+        if not self._depth or threading.get_ident() != self._thread:
+            return  # nothing is called by this model, or by another thread, whose gradients must not be looked at
         self._seen.add(module)
         ordered, first = getattr(module, "batch_first", None), given[0] if given else None
         if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
@@ -288,7 +289,7 @@ class Calls:
             self._strange.append((path, weakref.ref(module)))
 
     def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._depth:
+        if torch.compiler.is_compiling() or not self._depth or threading.get_ident() != self._thread:
             return
         while self._stack and self._stack.pop() != id(module):
             pass
