@@ -56,7 +56,7 @@ class LeftFrozen(Rule):
         early = series.steps <= self.brief
         if not early.any() or early.sum() + self.readings > len(series.steps) or record.step < self.brief + self.span:
             return ()
-        codes = np.where(series.present, series.values, 0.0).astype(np.int64)
+        codes = np.nan_to_num(np.where(series.present, series.values, 0.0)).astype(np.int64)
         used = Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT
         first = ((codes[early] & used) == used).any(axis=0)
         later = codes[~early]
