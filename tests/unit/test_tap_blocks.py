@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as global_modules
 from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import Exporter, MemoryWriter
@@ -15,6 +16,15 @@ from gradflow_export.guard import Guard
 from gradflow_export.taps.base import unguarded
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
+
+
+@pytest.fixture(autouse=True)
+def _no_hook_stays():
+    """Take away what a test leaves armed: hooks of all modules, which other tests would count."""
+    before = set(global_modules._global_forward_hooks)
+    yield
+    for key in set(global_modules._global_forward_hooks) - before:
+        del global_modules._global_forward_hooks[key]
 
 
 class Watched:
