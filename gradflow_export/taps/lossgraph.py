@@ -39,6 +39,7 @@ from gradflow_export.catalog.mistakes import (
 from gradflow_export.metrics.constants import Kind
 from gradflow_export.taps.lossdomain import sign_of, signs_of
 from gradflow_export.taps.lossshape import (
+    SHAPES,
     adds_bias,
     argument,
     below,
@@ -79,26 +80,6 @@ _ARITHMETIC = frozenset(
         "Unsqueeze",
         "View",
         "Where",
-    ]
-)
-_SHAPES = frozenset(
-    [
-        "Alias",
-        "AsStrided",
-        "Clone",
-        "Expand",
-        "Index",
-        "Permute",
-        "ReshapeAlias",
-        "Select",
-        "Slice",
-        "Squeeze",
-        "T",
-        "ToCopy",
-        "Transpose",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
     ]
 )
 _PENALTIES = frozenset(("Abs", "LinalgVectorNorm", "Norm", "Pow", "Relu", "torch::autograd::AccumulateGrad"))
@@ -198,7 +179,7 @@ class Term:
 
 def through_shapes(node: Node) -> Node:
     """Return the first node from here that does more than change shape or number format."""
-    while kind_of(node) in _SHAPES:
+    while kind_of(node) in SHAPES:
         node = below(node)
     return node
 

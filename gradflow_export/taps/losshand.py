@@ -26,7 +26,7 @@ from gradflow_export.catalog.mistakes import (
 )
 from gradflow_export.taps.lossdomain import sign_of
 from gradflow_export.taps.lossscale import scales_that_fall
-from gradflow_export.taps.lossshape import adds_bias, argument, below, dim_of, kind_of, shape_of
+from gradflow_export.taps.lossshape import SHAPES, adds_bias, argument, below, dim_of, kind_of, shape_of
 from gradflow_export.taps.root import saved
 
 Node = Any
@@ -34,27 +34,7 @@ Form = tuple[str, float, Node]
 """What is wrong, its number, and the node that made the predictions."""
 
 _NEAR = 96
-_SHAPES = frozenset(
-    [
-        "Alias",
-        "AsStrided",
-        "Clone",
-        "Expand",
-        "Index",
-        "Permute",
-        "ReshapeAlias",
-        "Select",
-        "Slice",
-        "Squeeze",
-        "T",
-        "ToCopy",
-        "Transpose",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
-    ]
-)
-_LINEAR = _SHAPES | frozenset(
+_LINEAR = SHAPES | frozenset(
     [
         "Add",
         "Cat",
@@ -143,7 +123,7 @@ def _clamped(node: Node) -> Form | None:
 
 def _bare(node: Node) -> Node:
     """Return the first node from here that does more than change shape or number format."""
-    while kind_of(node) in _SHAPES:
+    while kind_of(node) in SHAPES:
         node = below(node)
     return node
 
@@ -296,7 +276,7 @@ def _holds(node: Node, wanted: Node) -> bool:
     for _ in range(12):
         if node is wanted or node is None:
             break
-        if kind_of(node) not in _SHAPES | {"Abs", "Add", "Mean", "Mul", "Neg", "Pow", "Rsub", "Sub", "Sum"}:
+        if kind_of(node) not in SHAPES | {"Abs", "Add", "Mean", "Mul", "Neg", "Pow", "Rsub", "Sub", "Sum"}:
             return False
         node = _alone(node)
     return node is wanted
@@ -320,7 +300,7 @@ def _summed(node: Node) -> list[Node]:
                 found.append(inner)
         elif kind == "Bmm":
             found.append(here)
-        elif kind in _SHAPES | {"Add", "Clamp", "ClampMin", "Div", "Mul", "Rsub", "Sub"}:
+        elif kind in SHAPES | {"Add", "Clamp", "ClampMin", "Div", "Mul", "Rsub", "Sub"}:
             waiting += [source for source, _ in here.next_functions if source is not None]
     return found
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from gradflow_export.taps.lossdomain import sign_of
-from gradflow_export.taps.lossshape import below, kind_of
+from gradflow_export.taps.lossshape import SHAPES, below, kind_of
 from gradflow_export.taps.root import saved
 
 Node = Any
@@ -14,34 +14,8 @@ _Edge = tuple[Node, int]
 _Key = tuple[str, Node, int]
 
 _NEAR = 160
-_SHAPES = frozenset(
-    [
-        "Alias",
-        "AsStrided",
-        "Cat",
-        "Clone",
-        "Expand",
-        "Flip",
-        "Index",
-        "IndexSelect",
-        "Permute",
-        "ReshapeAlias",
-        "Select",
-        "Slice",
-        "Split",
-        "SplitWithSizes",
-        "Squeeze",
-        "Stack",
-        "T",
-        "ToCopy",
-        "Transpose",
-        "Unbind",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
-    ]
-)
-_SUMS = _SHAPES | frozenset(["Add", "Mean", "Neg", "Rsub", "Sub", "Sum"])
+_MOVES = SHAPES | frozenset(["Cat", "Flip", "IndexSelect", "Split", "SplitWithSizes", "Stack", "Unbind"])
+_SUMS = _MOVES | frozenset(["Add", "Mean", "Neg", "Rsub", "Sub", "Sum"])
 _POSITIVE = frozenset(
     [
         "Abs",
@@ -88,7 +62,7 @@ class _Balance:
         for _ in range(12):
             node, index = edge
             self.grown.setdefault(("exp", node, index), set()).add((times, power))
-            if not (kind_of(node) in _SHAPES | {"Neg"} or _is_scaled(node)) or kind_of(node) in {"Cat", "Stack"}:
+            if not (kind_of(node) in _MOVES | {"Neg"} or _is_scaled(node)) or kind_of(node) in {"Cat", "Stack"}:
                 return
             place = 0 if below(node) is not None else 1
             power *= sign_of(node, place)
@@ -99,7 +73,7 @@ class _Balance:
     def factor(self, edge: _Edge, times: float, power: float) -> None:
         """Take down one factor of a product: an exponential, a power of a scale, or a scale."""
         node, _ = edge
-        while kind_of(node) in _SHAPES - {"Cat", "Stack"} or _is_scaled(node) or _is_even(node, odd=True):
+        while kind_of(node) in _MOVES - {"Cat", "Stack"} or _is_scaled(node) or _is_even(node, odd=True):
             place = 0 if below(node) is not None else 1
             edge = node.next_functions[place]
             node = edge[0]
@@ -183,7 +157,7 @@ def definite(node: Node) -> float:
         if kind in {"Cat", "Stack"}:
             signs = {definite(source) for source, _ in node.next_functions}
             return sign * signs.pop() if len(signs) == 1 else 0.0
-        if not (kind in _SHAPES | {"Mean", "Neg", "Sum"} or _is_scaled(node)):
+        if not (kind in _MOVES | {"Mean", "Neg", "Sum"} or _is_scaled(node)):
             return 0.0
         place = 0 if below(node) is not None else 1
         sign *= sign_of(node, place)

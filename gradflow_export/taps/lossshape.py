@@ -10,6 +10,27 @@ from torch import Tensor
 
 from gradflow_export.taps.root import saved
 
+SHAPES = frozenset(
+    [
+        "Alias",
+        "AsStrided",
+        "Clone",
+        "Expand",
+        "Index",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Squeeze",
+        "T",
+        "ToCopy",
+        "Transpose",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+    ]
+)
+"""Nodes that show the same entries, or some of them, in another shape."""
 Node = Any
 MOST_ENTRIES = 65_536
 """Outputs that are followed through a change of shape; more of them are taken on trust."""
