@@ -108,11 +108,12 @@ def make_loop(
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
     modes, structure = ModeTap(model, guard=part("wiring")), StructureTap(model, code=code, guard=part("inputs"))
     repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
+    see_sums = part("wiring")(sums.see)
 
     def on_root(root: Tensor) -> None:
         inputs.see(root)
         structure.see(root)
-        sums.see(root)
+        see_sums(root)
 
     taps = Taps(
         block,
