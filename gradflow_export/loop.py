@@ -30,6 +30,7 @@ from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.taps.used import UsedGradients
 from gradflow_export.transfer import Bundle, pack
 
 _log = logging.getLogger("gradflow_export")
@@ -121,9 +122,11 @@ class TrainingLoop:
         )
         self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
         self._due_drains = [drain for _, drain in self._drains]
-        self._read_gradients = part("gradients")(self._take_gradients)
-        self._compare = part("clipping")(taps.clipping.compare)
-        self._find_origin = part("origin")(taps.origin.inspect)
+        self._used = UsedGradients(
+            taps.gradients, taps.blocks, taps.origin, taps.clipping, part("origin"), part("clipping")
+        )
+        self._read_gradients = part("gradients")(self._used.read)
+        self._end_gradients = part("gradients")(self._used.end)
         self._updates_before = part("updates")(taps.updates.before)
         self._read_moments = part("moments")(taps.moments.after)
         self._updates_after = part("updates")(taps.updates.after)
@@ -161,7 +164,7 @@ class TrainingLoop:
         if not self._recorded:
             return
         if not step.closure:
-            self._read_gradients(step)
+            self._read_gradients(step, self._due)
         if "updates" in self._due:
             self._updates_before(step)
         if self._looks_at(step):
@@ -184,9 +187,11 @@ class TrainingLoop:
     def _read_after(self, step: OptimizerStep) -> None:
         """Read what only shows once an optimizer has stepped."""
         if step.closure:  # it holds the backward pass: gradients are there now, and the step cannot be timed
-            self._read_gradients(step)
+            self._read_gradients(step, self._due)
         else:
             self._stepped_for += time.perf_counter() - self._step_began
+        if self._used.waits:
+            self._end_gradients(step)
         if "updates" in self._due:
             self._updates_after(step)
         if "moments" in self._due:
@@ -215,7 +220,7 @@ class TrainingLoop:
             return
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
-            self._read_gradients(step)
+            self._read_gradients(step, self._due)
             self._updates_after(step)
         self._collect({})
         if self._open is not None and not self.alone:
@@ -239,16 +244,6 @@ class TrainingLoop:
             if bundle.packed and not self.paused:
                 self.steps += 1
                 self._hand_over(bundle)
-
-    def _take_gradients(self, step: OptimizerStep) -> None:
-        due = self._due
-        self.taps.gradients.read(step, statistics="statistics" in due, histograms="histograms" in due)
-        if self.taps.origin.is_healthy(self.taps.gradients.total) and not self.taps.clipping.waits:
-            return  # nearly every step: nobody asks for the norms themselves
-        norms = self.taps.gradients.take_norms()
-        if norms is not None:
-            self._find_origin(step, norms, self.taps.gradients.total)
-            self._compare(step, norms)
 
     def _take_memory(self, scalars: dict[str, float]) -> None:
         scalars.update(self.taps.runtime.read())

@@ -8,6 +8,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#ifndef _WIN32
+#include <pthread.h>
+#endif
+
 #include "statistics.h"
 
 static int32_t kind_of(const Interface *torch, int32_t code) {
@@ -40,15 +44,22 @@ typedef struct {
 
 enum { HEAD = 4 };
 
-/* Read tensors[all]. Into out go: <a,b>, <a,a> and <b,b> of the first `compared` copied entries with those that the
- * reading `before` has in the same place, NaN where there is none; the sum of the norms; from out[HEAD] on the entries
- * that `copies` names; then of the first `judged` tensors, [rows][judged], norms, and with rows = 6 sum of magnitudes,
- * greatest magnitude (NaN where an entry is), mean magnitude, share of zeros, and number of non-finite entries.
- *
- * Returns 0; 1 when a tensor cannot be read, or is too short for its copy; 2 when there is no memory. */
-PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
-                         int32_t threads, const Copy *copies, int64_t parts, int64_t compared, const double *before,
-                         double *out) {
+/* One reading: the tensors as they were described, and where the results go. */
+typedef struct {
+    const void **data;
+    int64_t *counts, judged;
+    int32_t *kinds, rows, threads;
+    double *out, *to;
+    int failed;
+#ifndef _WIN32
+    pthread_t thread;
+#endif
+} Reading;
+
+/* Describe tensors[all] and do what must be done at once. Returns what gradflow_read returns. */
+static int prepare(Reading *reading, const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
+                   int32_t threads, const Copy *copies, int64_t parts, int64_t compared, const double *before,
+                   double *out) {
     const void **data = calloc((size_t)all + 1, sizeof(void *) + sizeof(int64_t) + sizeof(int32_t));
     if (data == NULL) return 2;
     int64_t *counts = (int64_t *)(data + all);
@@ -63,24 +74,92 @@ PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, in
         for (int64_t i = 0; i < copies[p].count && !failed; i++)
             *to++ = gradflow_entry(data[t], i * copies[p].stride, kinds[t]);
     }
-    if (!failed && gradflow_statistics_of(data, counts, kinds, judged, threads, rows == 1, to)) failed = 2;
-    for (int64_t t = 0; rows > 1 && !failed && t < judged; t++) {
-        double count = counts[t] > 0 ? (double)counts[t] : 1.0, *sum = to + judged + t;
+    if (failed) {
+        free(data);
+        return 1;
+    }
+    out[0] = out[1] = out[2] = before == NULL ? NAN : 0.0;
+    for (int64_t i = 0; before != NULL && i < compared; i++) {
+        out[0] += before[HEAD + i] * copied[i];
+        out[1] += before[HEAD + i] * before[HEAD + i];
+        out[2] += copied[i] * copied[i];
+    }
+    *reading = (Reading){.data = data, .counts = counts, .judged = judged, .kinds = kinds, .rows = rows,
+                         .threads = threads, .out = out, .to = to};
+    return 0;
+}
+
+/* Take the statistics, and give back what prepare took. */
+static void *finish(void *argument) {
+    Reading *reading = argument;
+    int64_t judged = reading->judged;
+    double *to = reading->to;
+    if (gradflow_statistics_of(reading->data, reading->counts, reading->kinds, judged, reading->threads,
+                               reading->rows == 1, to))
+        reading->failed = 2;
+    for (int64_t t = 0; reading->rows > 1 && !reading->failed && t < judged; t++) {
+        double count = reading->counts[t] > 0 ? (double)reading->counts[t] : 1.0, *sum = to + judged + t;
         double greatest = fmax(fmax(sum[judged], -sum[2 * judged]), 0.0);
         sum[judged] = isnan(*sum) ? NAN : greatest; /* the greatest entry passes over NaN; the sum does not */
         sum[2 * judged] = *sum / count;
         sum[3 * judged] /= count;
     }
-    if (!failed) {
-        out[0] = out[1] = out[2] = before == NULL ? NAN : 0.0;
-        for (int64_t i = 0; before != NULL && i < compared; i++) {
-            out[0] += before[HEAD + i] * copied[i];
-            out[1] += before[HEAD + i] * before[HEAD + i];
-            out[2] += copied[i] * copied[i];
-        }
-        out[3] = 0.0;
-        for (int64_t t = 0; t < judged; t++) out[3] += to[t];
+    reading->out[3] = 0.0;
+    for (int64_t t = 0; !reading->failed && t < judged; t++) reading->out[3] += to[t];
+    free(reading->data);
+    return NULL;
+}
+
+/* Read tensors[all]. Into out go: <a,b>, <a,a> and <b,b> of the first `compared` copied entries with those that the
+ * reading `before` has in the same place, NaN where there is none; the sum of the norms; from out[HEAD] on the entries
+ * that `copies` names; then of the first `judged` tensors, [rows][judged], norms, and with rows = 6 sum of magnitudes,
+ * greatest magnitude (NaN where an entry is), mean magnitude, share of zeros, and number of non-finite entries.
+ *
+ * Returns 0; 1 when a tensor cannot be read, or is too short for its copy; 2 when there is no memory. */
+PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
+                         int32_t threads, const Copy *copies, int64_t parts, int64_t compared, const double *before,
+                         double *out) {
+    Reading reading;
+    int failed = prepare(&reading, torch, tensors, all, judged, rows, threads, copies, parts, compared, before, out);
+    if (failed) return failed;
+    finish(&reading);
+    return reading.failed;
+}
+
+/* The same, but products and copied entries alone are there at once; a thread of its own goes on with the rest.
+ *
+ * Returns what gradflow_end needs, which must be called before any of the memory is given back; NULL when a tensor
+ * cannot be read or there is no memory or no thread. */
+PUBLIC void *gradflow_begin(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
+                            int32_t threads, const Copy *copies, int64_t parts, int64_t compared, const double *before,
+                            double *out) {
+#ifndef _WIN32
+    Reading *reading = malloc(sizeof(Reading));
+    if (reading == NULL) return NULL;
+    if (prepare(reading, torch, tensors, all, judged, rows, threads, copies, parts, compared, before, out)) {
+        free(reading);
+        return NULL;
     }
-    free(data);
+    if (pthread_create(&reading->thread, NULL, finish, reading) == 0) return reading;
+    free(reading->data);
+    free(reading);
+#else
+    (void)torch, (void)tensors, (void)all, (void)judged, (void)rows, (void)threads, (void)copies, (void)parts;
+    (void)compared, (void)before, (void)out;
+#endif
+    return NULL;
+}
+
+/* Wait for a reading that was begun. Returns 0, or 2 when there was no memory. */
+PUBLIC int gradflow_end(void *begun) {
+    int failed = 2;
+#ifndef _WIN32
+    Reading *reading = begun;
+    pthread_join(reading->thread, NULL);
+    failed = reading->failed;
+    free(reading);
+#else
+    (void)begun;
+#endif
     return failed;
 }

@@ -7,6 +7,7 @@ It spares the training thread a handful of Python calls for each tensor at each 
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Sequence
 from operator import attrgetter
@@ -49,6 +50,29 @@ def interface_of(library: ctypes.CDLL) -> ctypes.Array[ctypes.c_int64] | None:
     return (ctypes.c_int64 * len(every))(*every)
 
 
+class _Begun:
+    """A reading that a thread of the library is at: nothing it reads or writes may go before it has ended.
+
+    Args:
+        begun: What ``gradflow_begin`` returned.
+        held: What it reads and writes.
+    """
+
+    def __init__(self, begun: int, held: object) -> None:
+        self._begun, self._held = begun, held
+        self._process = os.getpid()
+        self._end = function("gradflow_end", release=True)
+
+    def end(self) -> bool:
+        """Wait for it; False where it failed, or has been waited for."""
+        begun, self._begun = self._begun, 0
+        # A process that was forked meanwhile has no such thread, and would wait for ever.
+        return begun != 0 and self._process == os.getpid() and not self._end(ctypes.c_void_p(begun))
+
+    def __del__(self) -> None:
+        self.end()
+
+
 class TensorReader:
     """Reads the same number of tensors again and again: statistics of each, and a few entries of some.
 
@@ -77,6 +101,8 @@ class TensorReader:
         self.copied = sum(entries for _, _, entries in copies)
         # A call that gives up the lock of the interpreter may wait for it afterwards, longer than it lasts itself.
         self._call = function("gradflow_read", release=release) if available() else None
+        self._begin: Any = None
+        self._begun: _Begun | None = None
         self._pack = struct.Struct(f"={count}Q").pack_into
         self._addresses = (ctypes.c_uint64 * max(count, 1))()
         flat = [number for copy in copies for number in copy]
@@ -111,16 +137,55 @@ class TensorReader:
         """
         if self._call is None:
             return None
+        self._stop()
         rows = _ROWS if everything else 1
         out = self._types[rows]()
+        if self._call(*self._arguments(tensors, rows, out)):
+            return None
+        self._before = out
+        return _array(out)
+
+    def begin(self, tensors: Sequence[Any]) -> npt.NDArray[np.float64] | None:
+        """Begin to read the tensors with everything, and go on in a thread that needs no lock of the interpreter.
+
+        Args:
+            tensors: As for :meth:`read`; what is in them must not change before :meth:`end`.
+
+        Returns:
+            As :meth:`read`; products and copied entries are there, the sum of norms and the rows after :meth:`end`.
+        """
+        if self._call is None:
+            return None
+        self._stop()
+        if self._begin is None:
+            self._begin = function("gradflow_begin", release=False)
+            self._begin.restype = ctypes.c_void_p
+        out = self._types[_ROWS]()
+        begun = self._begin(*self._arguments(tensors, _ROWS, out))
+        if not begun:
+            return None
+        self._begun = _Begun(begun, (out, tensors))
+        self._before = out
+        return _array(out)
+
+    def end(self) -> bool:
+        """Wait for what was begun; False where nothing was, or it failed."""
+        begun, self._begun = self._begun, None
+        return begun is not None and begun.end()
+
+    def _stop(self) -> None:
+        """Wait for what was begun and never asked for: the optimizer's step failed."""
+        if self._begun is not None:
+            self.end()
+
+    def _arguments(self, tensors: Sequence[Any], rows: int, out: ctypes.Array[ctypes.c_double]) -> tuple[Any, ...]:
         self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
         count, judged, parts, compared = self._sizes
-        failed = self._call(
+        return (
             self._interface, self._addresses, count, judged, self._rows[rows], self._threads,
             self._copies, parts, compared, self._before, out,
         )  # fmt: skip
-        if failed:
-            return None
-        self._before = out
-        buffer: Any = out
-        return np.frombuffer(buffer, dtype=np.float64)
+
+
+def _array(out: Any) -> npt.NDArray[np.float64]:
+    return np.frombuffer(out, dtype=np.float64)

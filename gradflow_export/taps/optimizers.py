@@ -95,6 +95,20 @@ def owned_by_hand(model: nn.Module) -> Owned:
     )
 
 
+_ONLY_READ = frozenset((torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
+
+
+def only_reads(optimizer: object) -> bool:
+    """Return whether a step is known to leave gradients as they are, and nobody hooks into it."""
+    if type(optimizer) not in _ONLY_READ or not isinstance(optimizer, Optimizer):
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # noqa: SLF001 - no public form
+        return False
+    # Those for many tensors at once write to gradients: momentum by Nesterov, the scale of a gradient scaler.
+    several = (group.get(way) for group in optimizer.param_groups for way in ("foreach", "fused", "differentiable"))
+    return not any(several)
+
+
 _CALLS_BETWEEN = 12
 
 

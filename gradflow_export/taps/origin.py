@@ -87,13 +87,15 @@ class OriginTap:
         """Whether gradients need no look at them, as their norms tell that add up to ``total``, and did not before."""
         return total is not None and not self._broken and math.isfinite(total)
 
-    def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None) -> None:
+    def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None, *, stepped: bool = False) -> None:
         """Look whether the gradients that are about to be used are finite, and if not, where that began.
 
         Args:
             step: The optimizer about to step. A step under a ``GradScaler`` may overflow and is passed over.
             norms: Their norms. Shape: ``[n]``, in the order of ``step.owned`` without those that have none.
             total: Their sum, where it is known.
+            stepped: Whether they have been used: the weights are broken now and tell nothing, but what blocks sent
+                forward and back was seen to be finite before.
         """
         if self._rerun is False or (self._rerun is None and norms.device.type != "cpu"):
             return
@@ -101,7 +103,10 @@ class OriginTap:
         was, self._broken = self._broken, not math.isfinite(float(norms.sum()) if total is None else total)
         if self._broken and not was and self._left and not step.scaled and not step.closure:
             self._left -= 1
-            self._find(step, norms)
+            if stepped:
+                self._tell_backward(step, norms)
+            else:
+                self._find(step, norms)
 
     def drain(self) -> Drained:
         """Give out what was found, and forget the inputs of this step."""
@@ -150,8 +155,11 @@ class OriginTap:
                 self._say(*found, number)
                 return
             every &= found is None
-        if not every:  # what was not repeated may have been where it began
-            return
+        if every:  # what was not repeated may have been where it began
+            self._tell_backward(step, norms)
+
+    def _tell_backward(self, step: OptimizerStep, norms: Tensor) -> None:
+        """Tell where a backward pass whose forward pass was finite broke first: the last parameter in order."""
         owned = step.owned
         arrived = [place for place, p in zip(owned.where, owned.parameters, strict=True) if p.grad is not None]
         bad = [owned.sites[place] for place, norm in zip(arrived, norms, strict=True) if not torch.isfinite(norm)]

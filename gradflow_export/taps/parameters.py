@@ -18,7 +18,7 @@ from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, Sample
-from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.optimizers import OptimizerStep, only_reads
 from gradflow_export.taps.path import PathTap
 from gradflow_export.taps.reading import Floats, GradientReader, Sketch
 
@@ -38,6 +38,8 @@ class GradientTap:
         self._path = PathTap()
         self._out: Drained = []
         self._norms: Tensor | Floats | None = None
+        self._later: GradientReader | None = None
+        self._changed: weakref.WeakSet[object] = weakref.WeakSet()
         self.total: float | None = None
         """Their sum, where it is known without a look at the device."""
 
@@ -47,20 +49,28 @@ class GradientTap:
         names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
         return (*(spec(f"parameter.{name}") for name in names), spec("gradient.cosine"), *self._path.specs)
 
-    def read(self, step: OptimizerStep, *, statistics: bool, histograms: bool) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether norms are still being read, and :meth:`end` must be called when the optimizer has stepped."""
+        return self._later is not None
+
+    def read(self, step: OptimizerStep, *, statistics: bool, histograms: bool, later: bool = False) -> None:
         """Take the gradients of one optimizer.
 
         Args:
             step: The optimizer, its parameters and the scale its gradients still carry.
             statistics: Whether to take L1, Linf, mean, zero share and non-finite counts too.
             histograms: Whether to take samples for histograms of gradients and weights.
+            later: Whether statistics may be taken while the optimizer steps, if that is known to only read gradients.
         """
-        self._norms = self.total = None
-        sketch = self._sketch(step, everything=statistics)
+        self._norms = self.total = self._later = None
+        sketch = self._sketch(step, everything=statistics, later=later and statistics)
         if sketch is None:
             self._read_by_torch(step, statistics=statistics)
         else:
-            self._take_sketch(step, sketch)
+            self._take_samples(step, sketch)
+            if self._later is None:
+                self._take_rows(step, sketch)
         if histograms:
             with torch.no_grad():
                 self._take_histograms(step)
@@ -70,21 +80,36 @@ class GradientTap:
         norms, self._norms = self._norms, None
         return torch.from_numpy(norms) if isinstance(norms, np.ndarray) else norms
 
-    def _sketch(self, step: OptimizerStep, *, everything: bool) -> Sketch | None:
+    def end(self, step: OptimizerStep) -> None:
+        """Take what was left for after the optimizer's step; nothing where somebody has changed the gradients."""
+        reader, self._later = self._later, None
+        sketch = reader.end() if reader is not None else None
+        if sketch is not None:
+            self._take_rows(step, sketch)
+        else:
+            self._changed.add(step.optimizer)
+
+    def _sketch(self, step: OptimizerStep, *, everything: bool, later: bool) -> Sketch | None:
         """Read all by one call; ``None`` where torch must do it."""
         if step.scale is not None or not isinstance(step.optimizer, Optimizer):
             return None
         reader = self._readers.get(step.optimizer)
         if reader is None or reader.owned is not step.owned:
             reader = self._readers[step.optimizer] = GradientReader(step.owned, self._path.followed(step))
-        return reader.read(everything=everything)
+        later = later and reader.long and step.optimizer not in self._changed and only_reads(step.optimizer)
+        sketch = reader.read(everything=everything, later=later)
+        if sketch is not None and sketch.total is None:
+            self._later = reader
+        return sketch
 
-    def _take_sketch(self, step: OptimizerStep, sketch: Sketch) -> None:
-        norms, sites, where = sketch.rows[0], step.owned.sites, sketch.where
-        self._out.append(Pending("parameter.gradient_norm", sites, norms, where))
+    def _take_samples(self, step: OptimizerStep, sketch: Sketch) -> None:
         self._take_products(step.optimizer, sketch.products)
         if sketch.path is not None and not step.closure:
             self._out.append(self._path.sample(step, sketch.path))
+
+    def _take_rows(self, step: OptimizerStep, sketch: Sketch) -> None:
+        norms, sites, where = sketch.rows[0], step.owned.sites, sketch.where
+        self._out.append(Pending("parameter.gradient_norm", sites, norms, where))
         if len(sketch.rows) > 1:
             self._give_statistics(step, sketch.rows[1:], where)
         self._norms, self.total = norms, sketch.total
@@ -124,7 +149,7 @@ class GradientTap:
 
     def forget(self, optimizer: object) -> None:
         """Forget what was read for a step that was skipped."""
-        self._out = []
+        self._out, self._later = [], None
         self._previous.pop(optimizer, None)
         self._products.pop(optimizer, None)
         if optimizer in self._readers:

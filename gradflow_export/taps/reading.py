@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,10 @@ from gradflow_export.taps.path import Followed
 
 Floats = npt.NDArray[np.float64]
 GRADIENT = attrgetter("grad")
+_VERSION = attrgetter("_version")
 _PLAIN = frozenset({Tensor})
+LATER_ENTRIES = 2**18
+"""Least number of entries for which a thread of its own is worth starting."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,14 @@ class Sketch:
         products: ``<a, b>``, ``<a, a>``, ``<b, b>`` of a sample of the gradients before and now; ``None`` the first
             time. Shape: ``[3]``.
         path: Followed entries of weights, then of their gradients; ``None`` where they cannot be had.
-        total: Sum of all norms: not finite if one is not.
+        total: Sum of all norms: not finite if one is not; ``None`` where it and the rows are still being read.
     """
 
     rows: Floats
     where: npt.NDArray[np.int64]
     products: Floats | None
     path: Floats | None
-    total: float
+    total: float | None
 
 
 class GradientReader:
@@ -57,12 +61,16 @@ class GradientReader:
         self._weights: list[Tensor] = []
         self._where = owned.where
         self._sampled = 0
+        self._begun: tuple[list[Tensor], list[int], Sketch] | None = None
+        self.long = sum(p.numel() for p in owned.parameters) >= LATER_ENTRIES
+        """Whether reading takes longer than it takes to start a thread for it."""
 
-    def read(self, *, everything: bool) -> Sketch | None:
+    def read(self, *, everything: bool, later: bool = False) -> Sketch | None:
         """Read the gradients as they are now.
 
         Args:
             everything: Whether to take the statistics of the entries too, not only the norms.
+            later: Whether all but ``products`` and ``path`` may be read while the optimizer steps, up to :meth:`end`.
 
         Returns:
             What was read; ``None`` where torch must read it: gradients that are not plain, contiguous, real, floating
@@ -75,24 +83,46 @@ class GradientReader:
             if kinds != {Tensor, type(None)}:
                 return None
             absent = tuple(place for place, gradient in enumerate(gradients) if gradient is None)
-        arrived = gradients if not absent else [gradient for gradient in gradients if gradient is not None]
+        arrived: list[Any] = gradients if not absent else [gradient for gradient in gradients if gradient is not None]
         if absent != self._absent:
             self._plan(absent)
-        reader = self._reader
+        reader, self._begun = self._reader, None
         if reader is None:
             return None
-        compares = reader.compares
-        values = reader.read([*arrived, *self._weights], everything=everything)
+        compares, every = reader.compares, [*arrived, *self._weights]
+        values = reader.begin(every) if later else None
+        begun = values is not None
+        if values is None:
+            values = reader.read(every, everything=everything)
         if values is None:
             reader.forget()
             return None
         start, end = 4 + self._sampled, 4 + reader.copied
         path = values[start:end] if self._weights else None
         products = values[:3] if compares else None
-        return Sketch(values[end:].reshape(-1, len(arrived)), self._where, products, path, float(values[3]))
+        rows = values[end:].reshape(-1, len(arrived))
+        sketch = Sketch(rows, self._where, products, path, None if begun else float(values[3]))
+        if begun:
+            self._begun = arrived, list(map(_VERSION, arrived)), sketch
+        return sketch
+
+    def end(self) -> Sketch | None:
+        """Wait for what was left for later.
+
+        Returns:
+            The whole; ``None`` where somebody has changed the gradients meanwhile.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None or self._reader is None or not self._reader.end():
+            return None
+        arrived, versions, sketch = begun
+        if list(map(_VERSION, arrived)) != versions:
+            return None
+        return replace(sketch, total=float(sketch.rows[0].sum()))
 
     def forget(self) -> None:
         """Compare the next gradients with none."""
+        self.end()
         if self._reader is not None:
             self._reader.forget()
 

@@ -172,3 +172,19 @@ def test_what_cannot_be_read_in_one_call_is_refused():
         assert tensor_reader(2, 2, [(1, 4, 6)]).read([plain, other]) is None
     assert tensor_reader(2, 2, [(1, 4, 6)]).read([plain, plain[1:]]) is None
     assert tensor_reader(1, 1, [(0, 4, 5)]).read([plain[1:]]) is not None
+    assert tensor_reader(1, 1).begin([plain[:, ::2]]) is None
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_a_reading_that_is_begun_and_ended_is_the_same(dtype):
+    """What a thread reads meanwhile is bit for bit what one call reads, and the next compares with it."""
+    every = [some_entries(count, dtype, count) for count in (5000, 300_001, 3, 0)]
+    one, other = (tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], compared=700) for _ in range(2))
+    for factor in (1.0, -2.0):
+        now = [tensor * factor for tensor in every]
+        whole, begun = one.read(now, everything=True), other.begin(now)
+        end = 4 + other.copied
+        assert [*begun[:3], *begun[4:end]] == pytest.approx([*whole[:3], *whole[4:end]], rel=0, abs=0, nan_ok=True)
+        assert other.end()
+        assert np.array_equal(begun, whole, equal_nan=True)
+        assert not other.end()
