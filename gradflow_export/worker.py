@@ -13,6 +13,7 @@ from typing import Any
 
 from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.metrics.algebra import use_one_thread
 from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.summary import RunSummary
@@ -144,6 +145,7 @@ class Worker:
             _log.warning("gradflow: the worker did not finish within %.0f s; the last steps may be missing", timeout)
 
     def _run(self) -> None:
+        use_one_thread()
         while True:
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()

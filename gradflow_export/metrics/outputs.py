@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.algebra import singular_values
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import l2_norm, l2_norms
 
@@ -71,7 +72,7 @@ def ranks(rows: npt.NDArray[np.floating]) -> tuple[float, float]:
     # Equal float64 rows may differ from their own mean by rounding, which is no direction.
     if (matrix == matrix[:1]).all():
         return 0.0, 0.0
-    spectrum = np.linalg.svd(matrix - matrix.mean(axis=0), compute_uv=False)
+    spectrum = singular_values(matrix - matrix.mean(axis=0))
     greatest = float(spectrum.max(initial=0.0))
     return rank_of_spectrum(spectrum), float(np.square(spectrum / greatest).sum()) if greatest > 0 else 0.0
 

@@ -1,0 +1,53 @@
+"""Linear algebra beside a training thread."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from gradflow_export.metrics.algebra import singular_values, use_one_thread
+
+
+@pytest.fixture
+def two_threads():
+    """Two threads for torch, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def counts_in_a_thread(*calls):
+    """Return how many threads torch uses in a new thread after each of the calls, and then here."""
+    seen = []
+
+    def run():
+        for call in calls:
+            call()
+            seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return [*seen, torch.get_num_threads()]
+
+
+def test_one_thread_is_enough_for_the_thread_that_says_so(two_threads):
+    """The thread that asks computes alone from then on, whatever it computes first; the others keep their number."""
+    alone = 1 if torch.backends.openmp.is_available() else 2
+    work = torch.ones(500, 500).exp
+    assert counts_in_a_thread(use_one_thread, work) == [alone, alone, 2]
+    assert counts_in_a_thread(work, use_one_thread) == [2, alone, 2]
+    assert counts_in_a_thread(work) == [2, 2]
+
+
+def test_singular_values_are_those_of_numpy(two_threads):
+    """Wide, tall, thin and rank-deficient matrices: the same values in the same order."""
+    generator = np.random.default_rng(0)
+    for m, n in ((5, 3), (3, 5), (40, 40), (1, 4), (300, 64)):
+        matrix = generator.normal(size=(m, n)) * np.logspace(0, -6, n)
+        matrix[:, -1] = matrix[:, 0]
+        expected = np.linalg.svd(matrix, compute_uv=False)
+        assert singular_values(matrix) == pytest.approx(expected, rel=1e-9, abs=1e-14 * expected[0])
+    assert singular_values(np.zeros((0, 3))).shape == (0,)
