@@ -1,11 +1,14 @@
 """The event-file writer: when it writes, and what TensorBoard's own readers find."""
 
+import gc
 import math
 import re
 import socket
+from types import FunctionType, ModuleType
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -14,11 +17,11 @@ from tensorboard.data.provider import RunTagFilter
 
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
-from gradflow_export.framing import frame, version_event
+from gradflow_export.framing import frame, tensor_proto, version_event
 from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.store import read_run
 from gradflow_export.writers import TensorBoardWriter
-from gradflow_export.writers.stock import MOST_SCALARS
+from gradflow_export.writers.stock import MOST_SCALARS, StockPages
 
 INFO = RunInfo("1700000000123-0", 1700000000.5, "Net")
 
@@ -218,6 +221,40 @@ def test_the_scalars_page_gets_few_tags(tmp_path):
     listed = provider(tmp_path).list_scalars(RequestContext(), experiment_id="", plugin_name="scalars")["."]
     assert 10 < len(listed) <= MOST_SCALARS
     assert {tag.removeprefix("gradflow/") for tag in listed} <= {name for name, s in CATALOG.items() if s.headline}
+
+
+def test_scalars_are_the_event_that_protobuf_would_write():
+    """Filled in or built anew, an Event of scalars has the same bytes, whatever the values are."""
+    pages, names = StockPages(), ("loss", "gradient.total_norm")
+    for step, value in enumerate(
+        (1.0, 0.0, -0.0, math.nan, math.inf, np.frombuffer(b"\xfe" * 4, np.float32)[0]), start=5
+    ):
+        readings = tuple(Reading.run(name, value) for name in names)
+        (written,) = pages.events(StepRecord(step, 100.0 + step, readings))
+        if step > 5:  # the first one has descriptions
+            values = [
+                summary_pb2.Summary.Value(tag=f"gradflow/{reading.metric}", tensor=tensor_proto(reading.values[0]))
+                for reading in readings
+            ]
+            event = event_pb2.Event(step=step, wall_time=100.0 + step, summary=summary_pb2.Summary(value=values))
+            assert written == event.SerializeToString()
+
+
+def test_no_message_lives_as_long_as_the_writer(tmp_path):
+    """What is assigned to a protobuf message takes memory until the message goes: a kept one would grow with the run."""
+    writer, _ = opened(tmp_path)
+    histogram = Histogram("parameter.gradient", "fc/1", [0.0, 0.5, 1.0], [1, 2])
+    for step in range(1, 4):
+        writer.write(StepRecord(step, 1.0, (Reading.run("loss", 1.0),), (histogram,)))
+    held, found = [writer], {id(writer): writer}
+    while held:
+        for thing in gc.get_referents(held.pop()):
+            if id(thing) not in found and not isinstance(thing, (type, ModuleType, FunctionType)):
+                found[id(thing)] = thing
+                held.append(thing)
+    assert len(found) > 50  # it did look
+    assert not [thing for thing in found.values() if isinstance(thing, Message)]
+    writer.close()
 
 
 def test_histograms_are_on_the_stock_histograms_page(tmp_path):
