@@ -1,14 +1,17 @@
-"""A least-recently-used cache with a budget in bytes, for tensors that never change once written."""
+"""What is kept between requests: tensors, which never change once written, and for a moment what a run holds."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tensorboard_plugin_gradflow.index import RunIndex
 
 Stored = npt.NDArray[Any] | str
 
@@ -50,6 +53,51 @@ class TensorCache:
             self._used += size
             while self._used > self._budget:
                 self._used -= _size(self._items.popitem(last=False)[1])
+
+
+class IndexCache:
+    """Keeps the indexes of runs for a moment, so that the requests of one gesture list the tensors once.
+
+    A client that was told of something new must not be given older data afterwards, which it would take for the new.
+    So the list of runs is never taken from here, what it finds replaces what is kept, and of two listings the later
+    one counts: hold ``listing`` from before the question until what was found is put.
+
+    Args:
+        seconds: How long an index may be used; longer than clients take between two looks at the list of runs.
+        tensors: How many tensors the kept indexes describe at most, all together, but for a run that holds more alone.
+
+    Attributes:
+        listing: Held by who lists tensors.
+    """
+
+    def __init__(self, seconds: float = 5.0, tensors: int = 2**15) -> None:
+        self.listing = threading.Lock()
+        self._seconds = seconds
+        self._budget = tensors
+        self._items: OrderedDict[Hashable, tuple[float, RunIndex]] = OrderedDict()
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        """How many tensors the kept indexes describe."""
+        return self._used
+
+    def get(self, key: Hashable) -> RunIndex | None:
+        """Return what is kept under ``key``, or ``None`` where there is nothing or nothing of late."""
+        with self._lock:
+            until, index = self._items.get(key, (0.0, None))
+            return index if time.monotonic() < until else None
+
+    def put(self, key: Hashable, index: RunIndex) -> None:
+        """Keep ``index``, dropping what was put longest ago until the budget holds."""
+        with self._lock:
+            if key in self._items:
+                self._used -= self._items.pop(key)[1].tensors
+            self._items[key] = time.monotonic() + self._seconds, index
+            self._used += index.tensors
+            while self._used > self._budget and len(self._items) > 1:
+                self._used -= self._items.popitem(last=False)[1][1].tensors
 
 
 def _size(value: Stored) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS, NAN_BITS
 REDUCERS = frozenset({"extreme", "min", "max", "mean"})
 
 _NAN, _PLUS, _MINUS = 1, 2, 4
+_WIDE = 16
 
 Floats = npt.NDArray[np.float32]
 Steps = npt.NDArray[np.int64]
@@ -76,29 +79,24 @@ class Columns:
         if not len(steps) or not len(sites):
             return
         ids, starts = np.unique(steps // self.width, return_index=True)
-        rows = np.searchsorted(self._ids, ids)
-        cell = np.ix_(rows, sites)
+        cell = np.ix_(np.searchsorted(self._ids, ids), sites)
         # NaN and the infinities come through to the extremes, so that these tell whether all is finite.
-        low, high, total = (
-            np.minimum.reduceat(stored, starts, axis=0),
-            np.maximum.reduceat(stored, starts, axis=0),
-            stored,
-        )
+        low, high, total = _fold(np.minimum, stored, starts), _fold(np.maximum, stored, starts), stored
         if np.isfinite(low).all() and np.isfinite(high).all():
-            self._count[cell] += np.diff(np.append(starts, len(steps)))[:, None]
+            self._count[cell] += np.diff(starts, append=len(steps))[:, None]
         else:
             finite = np.isfinite(stored)
             lows, highs, total = (np.where(finite, stored, np.float32(fill)) for fill in (np.inf, -np.inf, 0.0))
-            low, high = np.minimum.reduceat(lows, starts, axis=0), np.maximum.reduceat(highs, starts, axis=0)
+            low, high = _fold(np.minimum, lows, starts), _fold(np.maximum, highs, starts)
             bits = stored.view(np.uint32)
             arrived_nan = np.isnan(stored) & (bits != MISSING_BITS) & (bits != ABSENT_BITS)
             flags = arrived_nan * _NAN + (stored == np.inf) * _PLUS + (stored == -np.inf) * _MINUS
-            self._count[cell] += np.add.reduceat(finite, starts, axis=0, dtype=np.int64)
-            self._flags[cell] |= np.bitwise_or.reduceat(flags.astype(np.uint8), starts, axis=0)
+            self._count[cell] += _fold(np.add, finite, starts, np.int64)
+            self._flags[cell] |= _fold(np.bitwise_or, flags.astype(np.uint8), starts)
         self._low[cell] = np.minimum(self._low[cell], low)
         self._high[cell] = np.maximum(self._high[cell], high)
         if self._means:
-            self._sum[cell] += np.add.reduceat(total, starts, axis=0, dtype=np.float64)
+            self._sum[cell] += _fold(np.add, total, starts, np.float64)
 
     def reduce(self, how: str, neutral: float | None) -> Floats:
         """Return one value per column and site.
@@ -149,3 +147,25 @@ class Columns:
         # An infinity is further out than any number, 0 on a log scale included.
         take_high = (take_high | np.isposinf(high)) & ~(np.isneginf(low) & ~np.isposinf(high))
         return np.where(take_high, high, low)
+
+
+def _fold(
+    how: np.ufunc, rows: npt.NDArray[Any], starts: npt.NDArray[np.int64], dtype: npt.DTypeLike | None = None
+) -> npt.NDArray[Any]:
+    """Return ``how.reduceat(rows, starts, axis=0)``, which takes two to four times as long where rows are wide.
+
+    Args:
+        how: The operation.
+        rows: Shape: ``[rows, sites]``.
+        starts: Where each group of rows begins, the first at 0. Rising.
+        dtype: Of the result; that of ``rows`` when left out.
+    """
+    if len(starts) == len(rows):
+        return rows if dtype is None else rows.astype(dtype)
+    if rows.shape[1] < _WIDE:
+        return how.reduceat(rows, starts, axis=0, dtype=dtype)
+    out = np.empty((len(starts), rows.shape[1]), dtype or rows.dtype)
+    edges = [*starts.tolist(), len(rows)]
+    for group, (begin, end) in enumerate(pairwise(edges)):
+        how.reduce(rows[begin:end], axis=0, dtype=dtype, out=out[group])
+    return out

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from gradflow_export.chunks import Tag, parse_tag
@@ -28,10 +28,15 @@ class Chunk:
     parts: Tag
     content: Mapping[str, Any]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name by which other chunks of the same session refer to this one."""
         return f"{self.parts.name}/{self.parts.part}"
+
+    @cached_property
+    def order(self) -> tuple[int, int, str]:
+        """Sorts the chunks of a session in the order in which they were written."""
+        return self.parts.chunk, len(self.parts.part), self.parts.part
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,14 @@ class Session:
 
     def of_kind(self, kind: str) -> Iterator[Chunk]:
         """Yield the chunks of one kind in the order in which they were written."""
-        chosen = [chunk for chunk in self.chunks.values() if chunk.content.get("kind") == kind]
-        yield from sorted(chosen, key=lambda chunk: (chunk.parts.chunk, len(chunk.parts.part), chunk.parts.part))
+        yield from self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, Sequence[Chunk]]:
+        found: dict[str, list[Chunk]] = {}
+        for chunk in sorted(self.chunks.values(), key=lambda chunk: chunk.order):
+            found.setdefault(str(chunk.content.get("kind")), []).append(chunk)
+        return found
 
     def phase_of(self, chunk: Chunk) -> str:
         """Return the phase in which a chunk of values was read, ``""`` when its clock is not there."""

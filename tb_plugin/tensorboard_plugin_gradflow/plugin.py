@@ -16,7 +16,7 @@ from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from tensorboard_plugin_gradflow import data
-from tensorboard_plugin_gradflow.cache import TensorCache
+from tensorboard_plugin_gradflow.cache import IndexCache, TensorCache
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
@@ -45,7 +45,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def __init__(self, context: base_plugin.TBContext) -> None:
         self._provider = context.data_provider
-        self._cache = TensorCache(_CACHE_BYTES)
+        self._cache, self._kept = TensorCache(_CACHE_BYTES), IndexCache()
         self._log = logging.getLogger("tensorboard.gradflow")
 
     def get_plugin_apps(self) -> dict[str, WsgiApp]:
@@ -85,7 +85,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         try:
             context = plugin_util.context(request.environ)
             experiment = plugin_util.experiment_id(request.environ)
-            answer = handler(request, Source(self._provider, self._cache, context, experiment))
+            answer = handler(request, Source(self._provider, self._cache, context, experiment, self._kept))
         except RequestError as error:
             return _json(request, {"error": error.message}, error.status)
         except tensorboard_errors.PublicError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from tensorboard_plugin_gradflow.wire import encode_series
 
 MOST_COLUMNS = 8192
 DEFAULT_COLUMNS = 1024
+_JOINED_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,14 @@ class _Clock:
     wall: npt.NDArray[np.float64]
 
 
+class _Rows(NamedTuple):
+    """What one chunk, or several joined, adds to the columns: ``there`` says where each of its sites belongs."""
+
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+    there: npt.NDArray[np.int64]
+
+
 def read_series(source: Source, run: str, query: Query) -> bytes:
     """Return one metric of one run in the binary form of ``wire.py``.
 
@@ -83,7 +93,8 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     clocks = _read_clocks(source, index, pairs, query)
     pairs = [(session, chunk) for session, chunk in pairs if _clock_key(session, chunk) in clocks]
     columns = _empty_columns(list(clocks.values()), query, len(sites))
-    _fill(source, run, pairs, clocks, tables, sites, query.metric, columns)
+    for steps, values, there in _joined(_rows(source, run, pairs, clocks, tables, sites, query.metric)):
+        columns.add(steps, np.ascontiguousarray(values), there)
     spec = describe(query.metric)
     header = {
         "v": FORMAT,
@@ -171,7 +182,7 @@ def _empty_columns(clocks: Sequence[_Clock], query: Query, sites: int) -> Column
     return Columns(steps, wall[where], width, sites, means="mean" in query.reducers)
 
 
-def _fill(
+def _rows(
     source: Source,
     run: str,
     pairs: Sequence[tuple[Session, Chunk]],
@@ -179,8 +190,8 @@ def _fill(
     tables: Tables,
     sites: Sequence[str],
     metric: str,
-    columns: Columns,
-) -> None:
+) -> Iterator[_Rows]:
+    """Yield the rows of every chunk that count, with the sites wanted."""
     position = {site: number for number, site in enumerate(sites)}
     places: dict[tuple[str, ...], tuple[list[int], npt.NDArray[np.int64]]] = {}
     session_of = {chunk.tag: session for session, chunk in pairs}
@@ -200,8 +211,32 @@ def _fill(
             here = [number for number, name in enumerate(names) if name in position]
             places[names] = here, np.array([position[names[number]] for number in here], dtype=np.int64)
         here, there = places[names]
-        values = values if len(here) == len(names) else values[:, here]
-        columns.add(steps, np.ascontiguousarray(values), there)
+        if len(steps):
+            yield _Rows(steps, values if len(here) == len(names) else values[:, here], there)
+
+
+def _joined(parts: Iterable[_Rows]) -> Iterator[_Rows]:
+    """Join the rows of small chunks where they follow each other: what is done per chunk outweighs few numbers."""
+    kept: list[_Rows] = []
+    size = 0
+    for part in parts:
+        follows = kept and part.there is kept[-1].there and part.steps[0] > kept[-1].steps[-1]
+        if kept and (not follows or size >= _JOINED_BYTES):
+            yield _join(kept)
+            kept, size = [], 0
+        kept.append(part)
+        size += part.values.nbytes
+    if kept:
+        yield _join(kept)
+
+
+def _join(parts: Sequence[_Rows]) -> _Rows:
+    if len(parts) == 1:
+        return parts[0]
+    steps, values = (
+        np.concatenate(items) for items in zip(*((part.steps, part.values) for part in parts), strict=True)
+    )
+    return _Rows(steps, values, parts[0].there)
 
 
 def _chosen_sites(pairs: Sequence[tuple[Session, Chunk]], tables: Tables, query: Query) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tensorboard.data import provider
 
-from tensorboard_plugin_gradflow.cache import Stored, TensorCache
+from tensorboard_plugin_gradflow.cache import IndexCache, Stored, TensorCache
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, build_index
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME
@@ -27,30 +27,50 @@ class Source:
         cache: Shared between requests.
         ctx: TensorBoard's request context.
         experiment: Experiment id, ``""`` for a local log directory.
+        kept: Indexes, shared between requests; without it the tensors are listed anew each time.
     """
 
-    def __init__(self, data_provider: Any, cache: TensorCache, ctx: Any, experiment: str = "") -> None:
+    def __init__(
+        self, data_provider: Any, cache: TensorCache, ctx: Any, experiment: str = "", kept: IndexCache | None = None
+    ) -> None:
         self._provider = data_provider
+        self._kept = kept or IndexCache(seconds=0.0)
         self._cache = cache
         self._ctx = ctx
         self._experiment = experiment
 
     def indexes(self) -> list[RunIndex]:
-        """Return every run that holds something of ours, the most recently written first."""
-        built = [build_index(run, tags) for run, tags in self._list(None).items()]
-        chosen = [index for index in built if index.sessions or index.too_new]
-        return sorted(chosen, key=lambda index: (-index.updated, index.run))
+        """Return every run that holds something of ours, as of now, the most recently written first."""
+        with self._kept.listing:
+            built = [build_index(run, tags) for run, tags in self._list(None).items()]
+            chosen = [index for index in built if index.sessions or index.too_new]
+            chosen.sort(key=lambda index: (-index.updated, index.run))
+            for index in reversed(chosen):
+                self._kept.put((self._experiment, index.run), index)
+        return chosen
 
     def index(self, run: str) -> RunIndex:
-        """Return one run.
+        """Return one run, as of a moment ago, and never older than what ``indexes`` told anybody.
 
         Raises:
             RequestError: There is no such run, or it holds nothing of ours.
         """
-        listing = self._list(provider.RunTagFilter(runs=[run]))
-        if run not in listing:
-            raise RequestError(404, f"Expected a run with GradFlow data; got {run!r}. Ask /runs for those there are.")
-        return build_index(run, listing[run])
+        key = (self._experiment, run)
+        known = self._kept.get(key)
+        if known is not None:
+            return known
+        with self._kept.listing:
+            known = self._kept.get(key)
+            if known is not None:
+                return known
+            listing = self._list(provider.RunTagFilter(runs=[run]))
+            if run not in listing:
+                raise RequestError(
+                    404, f"Expected a run with GradFlow data; got {run!r}. Ask /runs for those there are."
+                )
+            index = build_index(run, listing[run])
+            self._kept.put(key, index)
+        return index
 
     def read(self, run: str, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Stored]]:
         """Yield the tensors of ``chunks``, those in the cache first, the rest in batches of bounded size.

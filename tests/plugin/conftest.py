@@ -28,6 +28,25 @@ def logs():
     return module
 
 
+class ReadAnew(data_provider.MultiplexerDataProvider):
+    """TensorBoard's Python data provider over a log directory, with its default sampling; counts how often it lists.
+
+    It reads what is new in the log before each list, as the fast one does in the background.
+    """
+
+    def __init__(self, logdir):
+        self.listed = 0
+        self._logdir = str(logdir)
+        self._reader = plugin_event_multiplexer.EventMultiplexer()
+        super().__init__(self._reader, self._logdir)
+
+    def list_tensors(self, *args, **more):
+        self.listed += 1
+        self._reader.AddRunsFromDirectory(self._logdir)
+        self._reader.Reload()
+        return super().list_tensors(*args, **more)
+
+
 def provider_of(logdir):
     """Return TensorBoard's Python data provider over a log directory, with its default sampling."""
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
@@ -40,6 +59,12 @@ def provider_of(logdir):
 def open_source():
     """Return a function from log directory to source."""
     return lambda logdir: Source(provider_of(logdir), TensorCache(2**20), tensorboard_context.RequestContext())
+
+
+@pytest.fixture
+def read_anew():
+    """The provider that reads what is new and counts, from a log directory."""
+    return ReadAnew
 
 
 @pytest.fixture

@@ -63,6 +63,24 @@ def test_columns_agree_with_a_slow_twin_however_the_rows_are_split(values, width
                 assert out[number] == pytest.approx(np.float32(expected), rel=1e-6, abs=1e-40)
 
 
+@given(st.lists(VALUES, min_size=1, max_size=24), st.integers(1, 7), st.integers(16, 20))
+def test_wide_rows_are_reduced_as_narrow_ones(values, width, sites):
+    """Rows of many sites are summed group by group, those of few all at once."""
+    steps = np.arange(1, len(values) + 1, dtype=np.int64)
+    wide = Columns(steps, steps.astype(float), width, sites)
+    # Site after site begins one value later.
+    rows = np.concatenate([np.roll(stored(values), -site, axis=0) for site in range(sites)], axis=1)
+    wide.add(steps, rows, np.arange(sites))
+    for how in ("extreme", "min", "max", "mean"):
+        for site in (0, sites - 1):
+            narrow = Columns(steps, steps.astype(float), width, 1)
+            narrow.add(steps, np.ascontiguousarray(rows[:, [site]]), np.array([0]))
+            found, expected = wide.reduce(how, None)[:, site], narrow.reduce(how, None)[:, 0]
+            number = ~np.isnan(expected)
+            assert found.view(np.uint32)[~number].tolist() == expected.view(np.uint32)[~number].tolist()
+            assert found[number] == pytest.approx(expected[number], rel=1e-6, abs=1e-40)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [([1.0, 0.01, 3.0], 0.01), ([0.9, 30.0, 0.5], 30.0), ([1.0, 0.0, 99.0], 0.0), ([0.0, math.inf], math.inf)],

@@ -121,3 +121,26 @@ def test_tensors_of_a_newer_version_are_counted_and_left_out(client, monkeypatch
     run = client.get("/runs").json["runs"][0]
     assert run["too_new"] > 0
     assert run["first"] is None
+
+
+def test_the_requests_of_a_gesture_list_the_tensors_once(tmp_path, logs, open_client, read_anew):
+    """What /runs found serves those that follow."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 9)))
+    provider = read_anew(tmp_path)
+    client = open_client(tmp_path, provider)
+    for route in ("/runs", "/meta?run=a", "/issues?run=a", "/series?run=a&metric=loss", "/moment?run=a&metric=loss"):
+        assert client.get(route).status_code == 200
+    assert provider.listed == 1
+
+
+def test_nobody_gets_less_than_the_list_of_runs_told(tmp_path, logs, open_client, read_anew, decode):
+    """A client keeps answers under the version it was told, so that an older one would stay for long."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 9)))
+    client = open_client(tmp_path, read_anew(tmp_path))
+    versions, lasts = [], []
+    for start in (9, 17):
+        versions.append(client.get("/runs").json["runs"][0]["version"])
+        lasts.append(decode(client.get("/series?run=a&metric=loss").data).last[-1])
+        logs.write_run(tmp_path / "a", logs.plain_records(range(start, start + 8)), start=60 * start)
+    assert versions[0] != versions[1]
+    assert lasts == [8, 16]

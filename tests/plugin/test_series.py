@@ -55,6 +55,27 @@ def test_a_range_is_read_at_full_resolution(tmp_path, logs, read):
     assert series.first == list(range(500, 510))
 
 
+@pytest.mark.parametrize("sites", [2, 40])
+def test_many_small_chunks_and_one_large_one_are_the_same_series(tmp_path, logs, read, sites):
+    """Rows of small chunks are joined before they are reduced, here across two sessions that overlap."""
+    rng = np.random.default_rng(sites)
+    values = rng.standard_normal((700, sites)).astype(np.float32)
+    names = tuple(f"s{number:02}" for number in range(sites))
+    for name, rows in (("many", 4), ("one", 1024)):
+        for start, steps in enumerate((range(500), range(300, 700))):
+            records = logs.plain_records(steps, names, value=lambda step, site: values[step, site])
+            logs.write_run(tmp_path / name / "a", records, rows=rows, start=60 * start)
+    more = {"columns": 70, "reducers": ("extreme", "min", "max", "mean"), "sites": names[::-1][:30]}
+    for metric in ("block.gain", "loss"):
+        query = more if metric == "block.gain" else {**more, "sites": ()}
+        many, one = (read(tmp_path / name, metric, **query) for name in ("many", "one"))
+        assert (many.first, many.last, many.readings) == (one.first, one.last, one.readings)
+        assert sum(one.readings) == 700
+        for how in ("extreme", "min", "max"):
+            assert many.values[how].tobytes() == one.values[how].tobytes()
+        assert many.values["mean"] == pytest.approx(one.values["mean"], rel=1e-6)
+
+
 def test_a_range_without_steps_is_an_empty_series(tmp_path, logs, read):
     """Beyond the end there is nothing, and that is no error."""
     logs.write_run(tmp_path / "a", logs.plain_records(range(1, 20)))
