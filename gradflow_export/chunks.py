@@ -117,6 +117,29 @@ def pack_info(info: RunInfo) -> Blob:
     return Blob(f"{PLUGIN_NAME}/{info.session}/meta/0", json.dumps(info_to_json(info)), {"v": FORMAT, "kind": "meta"})
 
 
+class SiteTables:
+    """Numbers the site tables of a session, and says which are to be written.
+
+    A model that takes another way at every step has ever new ones: only so many are remembered, and one that was
+    forgotten is written once more under a new number.
+    """
+
+    def __init__(self, most: int = 512) -> None:
+        self._most, self._next = most, 0
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def number(self, sites: tuple[str, ...]) -> tuple[int, bool]:
+        """Return the number of a table, and whether it must be written first."""
+        known = self._numbers.get(sites)
+        if known is not None:
+            return known, False
+        if len(self._numbers) >= self._most:
+            self._numbers.clear()
+        number = self._numbers[sites] = self._next
+        self._next += 1
+        return number, True
+
+
 class Packer:
     """Packs consecutive records of one session into blobs; remembers which site tables were written.
 
@@ -126,7 +149,7 @@ class Packer:
 
     def __init__(self, session: str) -> None:
         self._prefix = f"{PLUGIN_NAME}/{session}"
-        self._site_ids: dict[tuple[str, ...], int] = {}
+        self._tables = SiteTables()
         self._chunk = 0
         self._waiting = _Waiting()
 
@@ -171,10 +194,10 @@ class Packer:
         return tables + clocks.blobs + values
 
     def _table(self, sites: tuple[str, ...], out: list[Blob]) -> int:
-        if sites not in self._site_ids:
-            number = self._site_ids[sites] = len(self._site_ids)
+        number, new = self._tables.number(sites)
+        if new:
             out.append(Blob(f"{self._prefix}/sites/{number}", json.dumps(sites), {"v": FORMAT, "kind": "sites"}))
-        return self._site_ids[sites]
+        return number
 
 
 class _Column:

@@ -3,7 +3,7 @@
 Each line is one object with a ``kind``::
 
     {"kind": "run", "v": 1, "session": ..., ...}            the RunInfo; begins a session
-    {"kind": "sites", "id": 0, "sites": ["fc1", "fc2"]}     a table of site names, written once per session
+    {"kind": "sites", "id": 0, "sites": ["fc1", "fc2"]}     a table of site names, written before it is used
     {"kind": "step", "step": 7, "wall_time": ..., "phase": "train", "rank": 0,
      "run": {"loss": 0.25}, "sites": {"block.gain": [0, [1.5, null]]}, "issues": [...], "histograms": [...]}
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.chunks import FORMAT, histogram_from_json, histogram_to_json
+from gradflow_export.chunks import FORMAT, SiteTables, histogram_from_json, histogram_to_json
 from gradflow_export.errors import StorageError
 from gradflow_export.records import (
     RUN_SITE,
@@ -40,7 +40,7 @@ class LineEncoder:
     """Turns records of one session into lines; remembers which site tables were written."""
 
     def __init__(self) -> None:
-        self._site_ids: dict[tuple[str, ...], int] = {}
+        self._tables = SiteTables()
 
     def run(self, info: RunInfo) -> bytes:
         """Return the line that begins a session."""
@@ -71,10 +71,10 @@ class LineEncoder:
         return b"".join([*tables, _line(body)])
 
     def _table(self, sites: tuple[str, ...], out: list[bytes]) -> int:
-        if sites not in self._site_ids:
-            number = self._site_ids[sites] = len(self._site_ids)
+        number, new = self._tables.number(sites)
+        if new:
             out.append(_line({"kind": "sites", "id": number, "sites": list(sites)}))
-        return self._site_ids[sites]
+        return number
 
 
 class LineDecoder:

@@ -42,7 +42,10 @@ class Reports:
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Every issue found so far, open ones first, worst first; waits for the worker to catch up."""
+        """Every issue found so far, of healed ones the newest 1000; open ones first, worst first.
+
+        It waits for the worker to catch up.
+        """
         self._catch_up()
         found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.issues)
         return found

@@ -29,6 +29,9 @@ from gradflow_export.stats import Welford, Window, spread_of
 LOSSES = 5
 """Losses at either end whose median tells whether the loss fell."""
 
+HEALED = 1000
+"""Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
+
 TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
 TREND_WINDOW = 20
 """Readings over which a metric's spread and trend are told."""
@@ -42,13 +45,14 @@ class RunSummary:
         steps: Number of records.
         first: First recorded step, 0 when there is none.
         last: Last recorded step, 0 when there is none.
+        left_out: Healed issues that are remembered no more.
         headline: Statistics of each headline metric that was recorded.
         flow: How the gradient flows through the model.
     """
 
     def __init__(self, info: RunInfo | None = None) -> None:
         self.info = info
-        self.steps = self.first = self.last = 0
+        self.steps = self.first = self.last = self.left_out = 0
         self.headline: dict[str, Welford] = {}
         self.flow = FlowPatterns()
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
@@ -77,6 +81,15 @@ class RunSummary:
                 self._first_losses.append(loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
+        if record.issues:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the oldest healed issues: one that comes and goes would otherwise take memory for as long as it does."""
+        healed = [key for key, issue in self._issues.items() if not issue.open]
+        for key in healed[: max(len(healed) - HEALED, 0)]:
+            del self._issues[key]
+            self.left_out += 1
 
     @property
     def issues(self) -> tuple[Issue, ...]:
@@ -90,7 +103,7 @@ class RunSummary:
             return "no step recorded yet"
         still = [issue for issue in self.issues if issue.open]
         if not still:
-            healed = f" ({len(self._issues)} healed)" if self._issues else ""
+            healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
             return f"healthy: no open problem in {self.steps} recorded steps{healed}{self._progress()}"
         worst = still[0]
         where = worst.layer or "the whole model"
@@ -121,6 +134,7 @@ class RunSummary:
             },
             "flow": self.flow.as_dict(self._open_types),
             "issues": [issue_to_json(issue) for issue in self.issues],
+            "issues_left_out": self.left_out,
         }
 
     @property
@@ -148,6 +162,8 @@ class RunSummary:
             lines.append(f"  gradient flow: {pattern}")
         for issue in self.issues:
             lines += issue_lines(issue)
+        if self.left_out:
+            lines.append(f"  {self.left_out} older issues that have gone again are left out")
         return "\n".join(lines)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradflow_export.chunks import Packer, Unpacker, pack_info, parse_tag
+from gradflow_export.chunks import Packer, SiteTables, Unpacker, pack_info, parse_tag
+from gradflow_export.lines import LineDecoder, LineEncoder
 from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 
 VALUES = st.one_of(
@@ -92,3 +93,23 @@ def test_tags_of_others_are_left_alone():
     assert parse_tag("gradflow/1-0/loss/x") is None
     assert parse_tag("other/1-0/steps/0-0") is None
     assert parse_tag("gradflow/1-0/steps/12-3").chunk == 12
+
+
+def test_site_tables_are_forgotten_before_they_fill_the_memory():
+    """A table is written when it is new and once more after many others, each time under another number."""
+    tables = SiteTables(most=2)
+    asked = [tables.number((name,)) for name in "aabbacab"]
+    assert asked == [
+        (0, True), (0, False), (1, True), (1, False), (0, False), (2, True), (3, True), (4, True),
+    ]  # fmt: skip
+
+
+def test_ever_new_sites_come_back_from_either_form():
+    """A model that takes another way at every step is stored bit for bit, by writers that remember 512 tables."""
+    ways = [*range(700), 0, 699]
+    rows = [StepRecord(k + 1, 1.0, (Reading.of("block.gain", (f"b{way}",), [way]),)) for k, way in enumerate(ways)]
+    packer, encoder, decoder = Packer("1-0"), LineEncoder(), LineDecoder()
+    assert unpack([blob for row in rows for blob in pack([row], packer)]).records() == rows
+    lines = [line for row in rows for line in encoder.record(row).splitlines()]
+    assert [found for line in lines if (found := decoder.decode(line)) is not None] == rows
+    assert len(lines) == len(rows) + 701  # way 0 had been forgotten

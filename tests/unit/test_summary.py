@@ -1,7 +1,7 @@
 """The verdict in words."""
 
 from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
-from gradflow_export.summary import RunSummary
+from gradflow_export.summary import HEALED, RunSummary
 
 
 def summed(losses, issues=()):
@@ -34,3 +34,18 @@ def test_the_worst_open_problem_comes_first():
     found = [issue(Severity.LOW, "a"), issue(Severity.HIGH, "b"), issue(Severity.CRITICAL, "c", healed=5)]
     assert summed([1.0] * 6, found).verdict == "2 problems: DEAD in b since step 3"
     assert "(1 healed)" in summed([1.0] * 6, found[2:]).verdict
+
+
+def test_issues_that_come_and_go_are_forgotten_in_the_end():
+    """Memory does not grow with them: the newest healed ones and all open ones stay, and all are counted."""
+    summary = RunSummary()
+    summary.add(StepRecord(1, 1.0, issues=(issue(Severity.LOW, "open"),)))
+    for step in range(2, HEALED + 7):
+        summary.add(StepRecord(step, 1.0, issues=(issue(Severity.HIGH, f"layer {step}", healed=step),)))
+    assert (len(summary.issues), summary.left_out) == (HEALED + 1, 5)
+    assert summary.issues[0].layer == "open"
+    assert {one.layer for one in summary.issues}.isdisjoint(f"layer {step}" for step in range(2, 7))
+    assert summary.as_text("run").endswith("  5 older issues that have gone again are left out")
+    assert summary.as_dict()["issues_left_out"] == 5
+    summary.add(StepRecord(HEALED + 7, 1.0, issues=(issue(Severity.LOW, "open", healed=9),)))
+    assert f"({HEALED + 6} healed)" in summary.verdict
