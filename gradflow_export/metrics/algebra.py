@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,10 +28,11 @@ def use_one_thread() -> None:
             getattr(library, name)(ctypes.c_int(1))
 
 
-def singular_values(matrix: Floats) -> Floats:
+def singular_values(matrix: npt.NDArray[np.floating]) -> Floats:
     """Return the singular values, greatest first.
 
-    NumPy's own go by a pool of threads that cannot be told to stay away from one thread's calls; torch's can.
+    NumPy's own go by a pool of threads that cannot be told to stay away from one thread's calls; torch's can. The same
+    holds for what else is here.
 
     Args:
         matrix: Finite. Shape: ``[m, n]``.
@@ -40,4 +42,53 @@ def singular_values(matrix: Floats) -> Floats:
 
     Source: Golub and Van Loan 2013, Matrix Computations, section 8.6.
     """
-    return np.asarray(torch.linalg.svdvals(torch.from_numpy(matrix)).numpy(), dtype=np.float64)
+    return np.asarray(torch.linalg.svdvals(_tensor(matrix)).numpy(), dtype=np.float64)
+
+
+def eigenvalues(matrix: npt.NDArray[np.floating]) -> npt.NDArray[np.complex128]:
+    """Return the eigenvalues, in no order.
+
+    Args:
+        matrix: Finite. Shape: ``[n, n]``.
+
+    Returns:
+        Shape: ``[n]``. Unit: that of the entries.
+
+    Source: Golub and Van Loan 2013, Matrix Computations, section 7.5.
+    """
+    return np.asarray(torch.linalg.eigvals(_tensor(matrix)).numpy(), dtype=np.complex128)
+
+
+def product(a: Floats, b: Floats) -> Floats:
+    """Return ``a @ b``.
+
+    Args:
+        a: Shape: ``[m, n]``.
+        b: Shape: ``[n, k]`` or ``[n]``.
+
+    Returns:
+        Shape: ``[m, k]`` or ``[m]``.
+    """
+    return np.asarray((_tensor(a) @ _tensor(b)).numpy(), dtype=np.float64)
+
+
+def least_squares(a: Floats, b: Floats) -> Floats:
+    """Return the ``x`` of least norm that minimises ``||a x - b||``.
+
+    Args:
+        a: Shape: ``[m, n]``.
+        b: Shape: ``[m, k]``.
+
+    Returns:
+        Shape: ``[n, k]``.
+
+    Source: Golub and Van Loan 2013, Matrix Computations, section 5.5.
+    """
+    found = torch.linalg.lstsq(_tensor(a), _tensor(b), driver="gelsd")
+    return np.asarray(found.solution.numpy(), dtype=np.float64)
+
+
+def _tensor(array: npt.NDArray[np.floating]) -> Tensor:
+    # torch takes no array that is read backwards, and warns of one that may not be written to, also where nobody does.
+    plain = array.flags.writeable and min(array.strides) >= 0
+    return torch.from_numpy(array if plain else array.copy())

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.metrics.algebra import least_squares, product
+
 Floats = npt.NDArray[np.float64]
 LEAST_ROWS = 16
 MOST_ROWS = 256
@@ -39,7 +41,7 @@ def dependence(x: Floats, y: Floats) -> float:
     width = _width(distances)
     if len(x) < LEAST_ROWS or not np.abs(y).max(initial=0.0) > 0 or not width > 0:
         return math.nan
-    return _permutation_z(_centred(np.exp(-distances / width)), y @ y.T)
+    return _permutation_z(_centred(np.exp(-distances / width)), product(y, y.T))
 
 
 def any_dependence(x: Floats, y: Floats) -> float:
@@ -69,7 +71,7 @@ def any_dependence(x: Floats, y: Floats) -> float:
     cut = np.clip(x, -_CUT, _CUT)
     cut = cut - cut.mean(axis=0)
     square = cut * cut
-    once, twice, thrice = cut @ cut.T, square @ square.T, (square * cut) @ (square * cut).T
+    once, twice, thrice = (product(power, power.T) for power in (cut, square, square * cut))
     # Where there are few features, next neighbours are much nearer than an eighth of the width.
     apart = distances + np.where(np.eye(len(x)) > 0, np.inf, 0.0)
     near = min(_NEXT * float(np.median(apart.min(axis=1))), width / _NARROW)
@@ -77,7 +79,8 @@ def any_dependence(x: Floats, y: Floats) -> float:
     products = [(once**2 - twice) / 2.0, (once**3 - 3.0 * once * twice + 2.0 * thrice) / 6.0]
     # Products of more features than there are do not exist, and their kernel is 0 but for rounding.
     kernels += products[: x.shape[1] - 1]
-    zs = [_permutation_z(_centred(kernel), y @ y.T) for kernel in kernels]
+    targets = product(y, y.T)
+    zs = [_permutation_z(_centred(kernel), targets) for kernel in kernels]
     return max((z for z in zs if not math.isnan(z)), default=math.nan)
 
 
@@ -100,7 +103,8 @@ def dependence_on_tokens(tokens: Floats, y: Floats, buckets: int) -> float:
         agree = np.zeros((len(tokens), len(tokens)))
         for column in tokens[:, : 2 * buckets].T:
             agree += column[:, None] == column[None, :]
-        zs += [_permutation_z(_centred(kernel), y @ y.T) for kernel in (agree, agree**2)]
+        targets = product(y, y.T)
+        zs += [_permutation_z(_centred(kernel), targets) for kernel in (agree, agree**2)]
     return max((z for z in zs if not math.isnan(z)), default=math.nan)
 
 
@@ -112,7 +116,7 @@ def _standardised(x: Floats) -> Floats:
 def _distances(x: Floats) -> Floats:
     """Return the squared distances of all rows. Shape: ``[n, n]``."""
     squares = (x * x).sum(axis=1)
-    return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * x @ x.T, 0.0))
+    return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * product(x, x.T), 0.0))
 
 
 def _width(distances: Floats) -> float:
@@ -157,7 +161,7 @@ def unbent(x: Floats, y: Floats) -> float:
     if len(x) < 2 * (x.shape[1] + 1):
         return math.nan
     design = np.column_stack([np.ones(len(x)), x])
-    residuals = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    residuals = y - product(design, least_squares(design, y))
     if float(np.square(residuals).mean()) <= _RANK * float(np.square(y - y.mean(axis=0)).mean()):
         return math.nan
     return dependence(x, residuals)

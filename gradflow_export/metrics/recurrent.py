@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.metrics.algebra import product, singular_values
 from gradflow_export.metrics.outputs import rank_of_spectrum
 from gradflow_export.metrics.spectra import spectral_norm, spectral_radius
 
@@ -71,7 +72,7 @@ class Layer:
             state: Shape: ``[batch, dimension]``.
         """
         h, c = state[:, : self.outputs], state[:, self.outputs :]
-        from_input, from_state = inputs @ self.weight_ih.T, h @ self.weight_hh.T
+        from_input, from_state = product(inputs, self.weight_ih.T), product(h, self.weight_hh.T)
         if self.bias_ih is not None:
             from_input = from_input + self.bias_ih
         if self.bias_hh is not None:
@@ -84,7 +85,7 @@ class Layer:
             cell = f * c + i * g
             squashed = np.tanh(cell)
             out = o * squashed
-            out = out if self.weight_hr is None else out @ self.weight_hr.T
+            out = out if self.weight_hr is None else product(out, self.weight_hr.T)
             return Step(self, np.concatenate([out, cell], axis=1), (i, f, g, o, c, squashed))
         if self.kind == "GRU":
             r, z = _sigmoid(x[0] + s[0]), _sigmoid(x[1] + s[1])
@@ -118,7 +119,8 @@ class Step:
             directions: Shape: ``[batch, dimension]``.
         """
         h = directions[:, : self.layer.outputs]
-        return self._tangent(self.saved, h @ self.layer.weight_hh.T, h, directions[:, self.layer.outputs :])
+        moved = product(h, self.layer.weight_hh.T)
+        return self._tangent(self.saved, moved, h, directions[:, self.layer.outputs :])
 
     def jacobian(self, row: int) -> Floats:
         """Return the derivative of one sequence's new state by its old one. Shape: ``[dimension, dimension]``.
@@ -141,7 +143,7 @@ class Step:
             di, df, dg, do = np.split(moved, 4, axis=1)
             cell = f * c + f * (1 - f) * before * df + i * (1 - i) * g * di + i * (1 - g * g) * dg
             out = o * (1 - o) * squashed * do + o * (1 - squashed * squashed) * cell
-            out = out if self.layer.weight_hr is None else out @ self.layer.weight_hr.T
+            out = out if self.layer.weight_hr is None else product(out, self.layer.weight_hr.T)
             return np.concatenate([out, cell], axis=1)
         if kind == "GRU":
             r, z, n, hidden, before = saved
@@ -314,9 +316,9 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]])
             break
         radii.append(spectral_radius(jacobian, tolerance=1e-3))
         if dimension <= RANK_DIMENSION:
-            singular = np.linalg.svd(jacobian, compute_uv=False)
+            singular = singular_values(jacobian)
             norms.append(float(singular[0]))
-            ranks.append(rank_of_spectrum(singular.astype(np.float64)))
+            ranks.append(rank_of_spectrum(singular))
         else:
             norms.append(spectral_norm(jacobian))
     return Dynamics(

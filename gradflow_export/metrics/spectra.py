@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.metrics.algebra import eigenvalues
+
 Floats = npt.NDArray[np.float64]
 
 DENSE = 128
@@ -29,7 +31,7 @@ def spectral_radius(matrix: Floats, dense: int = DENSE, tolerance: float = 1e-4)
     """
     size = len(matrix)
     if size <= max(dense, KRYLOV + 2):
-        return float(np.abs(np.linalg.eigvals(matrix)).max()) if size else 0.0
+        return float(np.abs(eigenvalues(matrix)).max()) if size else 0.0
     start = np.random.default_rng(0).standard_normal(size)
     best = 0.0
     for _ in range(RESTARTS):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradflow_export.metrics.algebra import singular_values, use_one_thread
+from gradflow_export.metrics.algebra import eigenvalues, least_squares, product, singular_values, use_one_thread
 
 
 @pytest.fixture
@@ -51,3 +51,17 @@ def test_singular_values_are_those_of_numpy(two_threads):
         expected = np.linalg.svd(matrix, compute_uv=False)
         assert singular_values(matrix) == pytest.approx(expected, rel=1e-9, abs=1e-14 * expected[0])
     assert singular_values(np.zeros((0, 3))).shape == (0,)
+
+
+def test_products_eigenvalues_and_least_squares_are_those_of_numpy(two_threads):
+    """Also of transposed and reversed arrays, vectors, arrays that may not be written to, and systems without full rank."""
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(size=(30, 8)), generator.normal(size=(30, 3))
+    a[:, -1] = a[:, 0]
+    a.setflags(write=False)
+    assert product(a.T, b) == pytest.approx(a.T @ b, rel=1e-12)
+    assert product(b[::-1].T, a[::-1]) == pytest.approx(b.T @ a, rel=1e-9)
+    assert product(b.T, a[:, 0]) == pytest.approx(b.T @ a[:, 0], rel=1e-12)
+    assert least_squares(a, b) == pytest.approx(np.linalg.lstsq(a, b, rcond=None)[0], rel=1e-9)
+    square = generator.normal(size=(20, 20))
+    assert np.sort_complex(eigenvalues(square)) == pytest.approx(np.sort_complex(np.linalg.eigvals(square)), rel=1e-9)
