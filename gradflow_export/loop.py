@@ -122,9 +122,7 @@ class TrainingLoop:
         )
         self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
         self._due_drains = [drain for _, drain in self._drains]
-        self._used = UsedGradients(
-            taps.gradients, taps.blocks, taps.origin, taps.clipping, part("origin"), part("clipping")
-        )
+        self._used = UsedGradients(taps.gradients, taps.origin, taps.clipping, part("origin"), part("clipping"))
         self._read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
         self._updates_before = part("updates")(taps.updates.before)

@@ -145,11 +145,12 @@ class TensorReader:
         self._before = out
         return _array(out)
 
-    def begin(self, tensors: Sequence[Any]) -> npt.NDArray[np.float64] | None:
-        """Begin to read the tensors with everything, and go on in a thread that needs no lock of the interpreter.
+    def begin(self, tensors: Sequence[Any], *, everything: bool = False) -> npt.NDArray[np.float64] | None:
+        """Begin to read the tensors, and go on in a thread that needs no lock of the interpreter.
 
         Args:
             tensors: As for :meth:`read`; what is in them must not change before :meth:`end`.
+            everything: As for :meth:`read`.
 
         Returns:
             As :meth:`read`; products and copied entries are there, the sum of norms and the rows after :meth:`end`.
@@ -160,8 +161,9 @@ class TensorReader:
         if self._begin is None:
             self._begin = function("gradflow_begin", release=False)
             self._begin.restype = ctypes.c_void_p
-        out = self._types[_ROWS]()
-        begun = self._begin(*self._arguments(tensors, _ROWS, out))
+        rows = _ROWS if everything else 1
+        out = self._types[rows]()
+        begun = self._begin(*self._arguments(tensors, rows, out))
         if not begun:
             return None
         self._begun = _Begun(begun, (out, tensors))

@@ -206,10 +206,6 @@ class BlockTap:
             self._known = (self.junctions.steps, sites), [pending] if where else []
         return list(self._known[1])
 
-    def is_finite(self) -> bool:
-        """Whether norms of outputs and of their gradients have come, are on the host, and are all finite."""
-        return self._sent.is_finite() and self.store.is_finite()
-
     def forget(self) -> None:
         """Forget what was collected, and what is still on its way: the step makes no record."""
         self._tell_time()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,7 @@ from gradflow_export.metrics.finite import looks_broken
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
 from gradflow_export.taps.discover import site_name
-from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.optimizers import OptimizerStep, Owned
 
 HELD_BYTES = 8 * 2**20
 """Inputs of one step up to this size are kept until the step ends; of larger ones only what the user keeps is used."""
@@ -94,8 +95,7 @@ class OriginTap:
             step: The optimizer about to step. A step under a ``GradScaler`` may overflow and is passed over.
             norms: Their norms. Shape: ``[n]``, in the order of ``step.owned`` without those that have none.
             total: Their sum, where it is known.
-            stepped: Whether they have been used: the weights are broken now and tell nothing, but what blocks sent
-                forward and back was seen to be finite before.
+            stepped: Whether they have been used: only entries that had a broken gradient are broken for that.
         """
         if self._rerun is False or (self._rerun is None and norms.device.type != "cpu"):
             return
@@ -103,10 +103,7 @@ class OriginTap:
         was, self._broken = self._broken, not math.isfinite(float(norms.sum()) if total is None else total)
         if self._broken and not was and self._left and not step.scaled and not step.closure:
             self._left -= 1
-            if stepped:
-                self._tell_backward(step, norms)
-            else:
-                self._find(step, norms)
+            self._find(step, norms, stepped=stepped)
 
     def drain(self) -> Drained:
         """Give out what was found, and forget the inputs of this step."""
@@ -140,27 +137,28 @@ class OriginTap:
         self._held += tensor.numel() * tensor.element_size()
         return tensor if self._held <= HELD_BYTES else weakref.ref(tensor)
 
-    def _find(self, step: OptimizerStep, norms: Tensor) -> None:
+    def _find(self, step: OptimizerStep, norms: Tensor, *, stepped: bool) -> None:
         model = self._model()
         if model is None:
             return
-        broken = [site_name(name) for name, p in model.named_parameters() if looks_broken(p)]
+        broken = {name: p.detach() for name, p in model.named_parameters() if looks_broken(p)}
+        mended = {name: _before(p, model.get_parameter(name).grad) for name, p in broken.items() if stepped}
+        broken = {name: p for name, p in broken.items() if name not in mended or looks_broken(mended[name])}
         if broken:
-            self._say("weights", broken, 0)
+            self._say("weights", list(map(site_name, broken)), 0)
             return
         every = True
         for number, call in enumerate(self._calls, start=1):
-            found = _repeat(model, call)
+            found = _repeat(model, call, mended)
             if found is not None and found[0]:
                 self._say(*found, number)
                 return
             every &= found is None
         if every:  # what was not repeated may have been where it began
-            self._tell_backward(step, norms)
+            self._tell_backward(step.owned, norms)
 
-    def _tell_backward(self, step: OptimizerStep, norms: Tensor) -> None:
+    def _tell_backward(self, owned: Owned, norms: Tensor) -> None:
         """Tell where a backward pass whose forward pass was finite broke first: the last parameter in order."""
-        owned = step.owned
         arrived = [place for place, p in zip(owned.where, owned.parameters, strict=True) if p.grad is not None]
         bad = [owned.sites[place] for place, norm in zip(arrived, norms, strict=True) if not torch.isfinite(norm)]
         if bad and (len(bad) < len(arrived) or self._calls):
@@ -200,8 +198,20 @@ class _Follower:
 _NOT_REPEATED: tuple[str, tuple[str, ...]] = ("", ())
 
 
-def _repeat(model: nn.Module, call: _Call) -> tuple[str, Sequence[str]] | None:
+def _before(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return weights with 0 where a gradient broke them, which is nearly what they were before the step."""
+    if gradient is None or gradient.layout is not torch.strided:
+        return parameter
+    return torch.where(torch.isfinite(gradient), parameter, 0.0)
+
+
+def _repeat(model: nn.Module, call: _Call, weights: dict[str, Tensor]) -> tuple[str, Sequence[str]] | None:
     """Run one forward pass again.
+
+    Args:
+        model: The model.
+        call: What it was called with.
+        weights: What to take for some of its parameters.
 
     Returns:
         Kind and site of the first broken value, ``None`` when every value is finite; the kind ``""`` where the pass
@@ -227,7 +237,7 @@ def _repeat(model: nn.Module, call: _Call) -> tuple[str, Sequence[str]] | None:
         if call.random_state is not None:
             torch.set_rng_state(call.random_state)
         try:
-            model(*args, **kwargs)
+            functional_call(model, weights, args, kwargs) if weights else model(*args, **kwargs)
         except Exception:
             return follower.found or _NOT_REPEATED
     return follower.found

@@ -61,10 +61,10 @@ class GradientTap:
             step: The optimizer, its parameters and the scale its gradients still carry.
             statistics: Whether to take L1, Linf, mean, zero share and non-finite counts too.
             histograms: Whether to take samples for histograms of gradients and weights.
-            later: Whether statistics may be taken while the optimizer steps, if that is known to only read gradients.
+            later: Whether all may be read while the optimizer steps, if that is known to only read gradients.
         """
         self._norms = self.total = self._later = None
-        sketch = self._sketch(step, everything=statistics, later=later and statistics)
+        sketch = self._sketch(step, everything=statistics, later=later)
         if sketch is None:
             self._read_by_torch(step, statistics=statistics)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -71,6 +72,7 @@ class GradientReader:
         Args:
             everything: Whether to take the statistics of the entries too, not only the norms.
             later: Whether all but ``products`` and ``path`` may be read while the optimizer steps, up to :meth:`end`.
+                Where the sample of the gradients is not finite, or there is none before it, it is not.
 
         Returns:
             What was read; ``None`` where torch must read it: gradients that are not plain, contiguous, real, floating
@@ -90,8 +92,8 @@ class GradientReader:
         if reader is None:
             return None
         compares, every = reader.compares, [*arrived, *self._weights]
-        values = reader.begin(every) if later else None
-        begun = values is not None
+        values = reader.begin(every, everything=everything) if later and compares else None
+        begun = values is not None and (math.isfinite(values[2]) or not reader.end())
         if values is None:
             values = reader.read(every, everything=everything)
         if values is None:

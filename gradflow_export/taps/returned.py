@@ -124,10 +124,6 @@ class GradientStore:
         """Whether there is any norm."""
         return bool(self._norms.present.any())
 
-    def is_finite(self) -> bool:
-        """Whether norms have come, are on the host, and are all finite."""
-        return self._norms.is_finite()
-
     def drain(self, sites: tuple[str, ...], order: Places) -> Drained:
         """Give out the norms, and :meth:`settle`.
 

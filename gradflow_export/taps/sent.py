@@ -49,10 +49,6 @@ class SentOutputs:
         """Whether there is anything."""
         return bool(self._sizes.present.any())
 
-    def is_finite(self) -> bool:
-        """Whether sizes have come, are on the host, and are all finite."""
-        return self._sizes.is_finite()
-
     def take(self, index: int, tensor: Tensor) -> None:
         """Take an output."""
         reader = self._reader

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from gradflow_export.taps.base import Part
-from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.optimizers import OptimizerStep
 from gradflow_export.taps.origin import OriginTap
@@ -17,7 +16,6 @@ class UsedGradients:
 
     Args:
         gradients: Reads them.
-        blocks: Has read what blocks sent forward and back.
         origin: Finds where NaN began.
         clipping: Compares with the gradients of the backward pass.
         origin_part: Guards ``origin``.
@@ -27,13 +25,12 @@ class UsedGradients:
     def __init__(
         self,
         gradients: GradientTap,
-        blocks: BlockTap,
         origin: OriginTap,
         clipping: ClippingTap,
         origin_part: Part,
         clipping_part: Part,
     ) -> None:
-        self._gradients, self._blocks, self._origin, self._clipping = gradients, blocks, origin, clipping
+        self._gradients, self._origin, self._clipping = gradients, origin, clipping
         self._find_origin, self._compare = origin_part(origin.inspect), clipping_part(clipping.compare)
 
     @property
@@ -48,9 +45,7 @@ class UsedGradients:
             step: The optimizer.
             due: Instruments that are due.
         """
-        # Where NaN began is found by repeating the forward pass with weights that NaN has not reached: only where all
-        # that blocks sent forward and back is finite the optimizer need not wait for norms of gradients.
-        later = not (step.closure or self._clipping.waits) and self._blocks.is_finite()
+        later = not (step.closure or self._clipping.waits)
         self._gradients.read(step, statistics="statistics" in due, histograms="histograms" in due, later=later)
         if not self._gradients.waits:
             self._judge(step, stepped=False)

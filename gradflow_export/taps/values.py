@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
@@ -51,11 +49,6 @@ class SiteValues:
         """Return what a site has."""
         tensor = self.tensors.get(place)
         return float(self.numbers[place]) if tensor is None else tensor
-
-    def is_finite(self) -> bool:
-        """Whether there are scalars, all of them numbers, and finite."""
-        total = float(self.numbers.sum(where=self.present))
-        return not self.tensors and bool(self.present.any()) and math.isfinite(total)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -178,8 +178,8 @@ def test_a_gradient_that_is_broken_alone_is_told_by_its_name(watching, recorded,
     assert any(issue.issue_type is IssueType.NUMERICAL for issue in exporter.issues)
 
 
-def test_blocks_that_are_not_finite_are_read_before_the_step(watching, recorded, later):
-    """Where blocks send NaN the optimizer waits, so that the failing pass can be repeated with weights still whole."""
+def test_gradients_whose_sample_is_not_finite_are_read_before_the_step(watching, recorded, later):
+    """What breaks the weights' gradients far and wide is judged before they are used, with weights still whole."""
     begun, _ = later
 
     def between(model, _optimizer, step):
@@ -191,6 +191,44 @@ def test_blocks_that_are_not_finite_are_read_before_the_step(watching, recorded,
     records = recorded(exporter)
     assert len(begun) == 3
     assert "1.0.weight" in records[-1].get("origin.weights").sites
+
+
+class Masked(nn.Module):
+    """Makes NaN at one place of the forward pass, which a mask hides from the loss and from nearly all gradients."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(16)), nn.Tanh()
+        self.broken, self.seen = False, seen
+
+    def forward(self, x):
+        factor = torch.ones(16)
+        if self.broken:
+            factor[3] = math.nan
+        inner = x.detach() * self.scale * factor
+        inner = self.inner(inner) if self.seen else inner.tanh()
+        return x + torch.where(torch.isnan(inner), 0.0, inner)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_where_a_pass_broke_is_found_when_the_weights_were_already_stepped(watching, recorded, later, seen):
+    """The pass is repeated with the entries that the step has broken set to 0, and what made NaN is named."""
+    torch.manual_seed(0)
+    masked = Masked(seen)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), masked, nn.Linear(16, 16), nn.Linear(16, 4))
+    optimizer, exporter = adam(model), watching(model, intervals=OFTEN)
+    for step in range(1, LATER[1] + 1):
+        optimizer.zero_grad()
+        masked.broken = step == LATER[1]
+        model(torch.ones(4, 16)).square().sum().backward()
+        optimizer.step()
+    record = recorded(exporter)[-1]
+    assert len(later[1]) == 2
+    assert int(torch.isnan(masked.scale).sum()) == 1
+    if seen:
+        assert record.get("origin.forward").sites == ("2",)
+    else:
+        assert record.get("origin.backward").sites == ("2.scale",)
 
 
 def test_a_step_that_raises_leaves_nothing_behind(watching, recorded, later, monkeypatch):

@@ -182,7 +182,7 @@ def test_a_reading_that_is_begun_and_ended_is_the_same(dtype):
     one, other = (tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], compared=700) for _ in range(2))
     for factor in (1.0, -2.0):
         now = [tensor * factor for tensor in every]
-        whole, begun = one.read(now, everything=True), other.begin(now)
+        whole, begun = one.read(now, everything=True), other.begin(now, everything=True)
         end = 4 + other.copied
         assert [*begun[:3], *begun[4:end]] == pytest.approx([*whole[:3], *whole[4:end]], rel=0, abs=0, nan_ok=True)
         assert other.end()
