@@ -50,7 +50,7 @@ typedef struct {
     int64_t *counts, judged;
     int32_t *kinds, rows, threads;
     double *out, *to;
-    int failed;
+    int failed, over;
 #ifndef _WIN32
     pthread_t thread;
 #endif
@@ -107,6 +107,9 @@ static void *finish(void *argument) {
     reading->out[3] = 0.0;
     for (int64_t t = 0; !reading->failed && t < judged; t++) reading->out[3] += to[t];
     free(reading->data);
+#ifndef _WIN32
+    __atomic_store_n(&reading->over, 1, __ATOMIC_RELEASE);
+#endif
     return NULL;
 }
 
@@ -148,6 +151,15 @@ PUBLIC void *gradflow_begin(const Interface *torch, void **tensors, int64_t all,
     (void)compared, (void)before, (void)out;
 #endif
     return NULL;
+}
+
+/* Whether gradflow_end need hardly wait. */
+PUBLIC int gradflow_is_over(void *begun) {
+#ifndef _WIN32
+    return __atomic_load_n(&((Reading *)begun)->over, __ATOMIC_ACQUIRE);
+#else
+    return begun != NULL;
+#endif
 }
 
 /* Wait for a reading that was begun. Returns 0, or 2 when there was no memory. */

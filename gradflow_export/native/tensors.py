@@ -61,13 +61,18 @@ class _Begun:
     def __init__(self, begun: int, held: object) -> None:
         self._begun, self._held = begun, held
         self._process = os.getpid()
-        self._end = function("gradflow_end", release=True)
+        self._is_over = function("gradflow_is_over", release=False)
+        # What gives up the lock of the interpreter to wait may wait for it afterwards, behind the worker's thread.
+        self._take, self._wait = (function("gradflow_end", release=release) for release in (False, True))
 
     def end(self) -> bool:
         """Wait for it; False where it failed, or has been waited for."""
         begun, self._begun = self._begun, 0
         # A process that was forked meanwhile has no such thread, and would wait for ever.
-        return begun != 0 and self._process == os.getpid() and not self._end(ctypes.c_void_p(begun))
+        if begun == 0 or self._process != os.getpid():
+            return False
+        reading = ctypes.c_void_p(begun)
+        return not (self._take if self._is_over(reading) else self._wait)(reading)
 
     def __del__(self) -> None:
         self.end()
@@ -99,7 +104,7 @@ class TensorReader:
     ) -> None:
         self.count, self.judged = count, judged
         self.copied = sum(entries for _, _, entries in copies)
-        # A call that gives up the lock of the interpreter may wait for it afterwards, longer than it lasts itself.
+        # A short call is over before it would have the lock of the interpreter back.
         self._call = function("gradflow_read", release=release) if available() else None
         self._begin: Any = None
         self._begun: _Begun | None = None
