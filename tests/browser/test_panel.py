@@ -108,7 +108,7 @@ def test_any_metric_can_be_put_on_the_map(address, open_panel):
 
 
 def test_dragging_zooms_and_the_server_decimates_anew(address, open_panel):
-    """A fifth of the steps fits at full resolution, also for who opens the link; one button shows all again."""
+    """A fifth of the steps fits at full resolution, also for who opens the link; the way back asks for nothing twice."""
     page, frame = open_panel(address, "&p.gradflow.run=sick")
     note = frame.locator("[data-part=note]")
     expect(note).to_contain_text("steps per column")
@@ -121,9 +121,12 @@ def test_dragging_zooms_and_the_server_decimates_anew(address, open_panel):
     page.wait_for_function("location.hash.includes('p.gradflow.zoom=')")
     _, again = open_panel(address, page.evaluate("location.hash").removeprefix("#"))
     expect(again.locator("[data-part=note]")).to_have_text("every reading shown")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "/series?" in request.url else None)
     frame.locator("[data-part=reset]").click()
     expect(note).to_contain_text("steps per column")
     expect(frame.locator("[data-part=reset]")).to_be_hidden()
+    assert asked == []
 
 
 def test_the_panel_fits_a_narrow_window(address, open_panel):
