@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, deque
 from collections.abc import Collection
@@ -161,11 +162,19 @@ def _is_sparse(zeros: Reading, l1: Reading | None, norms: Reading, numel: Readin
     sites = zeros.sites
     with np.errstate(invalid="ignore"):
         thin = (_at(zeros, sites) > _ZERO) | (hoyer(_at(l1, sites), _at(norms, sites), _at(numel, sites)) > _HOYER)
-    modules: dict[str, bool] = {}
-    for index in np.flatnonzero(zeros.present):
-        module = owner(sites[index])
-        modules[module] = modules.get(module, False) or bool(thin[index])
-    return bool(modules) and 2 * sum(modules.values()) >= len(modules)
+    modules, place = _modules(sites)
+    there, sparse = np.zeros((2, modules), dtype=np.bool_)
+    there[place[zeros.present]] = True
+    sparse[place[zeros.present & thin]] = True
+    return bool(there.any()) and 2 * int(sparse.sum()) >= int(there.sum())
+
+
+@functools.lru_cache(maxsize=4)
+def _modules(parameters: tuple[str, ...]) -> tuple[int, npt.NDArray[np.intp]]:
+    """Return how many modules own parameters, and the number of each parameter's. Shape: ``[len(parameters)]``."""
+    numbers: dict[str, int] = {}
+    place = np.array([numbers.setdefault(owner(name), len(numbers)) for name in parameters], dtype=np.intp)
+    return len(numbers), place
 
 
 def _sizes(norms: Reading, numel: Reading | None) -> tuple[npt.NDArray[np.int64], Floats]:

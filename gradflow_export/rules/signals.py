@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -57,7 +58,9 @@ def chain(reading: Reading | None) -> Chain | None:
         return None
     with np.errstate(divide="ignore"):
         logs = np.log(reading.values[usable].astype(np.float64))
-    return Chain(tuple(site for site, here in zip(reading.sites, usable, strict=True) if here), logs)
+    if len(logs) == len(usable):
+        return Chain(reading.sites, logs)
+    return Chain(tuple(site for site, here in zip(reading.sites, usable.tolist(), strict=True) if here), logs)
 
 
 def chains(record: StepRecord, metric: str) -> tuple[Chain, ...]:
@@ -73,25 +76,39 @@ def chains(record: StepRecord, metric: str) -> tuple[Chain, ...]:
     whole, following = chain(record.get(metric)), record.get("block.next")
     if whole is None or following is None:
         return () if whole is None else (whole,)
+    found = _linked(whole.sites, following.sites, following.values.tobytes(), following.present.tobytes())
+    return tuple(Chain(sites, whole.logs[places], joined, ends) for sites, places, joined, ends in found)
+
+
+_Links = tuple[tuple[str, ...], npt.NDArray[np.intp], npt.NDArray[np.bool_], bool]
+
+
+@functools.lru_cache(maxsize=8)
+def _linked(sites: tuple[str, ...], every: tuple[str, ...], values: bytes, present: bytes) -> tuple[_Links, ...]:
+    """Return sites, places, joints and end of each chain: several rules ask at each record, and it hardly changes."""
+    places = np.frombuffer(values, dtype=np.float32).tolist()
     after = {
         site: int(place)
-        for site, place, here in zip(following.sites, following.values, following.present, strict=True)
+        for site, place, here in zip(every, places, np.frombuffer(present, dtype=np.bool_).tolist(), strict=True)
         if here
     }
-    values = dict(zip(whole.sites, whole.logs.tolist(), strict=True))
-    members: dict[str, list[str]] = {}
-    for site in whole.sites:
+    members: dict[str, list[int]] = {}
+    for index, site in enumerate(sites):
         last = site
         while after.get(last, -1) >= 0:
-            last = following.sites[after[last]]
+            last = every[after[last]]
         if site in after:
-            members.setdefault(last, []).append(site)
-    out = []
-    for last, sites in members.items():
-        joined = [_beyond(site, after, following.sites, values) == later for site, later in itertools.pairwise(sites)]
-        logs = np.array([values[site] for site in sites], dtype=np.float64)
-        out.append(Chain(tuple(sites), logs, np.array(joined, dtype=np.bool_), after[last] == -1))
-    return tuple(links for links in out if len(links.sites) > 1)
+            members.setdefault(last, []).append(index)
+    known, out = frozenset(sites), []
+    for last, indices in members.items():
+        own = tuple(sites[index] for index in indices)
+        joined = np.array([_beyond(a, after, every, known) == b for a, b in itertools.pairwise(own)], dtype=np.bool_)
+        where = np.array(indices, dtype=np.intp)
+        for array in (joined, where):
+            array.setflags(write=False)
+        if len(own) > 1:
+            out.append((own, where, joined, after[last] == -1))
+    return tuple(out)
 
 
 def _beyond(site: str, after: dict[str, int], sites: tuple[str, ...], known: Container[str]) -> str:
