@@ -45,13 +45,11 @@ def log_gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | N
 
     ``None``, inf and NaN stand where :func:`gains` has them. Shape: ``[n - 1]``.
     """
-    out: list[float | None] = []
-    for before, after, gain in zip(norms, norms[1:], gains(norms, eps), strict=False):
-        if gain is None or not math.isfinite(gain) or before is None or after is None:
-            out.append(gain)
-        else:
-            out.append(math.log(max(before, eps)) - math.log(max(after, eps)))
-    return out
+    logs = [math.nan if norm is None else math.log(max(norm, eps)) for norm in norms]
+    return [
+        gain if gain is None or not math.isfinite(gain) else before - after
+        for (before, after), gain in zip(itertools.pairwise(logs), gains(norms, eps), strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,9 @@ class LearningRate(Rule):
         if min(len(losses), len(rates)) < 2 * self.undone or not np.isfinite(losses).all():
             return
         rates = rates[np.maximum(np.searchsorted(steps, at, side="right") - 1, 0)]
+        # Nearly all runs end here: what follows takes a median for each loss. No rate before was below the least.
+        if float(rates[-self.undone :].min()) < float(rates.min()) / self.jump:
+            return
         span = self.undone // 2
         levels = [median(losses[end - span : end]) for end in range(span, len(losses) + 1)]
         best = int(np.argmin(levels)) + span - 1
