@@ -13,6 +13,7 @@ Floats = npt.NDArray[np.float64]
 LEAST_ROWS = 16
 MOST_ROWS = 256
 _RANK = 1e-9
+_ALIKE = 1e-24
 _NARROW = 8.0
 _NEXT = 4.0
 _CUT = 2.0
@@ -156,12 +157,14 @@ def unbent(x: Floats, y: Floats) -> float:
         y: Targets. Shape: ``[n, outputs]``.
 
     Returns:
-        :func:`dependence` of the residuals; NaN where there are not twice as many rows as features.
+        :func:`dependence` of the residuals; NaN where there are not twice as many rows as features, and where targets
+        are all alike or a linear function of the inputs.
     """
     if len(x) < 2 * (x.shape[1] + 1):
         return math.nan
     design = np.column_stack([np.ones(len(x)), x])
     residuals = y - product(design, least_squares(design, y))
-    if float(np.square(residuals).mean()) <= _RANK * float(np.square(y - y.mean(axis=0)).mean()):
+    spread = float(np.square(y - y.mean(axis=0)).mean())
+    if spread <= _ALIKE * float(np.square(y).mean()) or float(np.square(residuals).mean()) <= _RANK * spread:
         return math.nan
     return dependence(x, residuals)

@@ -215,8 +215,14 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return at most ``ROWS`` evenly spaced rows."""
-    return tensor[:: max(-(-len(tensor) // ROWS), 1)]
+    """Return at most ``ROWS`` rows, always the same of so many: one of each part, for every second may be alike."""
+    count = len(tensor)
+    if count <= ROWS:
+        return tensor
+    part = torch.arange(ROWS, device=tensor.device)
+    begin, end = part * count // ROWS, (part + 1) * count // ROWS
+    # Which of its part is as good as drawn: multiples of the golden ratio, in 32 bits.
+    return tensor.index_select(0, begin + (part * 2654435769 % 2**32 >> 8) % (end - begin))
 
 
 def _thinned(entered: Tensor) -> Tensor:

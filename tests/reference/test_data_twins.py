@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from gradflow_export.metrics.constants import constant_loss, losses
 from gradflow_export.metrics.dependence import any_dependence, dependence, dependence_on_tokens, unbent
+from gradflow_export.taps.inputs import _rows as some_rows
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(40, 3))
@@ -172,3 +173,21 @@ def test_where_nothing_can_be_said_it_is_nan():
     assert math.isnan(any_dependence(x, np.ones((40, 1))))
     assert math.isnan(unbent(x, x @ [[1.0], [2.0], [3.0]]))
     assert math.isnan(unbent(RNG.normal(size=(20, 30)), y[:20]))
+
+
+def test_constant_targets_tell_nothing_of_bends():
+    """Of targets that are all alike a linear fit leaves rounding alone, from which nothing may be read."""
+    x = RNG.normal(size=(240, 2))
+    assert all(math.isnan(unbent(x, np.full((240, 1), value))) for value in (1.0, 0.1, -3e7, 0.0))
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("count", [257, 512, 640, 1000, 2048])
+def test_rows_that_are_read_of_a_long_batch_are_of_all_kinds(count, period):
+    """Where kinds of samples follow each other in turn, about as many rows of each kind are read, and the same ones."""
+    rows = some_rows(torch.arange(count))
+    assert len(rows) == 256
+    assert torch.equal(rows, torch.unique(rows))
+    assert torch.equal(rows, some_rows(torch.arange(count)[:, None].double())[:, 0].long())
+    shares = torch.bincount(rows % period, minlength=period) / 256
+    assert float(shares.min()) > 0.6 / period
