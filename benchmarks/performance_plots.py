@@ -36,6 +36,7 @@ def plot_overhead(rows: Sequence[Row], path: Path) -> None:
         chart.set(title=program, xlabel="CPU time of a step, with / without", xscale="log")
         chart.set_xlim(0.8, 1.6 * max(*(row.thread_ratio for row in mine), 2))
         chart.set_xticks([1, 2, 5], ["1", "2", "5"])
+        chart.set_xticks([], minor=True)
         chart.axvline(1, color=BARE, linewidth=0.8)
         _plain(chart)
     _save(figure, path)

@@ -42,7 +42,7 @@ typedef struct {
     int64_t tensor, stride, count;
 } Copy;
 
-enum { HEAD = 4 };
+enum { HEAD = 4, FEW_THREADS = 4 };
 
 /* One reading: the tensors as they were described, and where the results go. */
 typedef struct {
@@ -143,6 +143,8 @@ PUBLIC void *gradflow_begin(const Interface *torch, void **tensors, int64_t all,
         free(reading);
         return NULL;
     }
+    /* A few read as fast as memory gives; more would take cores from what the caller goes on with. */
+    if (reading->threads > FEW_THREADS) reading->threads = FEW_THREADS;
     if (pthread_create(&reading->thread, NULL, finish, reading) == 0) return reading;
     free(reading->data);
     free(reading);
