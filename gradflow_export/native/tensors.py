@@ -142,7 +142,7 @@ class TensorReader:
         """
         if self._call is None:
             return None
-        self._stop()
+        self.end()  # what was begun and never asked for: the optimizer's step failed
         rows = _ROWS if everything else 1
         out = self._types[rows]()
         if self._call(*self._arguments(tensors, rows, out)):
@@ -162,7 +162,7 @@ class TensorReader:
         """
         if self._call is None:
             return None
-        self._stop()
+        self.end()  # what was begun and never asked for: the optimizer's step failed
         if self._begin is None:
             self._begin = function("gradflow_begin", release=False)
             self._begin.restype = ctypes.c_void_p
@@ -179,11 +179,6 @@ class TensorReader:
         """Wait for what was begun; False where nothing was, or it failed."""
         begun, self._begun = self._begun, None
         return begun is not None and begun.end()
-
-    def _stop(self) -> None:
-        """Wait for what was begun and never asked for: the optimizer's step failed."""
-        if self._begun is not None:
-            self.end()
 
     def _arguments(self, tensors: Sequence[Any], rows: int, out: ctypes.Array[ctypes.c_double]) -> tuple[Any, ...]:
         self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
