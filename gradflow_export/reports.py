@@ -14,7 +14,6 @@ from gradflow_export.guard import Guard
 from gradflow_export.long_form import write_table
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue, StepRecord
-from gradflow_export.store import read_run
 from gradflow_export.summary import write_json
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.told import ToldJudge
@@ -134,6 +133,8 @@ class Reports:
             if isinstance(writer, MemoryWriter):
                 return writer.records
             if isinstance(writer, (TensorBoardWriter, JsonlWriter)):
+                from gradflow_export.store import read_run  # noqa: PLC0415 - memory that most runs have no use for
+
                 writer.flush()
                 return read_run(writer.path.parent).records if writer.path is not None else ()
         names = ", ".join(writer.name for writer in self._writers) or "none"

@@ -45,7 +45,6 @@ from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
 from gradflow_export.taps.policy import PolicyTap
-from gradflow_export.taps.recurrent import RecurrentTap
 from gradflow_export.taps.reloads import ReloadTap
 from gradflow_export.taps.repeated import RepeatedTap
 from gradflow_export.taps.replicas import ReplicaTap
@@ -170,12 +169,15 @@ def make_loop(
 
 def _sampled(model: nn.Module, guard: Guard, code: CompiledCode) -> tuple[SampledTap, ...]:
     """Return the taps for which the model has something to read."""
-    taps: tuple[SampledTap, ...] = (
+    taps: list[SampledTap] = [
         ActivationTap(ModuleCalls(code=code), model, guard=guard.part("activations")),
         AttentionTap(model, enabled=not code.found, code=code, guard=guard.part("attention")),
-        RecurrentTap(ModuleCalls(code=code), model, guard=guard.part("recurrent")),
         PolicyTap(model),
-    )
+    ]
+    if any(isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in model.modules()):
+        from gradflow_export.taps.recurrent import RecurrentTap  # noqa: PLC0415 - memory that few models have a use for
+
+        taps.append(RecurrentTap(ModuleCalls(code=code), model, guard=guard.part("recurrent")))
     return tuple(tap for tap in taps if tap.modules)
 
 

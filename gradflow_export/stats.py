@@ -83,6 +83,20 @@ def median(values: npt.NDArray[np.floating]) -> float:
     return float(ordered[half]) if ordered.size % 2 else 0.5 * (float(ordered[half - 1]) + float(ordered[half]))
 
 
+def distinct(values: npt.NDArray[np.floating], axis: int | None = None) -> npt.NDArray[np.floating]:
+    """Return what ``numpy.unique`` does; asked for counts too, it does not load ``numpy.ma``.
+
+    Args:
+        values: Shape: any.
+        axis: Along which the slices are compared; without one, the entries are.
+
+    Returns:
+        Each of them once, in order.
+    """
+    found: npt.NDArray[np.floating] = np.unique(values, axis=axis, return_counts=True)[0]
+    return found
+
+
 def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
     """Median of the slopes between all pairs of points; unmoved by up to 29 % outliers.
 

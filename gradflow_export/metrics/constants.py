@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.stats import median
+
 Floats = npt.NDArray[np.float64]
 Kind = Literal["classes", "soft", "binary", "squared", "absolute", "huber"]
 
@@ -33,7 +35,7 @@ def constant_loss(kind: Kind, targets: Floats) -> float:
         return float(np.mean([_entropy(np.array([p, 1.0 - p])) for p in np.clip(mean, 0.0, 1.0)]))
     if kind == "squared":
         return float(targets.var(axis=0).mean())
-    return float(losses(kind, np.broadcast_to(np.median(targets, axis=0), targets.shape), targets).mean())
+    return float(losses(kind, np.broadcast_to([median(column) for column in targets.T], targets.shape), targets).mean())
 
 
 def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.metrics.algebra import least_squares, product
+from gradflow_export.stats import median
 
 Floats = npt.NDArray[np.float64]
 LEAST_ROWS = 16
@@ -75,7 +76,7 @@ def any_dependence(x: Floats, y: Floats) -> float:
     once, twice, thrice = (product(power, power.T) for power in (cut, square, square * cut))
     # Where there are few features, next neighbours are much nearer than an eighth of the width.
     apart = distances + np.where(np.eye(len(x)) > 0, np.inf, 0.0)
-    near = min(_NEXT * float(np.median(apart.min(axis=1))), width / _NARROW)
+    near = min(_NEXT * median(apart.min(axis=1)), width / _NARROW)
     kernels = [np.exp(-distances / size) for size in (width, width / _NARROW, near) if size > 0]
     products = [(once**2 - twice) / 2.0, (once**3 - 3.0 * once * twice + 2.0 * thrice) / 6.0]
     # Products of more features than there are do not exist, and their kernel is 0 but for rounding.
@@ -122,7 +123,7 @@ def _distances(x: Floats) -> Floats:
 
 def _width(distances: Floats) -> float:
     pairs = distances[np.triu_indices(len(distances), 1)]
-    return float(np.median(pairs)) if pairs.size else 0.0
+    return median(pairs) if pairs.size else 0.0
 
 
 def _centred(kernel: Floats) -> Floats:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 LOGIT_METRICS = (
     "logits.max",
@@ -62,21 +65,23 @@ def logit_statistics(logits: Tensor) -> Tensor:
     Source: definitions; ln Z as Chowdhery et al. 2022, arXiv:2204.02311; entropy as Shannon 1948, divided by its
         greatest value.
     """
-    top = logits.topk(2, dim=1).values
-    log_p = logits.log_softmax(dim=1)
-    p = log_p.exp()
-    entropy = -(p * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(dim=1)
-    classes = torch.tensor(float(logits.shape[1]), dtype=logits.dtype, device=logits.device)
+    # Each function of torch that is called for the first time brings in a quarter of a megabyte of its code: these are
+    # as few as may be, and such that training or target_statistics() calls too.
+    top = logits.amax(dim=1)
+    second = _but(logits, logits.argmax(dim=1)).amax(dim=1)
+    log_p, p = logits.log_softmax(dim=1), logits.softmax(dim=1)
+    entropy = -(p * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(dim=1)
+    low, high = torch.aminmax(logits)
     return torch.stack(
         [
-            logits.max(),
-            logits.min(),
+            high,
+            low,
             logits.mean(),
             logits.std(correction=0),
-            (top[:, 0] - top[:, 1]).mean(),
-            logits.logsumexp(dim=1).mean(),
+            (top - second).mean(),
+            (top - log_p.amax(dim=1)).mean(),
             p.amax(dim=1).mean(),
-            (entropy / classes.log()).mean(),
+            entropy.mean() / math.log(logits.shape[1]),
         ]
     )
 
@@ -92,11 +97,16 @@ def target_statistics(logits: Tensor, targets: Tensor) -> Tensor:
         Mean probability of the target, accuracy, and mean of ``p_y - max_{k != y} p_k``; NaN when every target is left
         out. Shape: ``[3]``.
     """
-    kept = ((targets >= 0) & (targets < logits.shape[1])).to(logits.dtype)
-    y = targets.clamp(0, logits.shape[1] - 1)[:, None]
+    y = targets.clamp(0, logits.shape[1] - 1)
+    kept = (targets == y).to(logits.dtype)
     p = logits.softmax(dim=1)
-    p_y = p.gather(1, y)[:, 0]
-    others = p.scatter(1, y, -1.0).amax(dim=1)
-    hit = (logits.argmax(dim=1) == y[:, 0]).to(logits.dtype)
+    p_y = -functional.nll_loss(p, y, reduction="none")
+    others = _but(p, y).amax(dim=1)
+    hit = (logits.argmax(dim=1) == y).to(logits.dtype)
     weight = kept / kept.sum()
     return torch.stack([(p_y * weight).sum(), (hit * weight).sum(), ((p_y - others) * weight).sum()])
+
+
+def _but(rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the rows with -inf in one column of each."""
+    return torch.where(torch.arange(rows.shape[1], device=rows.device) == columns[:, None], -math.inf, rows)

@@ -142,7 +142,7 @@ def linf(entries: Tensor) -> Tensor:
     if entries.numel() == 0:
         return entries.new_zeros(())
     low, high = torch.aminmax(entries)
-    return torch.maximum(-low, high).abs()  # abs: -0.0 is no norm
+    return torch.stack((low, high)).abs().amax()
 
 
 def norm(tensor: Tensor, kind: str) -> Tensor:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gradflow_export.metrics.algebra import product, singular_values
 from gradflow_export.metrics.outputs import rank_of_spectrum
 from gradflow_export.metrics.spectra import spectral_norm, spectral_radius
+from gradflow_export.stats import median
 
 Floats = npt.NDArray[np.float64]
 
@@ -322,9 +323,9 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]])
         else:
             norms.append(spectral_norm(jacobian))
     return Dynamics(
-        float(np.median(radii)),
-        float(np.median(norms)),
+        median(np.array(radii)),
+        median(np.array(norms)),
         largest_lyapunov(chains, lengths),
-        float(np.median(ranks)) if ranks else math.nan,
+        median(np.array(ranks)) if ranks else math.nan,
         dimension,
     )

@@ -22,6 +22,6 @@ def upstream_statistics(gradient: Tensor) -> Tensor:
     rows = gradient.detach().reshape(gradient.shape[0] if gradient.dim() else 1, -1)
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=None if rows.is_complex() else torch.float64)
     count = max(rows.numel(), 1)
-    zeros = (rows.numel() - torch.count_nonzero(rows)) / count
-    broken = (~torch.isfinite(rows)).sum() / count
+    zeros = (rows == 0).sum() / count
+    broken = (rows - rows != 0).sum() / count  # Inf - Inf is NaN
     return torch.stack([torch.linalg.vector_norm(norms), norms.mean(), zeros.to(norms), broken.to(norms)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from types import MappingProxyType
 
@@ -27,15 +27,6 @@ from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.related import CopiedTargets, UnrelatedTargets
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
-from gradflow_export.rules.seed import (
-    FixedDead,
-    FixedExploding,
-    FixedMemory,
-    FixedSpike,
-    FixedStagnation,
-    FixedUnstable,
-    FixedVanishing,
-)
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.stale import ClearedGradients, NestedLosses, StaleGradient
 from gradflow_export.rules.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
@@ -64,18 +55,6 @@ _SAME = MappingProxyType(
     {"exploding_threshold": "gradient_explosion_threshold", "vanishing_threshold": "gradient_vanishing_threshold"}
 )
 
-_FIXED: Mapping[str, Callable[[float], Rule]] = MappingProxyType(
-    {
-        "gradient_explosion_threshold": lambda value: FixedExploding(threshold=value),
-        "gradient_vanishing_threshold": lambda value: FixedVanishing(threshold=value),
-        "parameter_stagnation_threshold": lambda value: FixedStagnation(threshold=value),
-        "loss_spike_threshold": lambda value: FixedSpike(threshold=value),
-        "memory_usage_threshold": lambda value: FixedMemory(threshold=value),
-        "dead_threshold": lambda value: FixedDead(threshold=value),
-        "unstable_cv_threshold": lambda value: FixedUnstable(threshold=value),
-    }
-)
-
 
 def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None) -> tuple[Rule, ...]:
     """Return the rules of a profile.
@@ -98,8 +77,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         raise ArgumentError(f"unknown profile {name!r}{nearest(str(name), PROFILES)}")
     chosen = _checked(thresholds or {})
     if name == "seed":
-        values = {key: chosen.get(key, THRESHOLDS[key]) for key in _FIXED}
-        return (Numerical(), *(_FIXED[key](value) for key, value in values.items()))
+        return (Numerical(), *_fixed({key: chosen.get(key, THRESHOLDS[key]) for key in THRESHOLDS if key not in _SAME}))
     return (
         Numerical(),
         WrongLoss(),
@@ -154,8 +132,16 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         BatchForTime(),
         NotLearning(),
         EmptyLoss(),
-        *(_FIXED[key](value) for key, value in chosen.items()),
+        *_fixed(chosen),
     )
+
+
+def _fixed(values: Mapping[str, float]) -> tuple[Rule, ...]:
+    if not values:
+        return ()
+    from gradflow_export.rules.seed import FIXED  # noqa: PLC0415 - memory that most runs have no use for
+
+    return tuple(FIXED[key](threshold=value) for key, value in values.items())
 
 
 def _checked(thresholds: Mapping[str, float]) -> dict[str, float]:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -281,3 +283,17 @@ def _worst_first(reading: Reading, where: npt.NDArray[np.int64], *, largest: boo
     order = np.argsort(reading.values[where], kind="stable")
     order = where[order[::-1] if largest else order]
     return tuple(reading.sites[index] for index in order), float(reading.values[order[0]])
+
+
+FIXED: Mapping[str, Callable[..., Rule]] = MappingProxyType(
+    {
+        "gradient_explosion_threshold": FixedExploding,
+        "gradient_vanishing_threshold": FixedVanishing,
+        "parameter_stagnation_threshold": FixedStagnation,
+        "loss_spike_threshold": FixedSpike,
+        "memory_usage_threshold": FixedMemory,
+        "dead_threshold": FixedDead,
+        "unstable_cv_threshold": FixedUnstable,
+    }
+)
+"""The rule of each threshold, which it takes by the name ``threshold``; read-only."""

@@ -66,10 +66,10 @@ class ClippingTap:
         if len(mine) != len(norms):
             return
         with torch.no_grad():
-            scale = _total(norms) / _total(self._last[mine])
+            scale = _total(norms) / _total(_chosen(self._last, mine))
             # Of a parameter that lies on several ranks each tells its own part, and of replicas the first rank.
             told = [index for index, owner in enumerate(self._owners) if owner in owned and owner in counted]
-            before, first = (_total(values[told]) for values in (self._last, self._first))
+            before, first = (_total(_chosen(values, told)) for values in (self._last, self._first))
             if step.scale is not None:
                 before, first, scale = before / step.scale, first / step.scale, scale * step.scale
         for name, value in (("norm_before_clip", before), ("clip_scale", scale), ("first_norm", first)):
@@ -100,6 +100,10 @@ class ClippingTap:
         if self._first is None or owners != self._owners:
             self._first, self._owners = norms, owners
         self._last = norms
+
+
+def _chosen(norms: Tensor, places: list[int]) -> Tensor:
+    return norms if len(places) == len(norms) else norms[places]
 
 
 def _total(norms: Tensor) -> Tensor:

@@ -6,8 +6,11 @@ import contextlib
 import math
 import re
 import weakref
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +18,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
-from gradflow_export.taps.base import Drained, Pending
+from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep
 
@@ -131,14 +134,17 @@ class InitialTap:
         self._out = []
 
     def _look_for_doubles(self, named: list[tuple[str, Tensor]]) -> None:
-        layers = [(name, _doubled(weight)) for name, weight in named if weight.shape[0] <= ROWS]
+        for name, weight in named:
+            if weight.shape[0] <= ROWS:
+                self._out.append(Sample("parameter.row_doubles", name, _mixed(weight), partial(_doubles, name)))
         siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
         for name, weight in named:
             siblings.setdefault((re.sub(r"\d+", "#", name), weight.shape), []).append((name, weight))
         gaps = [gap for alike in siblings.values() if len(alike) > 1 for gap in _gaps(alike)]
-        for metric, found in (("parameter.row_doubles", layers), ("parameter.sibling_gap", gaps)):
-            if found:
-                self._out.append(_pending(metric, tuple(name for name, _ in found), [value for _, value in found]))
+        if gaps:
+            self._out.append(
+                _pending("parameter.sibling_gap", tuple(name for name, _ in gaps), [value for _, value in gaps])
+            )
 
     def _spread(self, name: str, weight: Tensor) -> Tensor:
         """Return the spread of rows; of a layer of somebody's own, which may count by columns, where it began even."""
@@ -188,20 +194,25 @@ def _spread(weight: Tensor) -> Tensor:
 def _one_sided(weight: Tensor) -> Tensor:
     """Return the size of the mean against the root mean square. Shape: scalar, float64."""
     sample = even_sample(weight, 16 * ENTRIES).double()
-    return sample.mean().abs() / sample.square().mean().sqrt()
+    rms: Tensor = torch.linalg.vector_norm(sample) / math.sqrt(sample.numel())
+    return sample.mean().abs() / rms
 
 
-def _doubled(weight: Tensor) -> Tensor:
-    """Return the share of rows that are bit for bit the same as another one. Shape: scalar, float64."""
+def _mixed(weight: Tensor) -> Tensor:
+    """Return a number of each row that only rows have in common whose entries are the same. Shape: ``[rows]``."""
     flat = weight.reshape(weight.shape[0], -1)
     rows = flat[:, :: -(-flat.shape[1] // COLUMNS)].double()
-    # Equal rows have equal sums, so that they are neighbours in the order of these.
-    mixed = rows * torch.arange(1, rows.shape[1] + 1, dtype=rows.dtype, device=rows.device).sqrt()
-    rows = rows[mixed.sum(dim=1).argsort()]
-    same = (rows[1:] == rows[:-1]).all(dim=1)
-    none = same.new_zeros(1)
-    found = torch.cat((none, same)) | torch.cat((same, none))
-    return torch.where(rows.any(), found.double().mean(), torch.nan)
+    # Sines of whole numbers: no sum of whole multiples of them is 0.
+    mixed: Tensor = (rows * torch.from_numpy(np.sin(np.arange(1.0, rows.shape[1] + 1.0))).to(rows.device)).sum(dim=1)
+    return mixed
+
+
+def _doubles(name: str, mixed: npt.NDArray[np.floating]) -> dict[str, dict[str, float]]:
+    """Return the share of rows that have a number in common with another one; nothing where all are 0."""
+    ordered = np.sort(mixed)
+    same = ordered[1:] == ordered[:-1]
+    found = np.concatenate(([False], same)) | np.concatenate((same, [False]))
+    return {"parameter.row_doubles": {name: float(found.mean())}} if mixed.any() else {}
 
 
 def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradflow_export.catalog.mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.metrics.constants import Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
-from gradflow_export.stats import median
+from gradflow_export.stats import distinct, median
 from gradflow_export.taps.layergraph import Straight
 from gradflow_export.taps.pairs import Pair
 
@@ -166,7 +166,7 @@ class Remembered:
         """
         self._signs = [*self._signs[-15:], np.asarray(values, dtype=np.float64).reshape(-1)]
         labels = np.concatenate(self._signs)
-        if len(labels) < LABELS or set(np.unique(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
+        if len(labels) < LABELS or set(distinct(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
             return {}
         return {"loss.mistake": {UNSIGNED: float((labels == 0).mean())}}
 
@@ -177,7 +177,7 @@ class Remembered:
             self._count, self._shape = 0, shape
         if len(self._kinds) < 2:
             # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
-            self._kinds.update(tuple(map(float, row)) for row in np.unique(targets, axis=0)[:2])
+            self._kinds.update(tuple(map(float, row)) for row in distinct(targets, axis=0)[:2])
         self._rows.append((x, targets))
         self._count += len(targets)
         self._total += len(targets)
@@ -205,7 +205,7 @@ class Remembered:
             "target.uniform_share": self._uniform / self._readings,
         }
         if found.own:
-            out["target.distinct"] = float(max(len(np.unique(y, axis=0)), len(self._kinds)))
+            out["target.distinct"] = float(max(len(distinct(y, axis=0)), len(self._kinds)))
         if constant > 0:
             out["loss.over_constant"] = mean / constant
         if kind in {"squared", "absolute", "huber"}:
@@ -231,7 +231,7 @@ class Remembered:
         if not np.isfinite(x).all():
             return {}
         if found.kind == "classes":
-            y = (y == np.unique(y)[None, :64]).astype(np.float64)
+            y = (y == distinct(y)[None, :64]).astype(np.float64)
         z = dependence_on_tokens(x, y, BUCKETS) if found.tokens else any_dependence(x, y)
         out = {"target.dependence": z, "target.tested": float(len(x))}
         if not (found.bends or found.tokens):

@@ -1,6 +1,8 @@
 """Nothing grows with the number of steps."""
 
 import gc
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sized
 
@@ -105,3 +107,30 @@ def test_no_copy_of_a_large_parameter_or_gradient_is_made():
         found[watched] = +large.found
     assert found[False].total() > 0
     assert found[True] - found[False] == Counter()
+
+
+PLAIN = """
+import sys
+import torch
+from torch import nn
+from gradflow_export import Exporter
+
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.01)
+with Exporter(model, logdir=sys.argv[1]).watch(criterion) as exporter:
+    for step in range(40):
+        optimizer.zero_grad()
+        criterion(model(torch.randn(16, 8)), torch.randint(0, 4, (16,))).backward()
+        optimizer.step()
+print(exporter.summary()["steps"]["count"], *sorted(sys.modules))
+"""
+
+
+def test_what_few_models_need_is_not_loaded(tmp_path):
+    """A plain model at defaults loads no code for what it does not have: each would cost part of a megabyte."""
+    done = subprocess.run([sys.executable, "-c", PLAIN, tmp_path], capture_output=True, text=True, check=True)
+    steps, *loaded = done.stdout.split()
+    assert steps == "40"
+    others = {"numpy.ma", "yaml", "wandb", "pandas", "scipy"}
+    ours = {"store", "taps.recurrent", "rules.seed", "cli", "debugging", "diagnostics", "integrations"}
+    assert (others | {f"gradflow_export.{name}" for name in ours}) & set(loaded) == set()

@@ -84,6 +84,22 @@ def test_weights_of_one_sign(scale, found):
     assert told(model, lambda x: F.cross_entropy(model(x.abs()), (x[:, 0] > 0).long()), steps=40) == found
 
 
+def test_doubles_are_counted_whatever_the_entries():
+    """Rows that have the same root-weighted sum are no doubles; those with the same entries are, in any place."""
+    model, memory = nn.Sequential(nn.Linear(4, 6)), MemoryWriter()
+    rows = [[2, 0, 0, 0], [0, 0, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1], [0, 2, 0, 0], [1, 0, 0, 0]]
+    model[0].weight.data = torch.tensor(rows, dtype=torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    exporter = Exporter(model, backends=memory).watch()
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+    exporter.close()
+    read = [record.get("parameter.row_doubles") for record in memory.records]
+    assert [reading.values.tolist() for reading in read if reading is not None] == [[pytest.approx(2 / 6)]]
+
+
 class _Own(nn.Module):
     """A layer of somebody's own, which counts its units by columns."""
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.stats import Welford, Window, median, pair_slopes, theil_sen, theil_sen_bounds
+from gradflow_export.stats import Welford, Window, distinct, median, pair_slopes, theil_sen, theil_sen_bounds
 
 
 def test_nothing_seen_is_no_number():
@@ -68,3 +68,10 @@ def test_the_median_is_that_of_numpy(values):
     for dtype in (np.float64, np.float32):
         np.testing.assert_equal(median(np.array(values, dtype)), float(np.median(np.array(values, dtype))))
     assert math.isnan(median(np.array([])))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_what_is_distinct_is_what_numpy_says(axis):
+    """Entries, rows or columns, each once and in order."""
+    values = np.random.default_rng(0).integers(0, 3, (40, 2)).astype(np.float64)
+    np.testing.assert_array_equal(distinct(values, axis=axis), np.unique(values, axis=axis))
