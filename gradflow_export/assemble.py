@@ -25,7 +25,7 @@ from gradflow_export.transfer import Bundle, spread
 _log = logging.getLogger("gradflow_export")
 
 Floats = npt.NDArray[np.float64]
-POOLED_BATCHES = 4
+POOLED_BATCHES, POOLED_ROWS = 4, 512
 HISTOGRAM_BINS = 32
 CLIP_WINDOW = 20
 CLIPPED = 0.999
@@ -117,7 +117,9 @@ class Assembler:
             pool = self._pools.setdefault(site, deque(maxlen=POOLED_BATCHES))
             if pool and pool[0].shape[1] != rows.shape[1]:
                 pool.clear()
-            pool.append(rows)
+            pool.append(rows.copy())  # a part of all that was sent, which would stay with it
+            while sum(map(len, pool)) > max(POOLED_ROWS, len(rows)):
+                pool.popleft()
             found[site] = ranks(np.concatenate(pool))
         yield Reading.of("block.effective_rank", list(found), [effective for effective, _ in found.values()])
         yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])

@@ -86,10 +86,11 @@ def pack(drained: Drained) -> list[Packed | Held]:
         drained: Values and samples, on any devices.
 
     Returns:
-        One :class:`Held` for what is on the host already, one :class:`Packed` per device, and one per sample that
-        brings its own analysis.
+        One :class:`Held` for what is on the host already, one :class:`Packed` per device for numbers and one for each
+        type of samples, and one per sample that brings its own analysis.
     """
-    by_device: dict[torch.device, list[Pending | Sample]] = {}
+    # Beside numbers in float64 the samples, which are much more, would be widened to it.
+    alike: dict[tuple[torch.device, torch.dtype | None], list[Pending | Sample]] = {}
     held: list[Pending | Sample] = []
     out: list[Packed | Held] = []
     for item in drained:
@@ -100,10 +101,10 @@ def pack(drained: Drained) -> list[Packed | Held]:
             # Such a sample is large and is a copy already: among the others it would be copied and widened once more.
             out.append(_send(values.device, values.reshape(-1), [item]))
         else:
-            by_device.setdefault(values.device, []).append(item)
+            alike.setdefault((values.device, values.dtype if isinstance(item, Sample) else None), []).append(item)
     if held:
         out.append(Held(tuple(held)))
-    out.extend(_pack_device(device, items) for device, items in by_device.items())
+    out.extend(_pack_device(device, items) for (device, _), items in alike.items())
     return out
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -70,20 +72,26 @@ def any_dependence(x: Floats, y: Floats) -> float:
     width = _width(distances)
     if len(x) < LEAST_ROWS or not np.abs(y).max(initial=0.0) > 0 or not width > 0:
         return math.nan
-    cut = np.clip(x, -_CUT, _CUT)
-    cut = cut - cut.mean(axis=0)
-    square = cut * cut
-    once, twice, thrice = (product(power, power.T) for power in (cut, square, square * cut))
     # Where there are few features, next neighbours are much nearer than an eighth of the width.
-    apart = distances + np.where(np.eye(len(x)) > 0, np.inf, 0.0)
-    near = min(_NEXT * median(apart.min(axis=1)), width / _NARROW)
-    kernels = [np.exp(-distances / size) for size in (width, width / _NARROW, near) if size > 0]
-    products = [(once**2 - twice) / 2.0, (once**3 - 3.0 * once * twice + 2.0 * thrice) / 6.0]
-    # Products of more features than there are do not exist, and their kernel is 0 but for rounding.
-    kernels += products[: x.shape[1] - 1]
+    np.fill_diagonal(distances, np.inf)
+    near = min(_NEXT * median(distances.min(axis=1)), width / _NARROW)
+    np.fill_diagonal(distances, 0.0)
     targets = product(y, y.T)
-    zs = [_permutation_z(_centred(kernel), targets) for kernel in kernels]
+    # One after the other, as each is as large as all that was read.
+    gaussian = (np.exp(-distances / size) for size in (width, width / _NARROW, near) if size > 0)
+    zs = [_permutation_z(_centred(kernel), targets) for kernel in itertools.chain(gaussian, _of_products(x))]
     return max((z for z in zs if not math.isnan(z)), default=math.nan)
+
+
+def _of_products(x: Floats) -> Iterator[Floats]:
+    """Yield the kernels of products of two and of three different features, where there are as many."""
+    cut = np.clip(x, -_CUT, _CUT)
+    cut -= cut.mean(axis=0)
+    once, twice = product(cut, cut.T), product(cut**2, (cut**2).T)
+    if x.shape[1] > 1:
+        yield (once**2 - twice) / 2.0
+    if x.shape[1] > 2:
+        yield (once**3 - 3.0 * once * twice + 2.0 * product(cut**3, (cut**3).T)) / 6.0
 
 
 def dependence_on_tokens(tokens: Floats, y: Floats, buckets: int) -> float:
@@ -118,7 +126,11 @@ def _standardised(x: Floats) -> Floats:
 def _distances(x: Floats) -> Floats:
     """Return the squared distances of all rows. Shape: ``[n, n]``."""
     squares = (x * x).sum(axis=1)
-    return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * product(x, x.T), 0.0))
+    distances = product(x, x.T)
+    distances *= -2.0
+    distances += squares[:, None]
+    distances += squares[None, :]
+    return np.maximum(distances, 0.0, out=distances)
 
 
 def _width(distances: Floats) -> float:
@@ -127,7 +139,15 @@ def _width(distances: Floats) -> float:
 
 
 def _centred(kernel: Floats) -> Floats:
-    return np.asarray(kernel - kernel.mean(axis=0) - kernel.mean(axis=1)[:, None] + kernel.mean())
+    whole, rows = kernel.mean(), kernel.mean(axis=1)[:, None]
+    centred = kernel - kernel.mean(axis=0)
+    centred -= rows
+    centred += whole
+    return np.asarray(centred)
+
+
+def _dot(a: Floats, b: Floats) -> float:
+    return float(np.einsum("ij,ij->", a, b))  # makes no product, and goes by no other thread
 
 
 def _permutation_z(a: Floats, b: Floats) -> float:
@@ -139,7 +159,7 @@ def _permutation_z(a: Floats, b: Floats) -> float:
     """
     n = len(a)
     t_a, t_b = float(np.trace(a)), float(np.trace(b))
-    t2_a, t2_b = float((a * a).sum()), float((b * b).sum())
+    t2_a, t2_b = _dot(a, a), _dot(b, b)
     s2_a, s2_b = float((np.diag(a) ** 2).sum()), float((np.diag(b) ** 2).sum())
     mean = t_a * t_b / (n - 1)
     first = 2.0 * ((n - 1) * t2_a - t_a**2) * ((n - 1) * t2_b - t_b**2) / ((n - 1) ** 2 * (n + 1) * (n - 2))
@@ -147,7 +167,7 @@ def _permutation_z(a: Floats, b: Floats) -> float:
         n * (n + 1) * s2_b - (n - 1) * (t_b**2 + 2.0 * t2_b)
     )
     variance = first + second / ((n + 1) * n * (n - 1) * (n - 2) * (n - 3))
-    return (float((a * b).sum()) - mean) / math.sqrt(variance) if variance > 0 else math.nan
+    return (_dot(a, b) - mean) / math.sqrt(variance) if variance > 0 else math.nan
 
 
 def unbent(x: Floats, y: Floats) -> float:

@@ -16,6 +16,8 @@ from gradflow_export.metrics.norms import l2_norm, l2_norms
 
 SPREAD_ROWS, SPREAD_FEATURES = 32, 64
 RANK_ROWS, RANK_FEATURES = 256, 512
+RANK_ENTRIES = 2**17
+"""Entries of all blocks together that ranks are taken of; as many batches as are pooled lie in memory."""
 
 
 def output_rms(output: Tensor) -> Tensor:
@@ -54,6 +56,16 @@ def output_spreads(rows: Sequence[Tensor]) -> Tensor:
     return norms / torch.tensor(sizes, dtype=norms.dtype, device=norms.device)
 
 
+def rank_limits(blocks: int) -> tuple[int, int]:
+    """Return how many rows and features of each block are kept for its ranks, twice as many features as rows.
+
+    Args:
+        blocks: At least 1; the more there are, the fewer entries of each.
+    """
+    features = min(max(math.isqrt(2 * RANK_ENTRIES // blocks), SPREAD_FEATURES), RANK_FEATURES)
+    return min(features // 2, RANK_ROWS), features
+
+
 def ranks(rows: npt.NDArray[np.floating]) -> tuple[float, float]:
     """Return the effective and the stable rank of centred activations.
 
@@ -66,13 +78,14 @@ def ranks(rows: npt.NDArray[np.floating]) -> tuple[float, float]:
 
     Source: Roy and Vetterli 2007, EUSIPCO; Rudelson and Vershynin 2007, J. ACM 54.
     """
-    matrix = np.asarray(rows, dtype=np.float64)
+    matrix = np.array(rows, dtype=np.float64)
     if not np.isfinite(matrix).all():
         return math.nan, math.nan
     # Equal float64 rows may differ from their own mean by rounding, which is no direction.
     if (matrix == matrix[:1]).all():
         return 0.0, 0.0
-    spectrum = singular_values(matrix - matrix.mean(axis=0))
+    matrix -= matrix.mean(axis=0)
+    spectrum = singular_values(matrix)
     greatest = float(spectrum.max(initial=0.0))
     return rank_of_spectrum(spectrum), float(np.square(spectrum / greatest).sum()) if greatest > 0 else 0.0
 

@@ -89,7 +89,7 @@ class Remembered:
     """The last rows of one loss; used on the worker thread only."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[Floats, Floats]] = deque()
+        self._rows: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = deque()
         self._count = self._total = self._readings = self._uniform = 0
         self._shape: tuple[Any, ...] = ()
         self._kinds: set[tuple[float, ...]] = set()
@@ -178,7 +178,7 @@ class Remembered:
         if len(self._kinds) < 2:
             # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
             self._kinds.update(tuple(map(float, row)) for row in distinct(targets, axis=0)[:2])
-        self._rows.append((x, targets))
+        self._rows.append((x.astype(np.float32), targets.astype(np.float32)))  # as they came
         self._count += len(targets)
         self._total += len(targets)
         self._readings += 1
@@ -190,7 +190,7 @@ class Remembered:
         kind = found.kind
         if kind is None:
             return {}
-        y = np.concatenate([targets for _, targets in self._rows])
+        y = np.concatenate([targets for _, targets in self._rows]).astype(np.float64)
         if found.logits:
             predictions = 1.0 / (1.0 + np.exp(-np.clip(predictions, -60.0, 60.0)))
         constant = constant_loss(kind, y)
@@ -222,10 +222,12 @@ class Remembered:
     def _dependence(self, found: Found) -> dict[str, float]:
         x = np.concatenate([x for x, _ in self._rows])
         y = np.concatenate([targets for _, targets in self._rows])
-        _, first = np.unique(x, axis=0, return_index=True)
+        known: dict[int, int] = {}
+        for index, row in enumerate(x):
+            known.setdefault(hash((row + 0.0).tobytes()), index)  # -0.0 is 0.0
         # Drawn, always alike: every second row may be of one class.
-        chosen = np.sort(np.random.default_rng(0).permutation(np.sort(first))[:MOST_ROWS])
-        x, y = x[chosen], y[chosen]
+        chosen = np.sort(np.random.default_rng(0).permutation([*known.values()])[:MOST_ROWS])
+        x, y = x[chosen].astype(np.float64), y[chosen].astype(np.float64)
         if found.kind == "classes" and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
             return {}  # too few of each class to tell anything by
         if not np.isfinite(x).all():

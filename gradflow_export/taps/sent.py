@@ -11,12 +11,11 @@ from gradflow_export.metrics.local import PLAIN
 from gradflow_export.metrics.norms import dense_entries, linf
 from gradflow_export.metrics.onepass import usable_interface
 from gradflow_export.metrics.outputs import (
-    RANK_FEATURES,
-    RANK_ROWS,
     SPREAD_FEATURES,
     SPREAD_ROWS,
     output_rms,
     output_spreads,
+    rank_limits,
 )
 from gradflow_export.metrics.samples import rows_of
 from gradflow_export.native.outputs import OutputReader, grid_of
@@ -36,6 +35,7 @@ class SentOutputs:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.sample_rows = False
+        self._rank_limits = rank_limits(max(len(names), 1))
         self._names = names
         self._sizes, self._spreads, self._greatest = (SiteValues(len(names)) for _ in range(3))
         self._rows: dict[int, Tensor] = {}
@@ -98,6 +98,6 @@ class SentOutputs:
             self._sizes.put(index, output_rms(tensor))
             if self.sample_rows:
                 self._greatest.put(index, linf(dense_entries(tensor)))
-            limits = (RANK_ROWS, RANK_FEATURES) if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
+            limits = self._rank_limits if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
             self._rows[index] = rows_of(tensor, *limits).clone()
