@@ -45,7 +45,7 @@ def dependence(x: Floats, y: Floats) -> float:
     width = _width(distances)
     if len(x) < LEAST_ROWS or not np.abs(y).max(initial=0.0) > 0 or not width > 0:
         return math.nan
-    return _permutation_z(_centred(np.exp(-distances / width)), product(y, y.T))
+    return _permutation_z(_centred(_gaussian(distances, width)), product(y, y.T))
 
 
 def any_dependence(x: Floats, y: Floats) -> float:
@@ -78,7 +78,7 @@ def any_dependence(x: Floats, y: Floats) -> float:
     np.fill_diagonal(distances, 0.0)
     targets = product(y, y.T)
     # One after the other, as each is as large as all that was read.
-    gaussian = (np.exp(-distances / size) for size in (width, width / _NARROW, near) if size > 0)
+    gaussian = (_gaussian(distances, size) for size in (width, width / _NARROW, near) if size > 0)
     zs = [_permutation_z(_centred(kernel), targets) for kernel in itertools.chain(gaussian, _of_products(x))]
     return max((z for z in zs if not math.isnan(z)), default=math.nan)
 
@@ -87,11 +87,18 @@ def _of_products(x: Floats) -> Iterator[Floats]:
     """Yield the kernels of products of two and of three different features, where there are as many."""
     cut = np.clip(x, -_CUT, _CUT)
     cut -= cut.mean(axis=0)
-    once, twice = product(cut, cut.T), product(cut**2, (cut**2).T)
+    square = cut * cut
+    once, twice = product(cut, cut.T), product(square, square.T)
     if x.shape[1] > 1:
         yield (once**2 - twice) / 2.0
     if x.shape[1] > 2:
-        yield (once**3 - 3.0 * once * twice + 2.0 * product(cut**3, (cut**3).T)) / 6.0
+        twice *= -3.0
+        twice += once**2
+        twice *= once
+        cube = np.multiply(square, cut, out=square)
+        twice += 2.0 * product(cube, cube.T)
+        twice /= 6.0
+        yield twice
 
 
 def dependence_on_tokens(tokens: Floats, y: Floats, buckets: int) -> float:
@@ -114,13 +121,16 @@ def dependence_on_tokens(tokens: Floats, y: Floats, buckets: int) -> float:
         for column in tokens[:, : 2 * buckets].T:
             agree += column[:, None] == column[None, :]
         targets = product(y, y.T)
-        zs += [_permutation_z(_centred(kernel), targets) for kernel in (agree, agree**2)]
+        zs += [_permutation_z(_centred(kernel), targets) for kernel in (agree**2, agree)]
     return max((z for z in zs if not math.isnan(z)), default=math.nan)
 
 
 def _standardised(x: Floats) -> Floats:
-    spread = x.std(axis=0)
-    return np.asarray((x - x.mean(axis=0))[:, spread > 0] / spread[spread > 0])
+    x = x - x.mean(axis=0)
+    spread = np.sqrt(np.einsum("ij,ij->j", x, x) / len(x))
+    x = x[:, spread > 0]
+    x /= spread[spread > 0]
+    return x
 
 
 def _distances(x: Floats) -> Floats:
@@ -134,16 +144,22 @@ def _distances(x: Floats) -> Floats:
 
 
 def _width(distances: Floats) -> float:
-    pairs = distances[np.triu_indices(len(distances), 1)]
+    pairs = distances[np.tri(len(distances), k=-1, dtype=np.bool_)]
     return median(pairs) if pairs.size else 0.0
 
 
+def _gaussian(distances: Floats, size: float) -> Floats:
+    kernel = distances / -size
+    return np.exp(kernel, out=kernel)
+
+
 def _centred(kernel: Floats) -> Floats:
+    """Return the kernel itself, which is changed."""
     whole, rows = kernel.mean(), kernel.mean(axis=1)[:, None]
-    centred = kernel - kernel.mean(axis=0)
-    centred -= rows
-    centred += whole
-    return np.asarray(centred)
+    kernel -= kernel.mean(axis=0)
+    kernel -= rows
+    kernel += whole
+    return kernel
 
 
 def _dot(a: Floats, b: Floats) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.metrics.algebra import product
-from gradflow_export.metrics.vector import coherence
+from gradflow_export.metrics.direction import coherence
 
 Floats = npt.NDArray[np.float64]
 

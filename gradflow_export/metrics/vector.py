@@ -99,29 +99,6 @@ def directional_curl(jacobian: Linearized, xi: Tensor) -> tuple[float, float]:
     return (around / size if size > 0 else 0.0), (around**2 / both if both > 0 else 0.0)
 
 
-def coherence(gradients: Floats) -> tuple[float, float]:
-    """Return how well gradients agree in direction.
-
-    Args:
-        gradients: Shape: ``[n, entries]``; rows that are 0 or not finite are left out.
-
-    Returns:
-        Mean resultant length ``R = ||mean of g / ||g||||`` and mean pairwise cosine ``(n R^2 - 1) / (n - 1)``; NaN with
-        fewer than two gradients. 1 is aligned, 0 random, below 0 a zigzag.
-
-    Source: Mardia and Jupp 2000, Directional Statistics, section 9.2.
-    """
-    usable = gradients[np.isfinite(gradients).all(axis=1)]
-    greatest = np.abs(usable).max(axis=1, initial=0.0)
-    usable = usable[greatest > 0] / greatest[greatest > 0, None]
-    n = len(usable)
-    if n < 2:
-        return math.nan, math.nan
-    units = usable / np.linalg.norm(usable, axis=1, keepdims=True)
-    length = min(float(np.linalg.norm(units.mean(axis=0))), 1.0)
-    return length, (n * length**2 - 1.0) / (n - 1.0)
-
-
 @dataclass(frozen=True)
 class NoiseScale:
     """How large a batch is needed for its gradient to be more signal than noise.

@@ -188,7 +188,8 @@ def _spread(weight: Tensor) -> Tensor:
     """Return the greatest difference from the first row, as a share of the greatest entry. Shape: scalar, float64."""
     flat = weight.reshape(weight.shape[0], -1)
     low, high = torch.aminmax(flat, dim=0)  # by columns, as a difference of all entries would be as large as they are
-    return (torch.maximum(high - flat[0], flat[0] - low).amax() / torch.maximum(high, -low).amax()).double()
+    apart, sizes = torch.stack((high - flat[0], flat[0] - low)), torch.stack((high, low)).abs()
+    return (apart.amax() / sizes.amax()).double()
 
 
 def _one_sided(weight: Tensor) -> Tensor:

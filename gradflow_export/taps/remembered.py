@@ -220,14 +220,13 @@ class Remembered:
         return out
 
     def _dependence(self, found: Found) -> dict[str, float]:
-        x = np.concatenate([x for x, _ in self._rows])
-        y = np.concatenate([targets for _, targets in self._rows])
+        rows = [pair for x, targets in self._rows for pair in zip(x, targets, strict=True)]
         known: dict[int, int] = {}
-        for index, row in enumerate(x):
+        for index, (row, _) in enumerate(rows):
             known.setdefault(hash((row + 0.0).tobytes()), index)  # -0.0 is 0.0
         # Drawn, always alike: every second row may be of one class.
         chosen = np.sort(np.random.default_rng(0).permutation([*known.values()])[:MOST_ROWS])
-        x, y = x[chosen].astype(np.float64), y[chosen].astype(np.float64)
+        x, y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
         if found.kind == "classes" and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
             return {}  # too few of each class to tell anything by
         if not np.isfinite(x).all():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from pathlib import Path
 
-import psutil
 import torch
 
 from gradflow_export.catalog import MetricSpec, spec
@@ -21,7 +21,6 @@ class RuntimeTap:
     """Reads memory figures in MB (2^20 bytes)."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
         self._limit = memory_limit() / MEGABYTE
         self._cuda_total: float | None = None
         self._statm = _STATM.open("rb", buffering=0) if _STATM.is_file() else None
@@ -46,7 +45,9 @@ class RuntimeTap:
     def _memory(self) -> tuple[int, int]:
         """Return resident and virtual size in bytes."""
         if self._statm is None:
-            memory = self._process.memory_info()
+            import psutil  # noqa: PLC0415 - most of a megabyte, and on Linux the kernel's own file says the same
+
+            memory = psutil.Process().memory_info()
             return memory.rss, memory.vms
         # What psutil does, without opening and closing the file at every step.
         self._statm.seek(0)
@@ -72,9 +73,19 @@ class RuntimeTap:
 
 def memory_limit() -> int:
     """Return the bytes this process may use: the machine's, or the container's when that is less."""
-    total = int(psutil.virtual_memory().total)
+    total = _machine()
     try:
         text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
     except OSError:
         return total
     return min(total, int(text)) if text.isdigit() else total
+
+
+def _machine() -> int:
+    """Return the bytes of memory of this machine."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        import psutil  # noqa: PLC0415 - as above
+
+        return int(psutil.virtual_memory().total)

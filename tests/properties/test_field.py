@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradflow_export.metrics.direction import coherence
 from gradflow_export.metrics.jacobian import Linearized, spectrum_of
 from gradflow_export.metrics.path import path_statistics
-from gradflow_export.metrics.vector import circulation, coherence, gradient_field, noise_scale
+from gradflow_export.metrics.vector import circulation, gradient_field, noise_scale
 
 SEEDS = st.integers(0, 2**31)
 

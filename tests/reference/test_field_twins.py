@@ -12,11 +12,11 @@ from scipy.linalg import eigvals
 from scipy.sparse.linalg import eigs
 from torch.nn import functional as F
 
+from gradflow_export.metrics.direction import coherence
 from gradflow_export.metrics.jacobian import DENSE, Linearized, spectrum, spectrum_of
 from gradflow_export.metrics.path import path_statistics
 from gradflow_export.metrics.vector import (
     circulation,
-    coherence,
     directional_curl,
     gradient_diversity,
     gradient_field,
