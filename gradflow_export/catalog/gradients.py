@@ -70,8 +70,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "root mean square over features of the standard deviation over samples and positions, evenly sampled",
           "Schoenholz et al. 2017, arXiv:1611.01232", "1H", low=0.0, scale="log", across="rms"),
         s("block.effective_rank", "effective rank", "1", "block",
-          "exp(H(sigma / sum sigma)) of the centred outputs of at most 256 rows", "Roy and Vetterli 2007, EUSIPCO",
-          "small SVD", low=0.0, scale="log"),
+          "exp(H(sigma / sum sigma)) of centred outputs: at most 512 rows of four batches and 512 features, fewer the "
+          "more blocks there are", "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log"),
         s("block.stable_rank", "stable rank", "1", "block",
           "sum sigma^2 / max sigma^2 of the same outputs", "Rudelson and Vershynin 2007, J. ACM 54", "c", low=0.0,
           scale="log"),

@@ -136,14 +136,20 @@ def test_a_failing_analysis_is_told_once_and_leaves_the_rest(caplog):
 
 
 def test_a_sample_with_an_analysis_travels_alone_and_as_it_is():
-    """It is neither widened nor copied once more; what has no analysis shares one tensor per device."""
+    """It is neither widened nor copied once more; of what has none, numbers share one tensor, and samples another."""
     mine = torch.ones(4)
     samples = [
         Sample("m", "a", mine, lambda _: {}),
         Sample("parameter.weight", "w", torch.ones(2, dtype=torch.float64)),
     ]
-    alone, shared = pack([*samples, Pending("loss", ("",), torch.ones(1))])
-    assert len(shared.items) == 2
+    numbers = [Pending("loss", ("",), torch.ones(1)), Pending("gain.depth", ("",), torch.ones(1, dtype=torch.float64))]
+    narrow = [Sample("block.effective_rank", site, torch.ones(2, 3)) for site in "ab"]
+    alone, *shared = pack([*samples, *narrow, *numbers])
+    assert [(len(packed.items), packed.host.dtype) for packed in shared] == [
+        (1, torch.float64),
+        (2, torch.float32),
+        (2, torch.float64),
+    ]
     assert alone.host.data_ptr() == mine.data_ptr()
     assert np.asarray(alone.host).dtype == np.float32
 
