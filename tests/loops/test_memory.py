@@ -13,8 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from gradflow_export import Exporter, MemoryWriter
 
-STEPS = 700
-
 
 def test_nothing_grows_over_thousands_of_steps(tmp_path):
     """Objects, live tensors, containers and resident memory are the same after 1400 steps as after 2100."""
