@@ -2,6 +2,7 @@
 
     python benchmarks/added_memory.py                          # 500 M parameters in float32: 5 GB, some minutes
     python benchmarks/added_memory.py --parameters 20_000_000
+    python benchmarks/added_memory.py --parameters 100_000_000 --batch 64 --allocator plain
 
 Each arm is a process of its own: it trains, notes its resident size, and trains on with or without an exporter at its
 defaults. ``peak`` is how far the resident size ever rose above what was noted (the kernel's high-water mark, begun
@@ -9,6 +10,10 @@ anew), temporary copies included; ``rest`` how far it stands above it after the 
 ``private`` the part of that which is no file: code that is used for the first time is read from the files of torch and
 numpy, and the system may drop it again. Added is watched less bare; the two bare arms, A and A', tell the noise, and
 ``libraries`` what an exporter takes that is made and told to watch nothing.
+
+The defaults are one sample per step, and blocks of a megabyte and more kept off the heap, so that nothing is told but
+what is held. With ``--allocator plain`` glibc does as it likes: a heap that training and watching share, and one of the
+worker's, keep what they once needed, and bare runs differ by megabytes.
 
 With ``--held`` a second pair of arms counts instead of measuring: the bytes that Python's allocator and numpy hold
 (``tracemalloc``), and those of tensors that live and are neither the model's nor its gradients, watched less bare.
@@ -62,16 +67,18 @@ class Growth:
     largest: tuple[str, ...] = ()
 
 
-def measure(arm: str, parameters: int, steps: int, *, count: bool) -> Growth:
+def measure(arm: str, parameters: int, steps: int, batch: int, *, plain: bool, count: bool) -> Growth:
     """Train in this process, and say what it needed.
 
     Args:
         arm: ``watched``, ``libraries`` (loaded, but nothing is watched), or any other word for neither.
         parameters: Size of the model.
         steps: Steps after it is watched, all of full size.
+        batch: Samples of a step.
+        plain: Whether to leave the allocator as it comes.
         count: Whether to count what is held, which takes time and memory itself.
     """
-    for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, MEGABYTE)):
+    for option, value in () if plain else ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, MEGABYTE)):
         ctypes.CDLL(None).mallopt(option, value)
     logging.getLogger("gradflow_export").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -79,7 +86,7 @@ def measure(arm: str, parameters: int, steps: int, *, count: bool) -> Growth:
     width = max(math.isqrt(parameters // DEPTH), NARROW)
     model = Chain(DEPTH, width, bias=False)
     criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-4)
-    inputs, targets = torch.randn(1, width), torch.randint(0, 10, (1,))
+    inputs, targets = torch.randn(batch, width), torch.randint(0, 10, (batch,))
 
     def train(number: int) -> None:
         for _ in range(number):
@@ -142,20 +149,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=500_000_000)
     parser.add_argument("--steps", type=int, default=12, help="the first ten read everything")
+    parser.add_argument("--batch", type=int, default=1, help="samples of a step")
+    parser.add_argument("--allocator", choices=("held", "plain"), default="held", help="plain: glibc as it comes")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--held", action="store_true", help="count what is held too")
     parser.add_argument("--json", action="store_true", help="print one object instead of the tables")
     args = parser.parse_args()
 
     def run(arm: str, *, count: bool) -> Growth:
-        return apart(measure, arm, args.parameters, args.steps, count=count)
+        plain = args.allocator == "plain"
+        return apart(measure, arm, args.parameters, args.steps, args.batch, plain=plain, count=count)
 
     found = {arm: run(arm, count=False) for arm in args.arms}
     counted = {arm: run(arm, count=True) for arm in ("A", "watched")} if args.held else {}
     if args.json:
         print(json.dumps([{arm: asdict(g) for arm, g in part.items()} for part in (found, counted)], indent=2))
         return 0
-    print(f"torch {torch.__version__}, {args.parameters:,} parameters, {args.steps} steps\n")
+    print(f"torch {torch.__version__}, {args.parameters:,} parameters, {args.steps} steps of {args.batch} samples\n")
     print("| arm | peak, MB | rest, MB | private, MB |\n|---|---|---|---|")
     for arm, g in found.items():
         print(f"| {arm} | {g.peak_mb:.2f} | {g.rest_mb:.2f} | {g.private_mb:.2f} |")

@@ -92,6 +92,7 @@ def _of_products(x: Floats) -> Iterator[Floats]:
     if x.shape[1] > 1:
         yield (once**2 - twice) / 2.0
     if x.shape[1] > 2:
+        # (once^3 - 3 once twice + 2 thrice) / 6 (Newton's identities), in one matrix.
         twice *= -3.0
         twice += once**2
         twice *= once

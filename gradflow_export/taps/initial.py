@@ -204,7 +204,8 @@ def _mixed(weight: Tensor) -> Tensor:
     flat = weight.reshape(weight.shape[0], -1)
     rows = flat[:, :: -(-flat.shape[1] // COLUMNS)].double()
     # Sines of whole numbers: no sum of whole multiples of them is 0.
-    mixed: Tensor = (rows * torch.from_numpy(np.sin(np.arange(1.0, rows.shape[1] + 1.0))).to(rows.device)).sum(dim=1)
+    factors = torch.from_numpy(np.sin(np.arange(1.0, rows.shape[1] + 1.0))).to(rows.device, non_blocking=True)
+    mixed: Tensor = (rows * factors).sum(dim=1)
     return mixed
 
 

@@ -212,8 +212,8 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         else:
             term.mistakes[RELU_BEFORE_CE] = float((_rows(result).gather(1, index[:, None]) == 0).double().mean())
     # The function that training calls too: one that it does not brings in a quarter of a megabyte of torch's code.
-    picked = -functional.nll_loss(scores.to(torch.float32), index, reduction="none")
-    chosen = torch.where(counts, picked, math.nan)
+    picked = -functional.nll_loss(scores, index, reduction="none")
+    chosen = torch.where(counts, picked.to(torch.float32), math.nan)
     return targets.numel(), [chosen[:, None], y[:, None]]
 
 

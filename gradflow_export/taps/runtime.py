@@ -6,10 +6,14 @@ import mmap
 import os
 import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from gradflow_export.catalog import MetricSpec, spec
+
+if TYPE_CHECKING:
+    import psutil
 
 MEGABYTE = 2**20
 _STATM = Path("/proc/self/statm")
@@ -24,6 +28,7 @@ class RuntimeTap:
         self._limit = memory_limit() / MEGABYTE
         self._cuda_total: float | None = None
         self._statm = _STATM.open("rb", buffering=0) if _STATM.is_file() else None
+        self._process: psutil.Process | None = None
         if self._statm is not None:
             weakref.finalize(self, self._statm.close)
 
@@ -45,9 +50,8 @@ class RuntimeTap:
     def _memory(self) -> tuple[int, int]:
         """Return resident and virtual size in bytes."""
         if self._statm is None:
-            import psutil  # noqa: PLC0415 - most of a megabyte, and on Linux the kernel's own file says the same
-
-            memory = psutil.Process().memory_info()
+            self._process = self._process or _this_process()
+            memory = self._process.memory_info()
             return memory.rss, memory.vms
         # What psutil does, without opening and closing the file at every step.
         self._statm.seek(0)
@@ -79,6 +83,12 @@ def memory_limit() -> int:
     except OSError:
         return total
     return min(total, int(text)) if text.isdigit() else total
+
+
+def _this_process() -> psutil.Process:
+    import psutil  # noqa: PLC0415 - most of a megabyte, and on Linux the kernel's own file says the same
+
+    return psutil.Process()
 
 
 def _machine() -> int:
