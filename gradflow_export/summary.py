@@ -13,6 +13,7 @@ from typing import Any
 
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
+from gradflow_export.losses import Losses, StoredLosses
 from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import (
     RUN_SITE,
@@ -55,6 +56,8 @@ class RunSummary:
         self.steps = self.first = self.last = self.left_out = 0
         self.headline: dict[str, Welford] = {}
         self.flow = FlowPatterns()
+        self._stored_losses = StoredLosses()
+        self._known_losses: Losses | None = None
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._first_losses: list[float] = []
@@ -65,6 +68,7 @@ class RunSummary:
         self.steps += 1
         self.first = self.first or record.step
         self.last = record.step
+        self._stored_losses.add(record)
         for reading in record.readings:
             spec = CATALOG.get(reading.metric)
             if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
@@ -97,17 +101,29 @@ class RunSummary:
         return tuple(sorted(self._issues.values(), key=lambda i: (not i.open, -i.severity, i.step)))
 
     @property
+    def losses(self) -> Losses:
+        """What was lost: as the records tell, until something that knows better sets it."""
+        return self._stored_losses.losses if self._known_losses is None else self._known_losses
+
+    @losses.setter
+    def losses(self, known: Losses) -> None:
+        self._known_losses = known
+
+    @property
     def verdict(self) -> str:
-        """One line: healthy, or the worst open problem and how many there are."""
+        """One line: healthy, or the worst open problem and how many there are; and how many steps were lost."""
+        lost = f"; {self.losses.phrase}" if self.losses else ""
         if not self.steps:
-            return "no step recorded yet"
+            return f"no step recorded yet{lost}"
         still = [issue for issue in self.issues if issue.open]
         if not still:
             healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
-            return f"healthy: no open problem in {self.steps} recorded steps{healed}{self._progress()}"
+            said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
+            return f"healthy: no open problem {said}{healed}{self._progress()}"
         worst = still[0]
         where = worst.layer or "the whole model"
-        return f"{len(still)} problem{'s' * (len(still) > 1)}: {worst.issue_type} in {where} since step {worst.step}"
+        many = f"{len(still)} problem{'s' * (len(still) > 1)}"
+        return f"{many}: {worst.issue_type} in {where} since step {worst.step}{lost}"
 
     def _progress(self) -> str:
         if self.steps < 2 * LOSSES or len(self._first_losses) < LOSSES:
@@ -122,6 +138,7 @@ class RunSummary:
             "info": None if self.info is None else info_to_json(self.info),
             "verdict": self.verdict,
             "steps": {"count": self.steps, "first": self.first, "last": self.last},
+            "lost": {"dropped": dict(self.losses.dropped), "unwritten": dict(self.losses.unwritten)},
             "headline": {
                 name: {key: number_to_json(value) for key, value in statistics(seen).items()}
                 | {"nonfinite": seen.nonfinite}

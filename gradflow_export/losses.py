@@ -1,0 +1,65 @@
+"""Steps that were to be recorded and are not: counted by reason, and told in one phrase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradflow_export.records import StepRecord
+
+DROPPED, UNWRITTEN = "runtime.dropped", "runtime.unwritten"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a run has lost.
+
+    Attributes:
+        dropped: Steps of which there is no record, by reason.
+        unwritten: Records that a writer did not take, by the writer's name.
+    """
+
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    unwritten: Mapping[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any(self.dropped.values()) or any(self.unwritten.values())
+
+    @property
+    def total(self) -> int:
+        """Steps that are missing somewhere: one that two writers did not take counts once."""
+        return sum(self.dropped.values()) + max(self.unwritten.values(), default=0)
+
+    @property
+    def phrase(self) -> str:
+        """What was lost and why, such as ``3 steps were lost (writers too slow)``; empty when nothing was."""
+        if not self:
+            return ""
+        reasons = {**self.dropped, **{f"not written by {name}": n for name, n in self.unwritten.items()}}
+        found = {reason: count for reason, count in reasons.items() if count}
+        one = len(found) == 1
+        why = ", ".join(reason if one else f"{count} {reason}" for reason, count in found.items() if reason)
+        count = self.total
+        return f"{count} step{' was' if count == 1 else 's were'} lost" + (f" ({why})" if why else "")
+
+
+class StoredLosses:
+    """Follows the running totals in the records of a run, whose sessions each begin at 0."""
+
+    def __init__(self) -> None:
+        self._before = {DROPPED: 0, UNWRITTEN: 0}
+        self._now = dict(self._before)
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        for metric, now in self._now.items():
+            value = record.value(metric)
+            if value is not None:
+                self._before[metric] += now if value < now else 0
+                self._now[metric] = int(value)
+
+    @property
+    def losses(self) -> Losses:
+        """What the records tell; neither a reason nor a writer's name is stored."""
+        total = {metric: self._before[metric] + now for metric, now in self._now.items()}
+        return Losses({"": total[DROPPED]}, {"a writer": total[UNWRITTEN]})
