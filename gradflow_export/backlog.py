@@ -37,6 +37,7 @@ class Backlog:
         waited: Seconds that the training thread has waited.
         delayed: Steps at whose end it did.
         writing: Whether the worker is inside a writer.
+        idle: Whether it sleeps until something comes.
         alive: Whether there is a worker at all: after a fork the child has none.
     """
 
@@ -47,7 +48,7 @@ class Backlog:
         self.wake = threading.Event()
         self.taken = self.done = self.delayed = 0
         self.waited = 0.0
-        self.writing = False
+        self.writing = self.idle = False
         self._changed = threading.Condition()
         self._waiters = self._progress = 0
         self._late = False
@@ -79,7 +80,8 @@ class Backlog:
             self._hold(lambda: self.done >= wanted, math.inf, math.inf)
         elif len(self) >= CAPACITY:
             self._hold(lambda: not self.full, ROOM_SECONDS, ROOM_SECONDS)
-        elif len(self.queue) >= WAKE and not self.wake.is_set():
+        elif self.idle and len(self.queue) >= WAKE:
+            self.idle = False
             self.wake.set()
 
     def wait_past(self, step: int) -> None:
@@ -87,7 +89,9 @@ class Backlog:
         if not self._behind(step):
             self._late = False
         elif not self._late:
-            self._late = not self._hold(lambda: not self._behind(step), JUDGE_SECONDS, WRITER_SECONDS)
+            # Steps too short for two threads to run side by side, which want the GIL by turns: all at once is cheaper.
+            self._hold(lambda: len(self.queue) <= FEW and not self._behind(step), JUDGE_SECONDS, WRITER_SECONDS)
+            self._late = self._behind(step)
 
     def _behind(self, step: int) -> bool:
         try:

@@ -210,7 +210,9 @@ class Worker:
         use_one_thread()
         backlog = self.backlog
         while True:
+            backlog.idle = True
             backlog.wake.wait(POLL_SECONDS)
+            backlog.idle = False
             backlog.wake.clear()
             closing = self._closing
             while len(backlog):
