@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gradflow_export.records import StepRecord
 
-DROPPED, UNWRITTEN = "runtime.dropped", "runtime.unwritten"
+DROPPED = "runtime.dropped"
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,19 @@ class Losses:
 
 
 class StoredLosses:
-    """Follows the running totals in the records of a run, whose sessions each begin at 0."""
+    """Follows the running total in the records of a run, each session of which begins at 0."""
 
     def __init__(self) -> None:
-        self._before = {DROPPED: 0, UNWRITTEN: 0}
-        self._now = dict(self._before)
+        self._before = self._now = 0
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
-        for metric, now in self._now.items():
-            value = record.value(metric)
-            if value is not None:
-                self._before[metric] += now if value < now else 0
-                self._now[metric] = int(value)
+        value = record.value(DROPPED)
+        if value is not None:
+            self._before += self._now if value < self._now else 0
+            self._now = int(value)
 
     @property
     def losses(self) -> Losses:
-        """What the records tell; neither a reason nor a writer's name is stored."""
-        total = {metric: self._before[metric] + now for metric, now in self._now.items()}
-        return Losses({"": total[DROPPED]}, {"a writer": total[UNWRITTEN]})
+        """What the records tell; the reason is not stored."""
+        return Losses({"": self._before + self._now})

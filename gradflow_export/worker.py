@@ -14,7 +14,7 @@ from typing import Any
 from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.backlog import DEFERRED, FEW, Backlog
 from gradflow_export.errors import ArgumentTypeError
-from gradflow_export.losses import DROPPED, UNWRITTEN, Losses
+from gradflow_export.losses import DROPPED, Losses
 from gradflow_export.metrics.algebra import use_one_thread
 from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
 from gradflow_export.summary import RunSummary
@@ -143,7 +143,7 @@ class Worker:
     def losses(self) -> Losses:
         """What was lost so far."""
         backlog = self.backlog
-        early = {"closed before they were processed": backlog.taken - backlog.done} if self._gave_up else {}
+        early = {"closed before they were written": backlog.taken - backlog.done} if self._gave_up else {}
         return Losses({**self._lost, **early}, dict(self._unwritten))
 
     def has_room(self) -> bool:
@@ -285,12 +285,7 @@ class Worker:
 
     def _own(self) -> dict[str, float]:
         """Return what the worker knows of itself, where there is something to tell."""
-        lost = self.losses
-        told = {
-            DROPPED: sum(lost.dropped.values()),
-            UNWRITTEN: max(lost.unwritten.values(), default=0),
-            "runtime.waited": self.backlog.waited,
-        }
+        told = {DROPPED: sum(self.losses.dropped.values()), "runtime.waited": self.backlog.waited}
         return {metric: float(value) for metric, value in told.items() if value}
 
     @property

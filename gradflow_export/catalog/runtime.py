@@ -45,8 +45,6 @@ def specs() -> tuple[MetricSpec, ...]:
         s("runtime.dropped", "steps without a record", "count", "run",
           "running total of steps that were to be recorded and were not: the writers too slow, or a reading unusable",
           "definition", "c", low=0.0),
-        s("runtime.unwritten", "records that a writer did not take", "count", "run",
-          "running total; of several writers the one that lacks most", "definition", "c", low=0.0),
         s("runtime.waited", "time that training waited for the worker", "s", "run", "running total (host clock)",
           "definition", "c", low=0.0),
         s("schedule.asked", "step read densely because rules asked", "1", "run",
