@@ -60,7 +60,7 @@ class Reports:
         out: dict[str, Any] = worker.read_summary(lambda summary: summary.as_dict())
         return {
             "logdir": str(self.logdir), **out, "loss_seen": self._loss is not None and self._loss.seen,
-            "dropped": sum(worker.losses.dropped.values()),
+            "dropped": sum(worker.lost_steps.dropped.values()),
             "waiting": worker.backlog.taken - worker.backlog.done,
             "skipped": {} if pace is None else dict(pace.skipped),
             "waited": {"seconds": worker.backlog.waited, "steps": worker.backlog.delayed},

@@ -14,7 +14,7 @@ from typing import Any
 from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.backlog import DEFERRED, FEW, Backlog
 from gradflow_export.errors import ArgumentTypeError
-from gradflow_export.losses import DROPPED, Losses
+from gradflow_export.lost import DROPPED, LostSteps
 from gradflow_export.metrics.algebra import use_one_thread
 from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
 from gradflow_export.summary import RunSummary
@@ -140,11 +140,11 @@ class Worker:
         self._assembler.ranks = ranks
 
     @property
-    def losses(self) -> Losses:
+    def lost_steps(self) -> LostSteps:
         """What was lost so far."""
         backlog = self.backlog
         early = {"closed before they were written": backlog.taken - backlog.done} if self._gave_up else {}
-        return Losses({**self._lost, **early}, dict(self._unwritten))
+        return LostSteps({**self._lost, **early}, dict(self._unwritten))
 
     def has_room(self) -> bool:
         """Return whether a step may be read; one that may not is counted as lost."""
@@ -181,7 +181,7 @@ class Worker:
         with (
             self._lock if self._thread.is_alive() else contextlib.nullcontext()
         ):  # a fork may find the lock held for ever
-            self.summary.losses = self.losses
+            self.summary.lost_steps = self.lost_steps
             return use(self.summary)
 
     def close(self, timeout: float) -> None:
@@ -203,7 +203,7 @@ class Worker:
                 "gradflow: the worker made no progress for %.0f s%s and is given up; %s",
                 timeout,
                 " inside a writer" if self.backlog.writing else "",
-                self.losses.phrase or "nothing was lost",
+                self.lost_steps.phrase or "nothing was lost",
             )
 
     def _run(self) -> None:
@@ -285,7 +285,7 @@ class Worker:
 
     def _own(self) -> dict[str, float]:
         """Return what the worker knows of itself, where there is something to tell."""
-        told = {DROPPED: sum(self.losses.dropped.values()), "runtime.waited": self.backlog.waited}
+        told = {DROPPED: sum(self.lost_steps.dropped.values()), "runtime.waited": self.backlog.waited}
         return {metric: float(value) for metric, value in told.items() if value}
 
     @property

@@ -199,5 +199,5 @@ def test_a_child_of_a_fork_reads_nothing_more(loop):
     exporter._worker.close(30)  # what a fork does to the thread
     loop.train(3)
     assert len(exporter._worker.backlog) == 0
-    assert exporter._worker.losses.dropped["the worker had ended"] >= 2
+    assert exporter._worker.lost_steps.dropped["the worker had ended"] >= 2
     exporter.close()

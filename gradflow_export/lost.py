@@ -11,7 +11,7 @@ DROPPED = "runtime.dropped"
 
 
 @dataclass(frozen=True)
-class Losses:
+class LostSteps:
     """What a run has lost.
 
     Attributes:
@@ -43,7 +43,7 @@ class Losses:
         return f"{count} step{' was' if count == 1 else 's were'} lost" + (f" ({why})" if why else "")
 
 
-class StoredLosses:
+class StoredLost:
     """Follows the running total in the records of a run, each session of which begins at 0."""
 
     def __init__(self) -> None:
@@ -57,6 +57,6 @@ class StoredLosses:
             self._now = int(value)
 
     @property
-    def losses(self) -> Losses:
+    def lost_steps(self) -> LostSteps:
         """What the records tell; the reason is not stored."""
-        return Losses({"": self._before + self._now})
+        return LostSteps({"": self._before + self._now})
