@@ -191,7 +191,6 @@ class Worker:
             timeout: Seconds without any progress after which what is left is given up.
         """
         self._closing = True
-        self.backlog.wake.set()
         if threading.current_thread() is self._thread:  # the model was collected while this thread ran
             return
         self.backlog.wait(lambda: self._finished, timeout)
