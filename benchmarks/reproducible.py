@@ -26,7 +26,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -301,28 +300,27 @@ def judge(mode: str, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def compare(names: Sequence[str], runs: int, beside: int) -> bool:
-    """Run everything and print a table; return whether all is well."""
-    kinds: MappingProxyType[str, int] = MappingProxyType({"idle": 0, **({f"{beside} busy": beside} if beside else {})})
+    """Run everything and print a table, row by row; return whether all is well."""
     print("| program | mode | runs | issues | dense steps asked for | late requests | equal values | lost | verdict |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     wrong: list[str] = []
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    jobs = [(kind, name, mode) for kind in kinds for name in names for mode in ("default", "synchronous")]
-    for kind in kinds:
-        with busy(kinds[kind]):
-            for _, name, mode in tqdm([job for job in jobs if job[0] == kind], desc=kind, disable=None):
-                results = found.setdefault((name, mode), [])
-                results += [child(name, synchronous=mode == "synchronous") for _ in range(runs)]
-    for (name, mode), results in found.items():
-        said = judge(mode, results)
-        wrong += [f"{name}, {mode}: {line}" for line in said]
-        first = results[0]["records"]
-        equal = sum(all(run["records"].get(key) == value for run in results) for key, value in first.items())
-        print(
-            f"| {name} | {mode} | {len(results)} | {len(results[0]['issues'])} | {results[0]['dense']} | "
-            f"{sum(run['late'] for run in results)} | {equal} of {len(first)} | {sum(run['lost'] for run in results)} "
-            f"| {'differs' if said else 'equal'} |"
-        )
+    for name in tqdm(names, disable=None):
+        results: dict[str, list[dict[str, Any]]] = {"default": [], "synchronous": []}
+        for count in (0, beside) if beside else (0,):
+            with busy(count):
+                for mode, found in results.items():
+                    found += [child(name, synchronous=mode == "synchronous") for _ in range(runs)]
+        for mode, found in results.items():
+            said = judge(mode, found)
+            wrong += [f"{name}, {mode}: {line}" for line in said]
+            first = found[0]["records"]
+            equal = sum(all(run["records"].get(key) == value for run in found) for key, value in first.items())
+            dense, late, lost = (sum(run[key] for run in found) for key in ("dense", "late", "lost"))
+            print(
+                f"| {name} | {mode} | {len(found)} | {len(found[0]['issues'])} | {dense} | {late} "
+                f"| {equal} of {len(first)} | {lost} | {'differs' if said else 'equal'} |",
+                flush=True,
+            )
     for line in wrong:
         print(f"- {line}")
     return not wrong
