@@ -114,8 +114,9 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
         if not isinstance(module, _CONTAINERS):
             continue
         names = {id(child): key for key, child in reversed(list(module.named_children()))}
+        members = {id(child): child for child in _children(module)}
         for identity, count in Counter(id(child) for child in _children(module)).items():
-            child = next(child for child in _children(module) if id(child) == identity)
+            child = members[identity]
             path = f"{name}.{names[identity]}".lstrip(".")
             if count == 1 or holders[identity] != count or _is_meant(path, child, model):
                 continue
