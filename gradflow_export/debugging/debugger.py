@@ -226,11 +226,7 @@ class PyTorchDebugger:
                 raise
 
     def log_through(self, put: Callable[..., None]) -> None:
-        """Have what is told to the log go through a function, as where handlers are slow.
-
-        Args:
-            put: Takes a level, a message and its arguments.
-        """
+        """Have what is told to the log go through a function that takes a level, a message and its arguments."""
         self._findings.log = put
 
     def note_tensor(self, info: TensorInfo) -> TensorInfo:
