@@ -159,6 +159,8 @@ class TrainingLoop:
             self._finish()
         # With a closure backward runs inside the step, and where it ended is not known.
         self._backward_ended = None if step.closure else time.perf_counter()
+        if step.closure:
+            self.lonely.enter()
         if not self._recorded:
             return
         if not step.closure:

@@ -44,6 +44,7 @@ class LonelyPasses:
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._passes = self._foreign_steps = 0
         self._cleared = True
+        self._within = False
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -55,6 +56,10 @@ class LonelyPasses:
         self._foreign.add(optimizer)
         self._foreign_steps += 1
 
+    def enter(self) -> None:
+        """Take notice of a step that runs backward passes within itself: none of them is lonely."""
+        self._within = True
+
     def begin(self) -> Drained:
         """Count a backward pass that begins.
 
@@ -62,6 +67,8 @@ class LonelyPasses:
             At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
             while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
         """
+        if self._within:
+            return []
         self._passes += 1
         if self._passes == 1:
             self._remember()
