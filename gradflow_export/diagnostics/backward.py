@@ -232,6 +232,7 @@ class BackwardPassDiagnostics:
 
     def _catch_up(self) -> None:
         """Wait until every step so far is read, as long as there is any progress."""
+        self.exporter.summary()  # ends the step under way, which may be the first of all
         wanted, before = self.exporter.current_step - 1, -1
         while before != self._records and self._last_step < wanted:
             before = self._records
