@@ -34,6 +34,7 @@ from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.copies import Copies, CopyTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.grids import Grids
 from gradflow_export.taps.initial import InitialTap
 from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.lonely import LonelyPasses
@@ -72,6 +73,7 @@ def make_loop(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
     pairs: Pairs = None,
+    grids: Grids = None,
     copies: Copies = None,
     compiled: bool = False,
 ) -> TrainingLoop:
@@ -87,19 +89,20 @@ def make_loop(
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
         pairs: Names of parameters that are phase and magnitude of the same nodes, or ``"rows"``.
+        grids: Width of the grid that weights are rounded to when they are used, or widths by name.
         copies: Groups of names of what should stay equal.
         compiled: Whether calls of modules happen inside compiled code.
 
     Raises:
-        ArgumentError: A block or a pair is not part of the model.
-        ArgumentTypeError: A block is neither a name nor a module, or a pair is none.
+        ArgumentError: A block, a pair or a grid is not part of the model.
+        ArgumentTypeError: A block is neither a name nor a module, a pair is none, or a grid has no width.
     """
     chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
     code = CompiledCode(model, known=compiled, inside=settings.compiled)
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    discrete = DiscreteTap(model, pairs=pairs)
+    discrete = DiscreteTap(model, pairs=pairs, grids=grids, code=code, guard=part("discrete"))
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(code=code), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))

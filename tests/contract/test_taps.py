@@ -111,9 +111,7 @@ class Rig:
         if self.name == "attention":
             return AttentionTap(self.model, guard=self.guard)
         if self.name == "discrete":
-            tap = DiscreteTap(self.model, pairs="rows")
-            tap.arm(on=True)
-            return tap
+            return DiscreteTap(self.model, pairs="rows", guard=self.guard)
         if self.name == "replicas":
             tap = ReplicaTap(self.model)
             tap.arm(on=True)
@@ -147,6 +145,8 @@ class Rig:
         """Read what is read after it."""
         if self.name in {"updates", "moments", "discrete", "replicas"}:
             self.results.append(self.tap.after(step))
+        if self.name == "discrete":  # which a loop asks for once the next forward pass has used the weights
+            self.results.append(self.tap.settle())
 
     @contextlib.contextmanager
     def attached(self):
@@ -156,7 +156,7 @@ class Rig:
         with steps.attach(), attach():
             self.calls.arm()
             self.tap.armed = True
-            arms = self.name in {"attention", "recurrent", "policy", "inputs"}
+            arms = self.name in {"attention", "recurrent", "policy", "inputs", "discrete"}
             if arms:
                 self.tap.arm(on=True)
             try:
