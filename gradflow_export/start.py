@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import platform
 import time
 import weakref
@@ -254,7 +255,7 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["gradflow-export"] = metadata.version("gradflow-export")
     return RunInfo(
-        session=f"{int(now * 1000)}-{rank}",
+        session=f"{int(now * 1000)}-{os.urandom(4).hex()}-{rank}",
         started=now,
         model=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE, PLUGIN = "gradflow_export", "tensorboard_plugin_gradflow"
 FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
 
-FLOOR_0 = {"errors", "issues", "records", "catalog", "stats", "chunks", "framing", "lines", "native"}
+FLOOR_0 = {"errors", "issues", "records", "catalog", "stats", "chunks", "framing", "lines", "native", "packing"}
 FLOOR_1 = {"metrics": "metrics", "rules": "rules", "writers": "writers", "store": "store", "pages": "store"}
 PLUGIN_MAY_IMPORT = {"issues", "records", "catalog", "chunks", "store", "errors"}
 WITHOUT_TORCH = FLOOR_0 | {"rules", "writers", "store", "pages"}
