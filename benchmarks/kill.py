@@ -8,6 +8,7 @@ that much longer: its longest pause between two steps is printed beside the loss
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def kill_once(logdir: Path, seconds: float, pause: float) -> tuple[int, int, flo
         kept = set()
     lost = max((killed - at for step, at in made.items() if step not in kept), default=0.0)
     times = [*made.values(), killed]
-    return len(made), len(kept), lost, max(after - before for before, after in zip(times, times[1:], strict=False))
+    return len(made), len(kept), lost, max(after - before for before, after in itertools.pairwise(times))
 
 
 def main() -> int:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gradflow_export.arguments import check_number
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.hooks import torch_private
 
 ATTEMPTS = 5
 """Points that are tried for a parameter whose derivative jumps where it was looked at."""
@@ -153,7 +153,9 @@ def check_gradients(
         )
     check_number("tolerance", tolerance, example=1e-3)
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    tensors = [leaf for leaf in pytree.tree_leaves((arguments, _parameters(function))) if isinstance(leaf, Tensor)]
+    tensors = [
+        leaf for leaf in torch_private.tree_leaves((arguments, _parameters(function))) if isinstance(leaf, Tensor)
+    ]
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         problem = _Problem(function, arguments, loss, devices)
@@ -181,8 +183,8 @@ class _Problem:
             module.zero_grad(set_to_none=True)
             self._function = module
             self.leaves = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        wide = pytree.tree_map_only(Tensor, _wide, arguments)
-        inputs = [leaf for leaf in pytree.tree_leaves(wide) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        wide = torch_private.tree_map_only(Tensor, _wide, arguments)
+        inputs = [leaf for leaf in torch_private.tree_leaves(wide) if isinstance(leaf, Tensor) and leaf.requires_grad]
         self.leaves.update({f"input {place}": tensor for place, tensor in enumerate(inputs)})
         self._arguments = wide
         if not self.leaves:
@@ -332,7 +334,7 @@ class _Problem:
             output = self._function(*self._arguments)
             if self._loss is not None:
                 return self._loss(output)
-        tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+        tensors = [t for t in torch_private.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
         if not tensors:
             raise ArgumentError(
                 "function must return a floating-point tensor, got none; pass loss= to make a scalar of it."

@@ -15,6 +15,8 @@ from typing import Any
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from gradflow_export.hooks import torch_private
+
 StepHook = Callable[[Optimizer, Any, Any], None]
 """Called with an optimizer, and the positional and named arguments of its step."""
 
@@ -85,8 +87,7 @@ def listen(before: StepHook | None = None, after: StepHook | None = None) -> Cal
 
 def _known() -> _Shared | None:
     """Return the hooks that are there already."""
-    hooks = list(torch_optimizer._global_optimizer_pre_hooks.values())  # noqa: SLF001 - no public form
-    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    owners = [getattr(hook, "__self__", None) for hook in torch_private.step_hooks()]
     return next((owner for owner in owners if isinstance(owner, _Shared)), None)
 
 
