@@ -264,6 +264,22 @@ def library() -> str:
     return str(torch._C.__file__)
 
 
+def constant_when_traced(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Have ``torch.compile`` call a function while it traces, and take what it returns for a constant.
+
+    What ``torch.compiler.assume_constant_result`` does, less the import of the compiler; without it the call is traced.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def traces_one_graph() -> bool:
+    """Whether the trace that is running must give one graph, so that a break would raise; True where unknown."""
+    local = getattr(sys.modules.get("torch._dynamo.symbolic_convert"), "tls", None)
+    trace = getattr(local, "current_tx", None)
+    return bool(getattr(trace, "one_graph", True) or getattr(trace, "error_on_graph_break", False))
+
+
 def graphs() -> int:
     """Return how many graphs ``torch.compile`` has captured in this process; 0 where that cannot be told."""
     known = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
