@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import platform
 import time
 import weakref
@@ -20,6 +21,7 @@ from gradflow_export.clock import StepClock
 from gradflow_export.config import Settings
 from gradflow_export.exchange import Exchange
 from gradflow_export.guard import Guard
+from gradflow_export.hooks import torch_private
 from gradflow_export.loop import Taps, TrainingLoop
 from gradflow_export.records import RunInfo
 from gradflow_export.rules.profiles import profile as rules_of
@@ -218,7 +220,7 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     session = f"gradflow/{hashlib.sha256(names.encode()).hexdigest()[:16]}"
     ranks = Exchange(None, rank, world)
     try:
-        common = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no public form
+        common = torch_private.default_store()
         # A connection of its own, so that waiting there keeps nobody else from the store.
         common = common.clone() if hasattr(common, "clone") else common
         joined = Exchange(torch.distributed.distributed_c10d.PrefixStore(session, common), rank, world)
@@ -237,8 +239,8 @@ def make_judge(settings: Settings, *, strict: bool) -> ToldJudge:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether ``torch.compile(model)`` made this module, or ``model.compile()`` was called, wrapped or not."""
-    wrapped = any(hasattr(module, "_orig_mod") for module in (model, getattr(model, "module", None)))
-    return wrapped or getattr(unwrap(model), "_compiled_call_impl", None) is not None
+    wrapped = any(torch_private.inside(module) is not None for module in (model, getattr(model, "module", None)))
+    return wrapped or torch_private.compiles_calls(unwrap(model))
 
 
 def default_logdir(model: nn.Module) -> Path:
@@ -257,7 +259,7 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["gradflow-export"] = metadata.version("gradflow-export")
     return RunInfo(
-        session=f"{int(now * 1000)}-{rank}",
+        session=f"{int(now * 1000)}-{os.urandom(4).hex()}-{rank}",
         started=now,
         model=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),

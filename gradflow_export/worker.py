@@ -14,7 +14,7 @@ from typing import Any
 from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.algebra import use_one_thread
-from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
+from gradflow_export.records import Gap, Issue, Reading, RunInfo, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.summary import RunSummary
 from gradflow_export.transfer import Bundle
@@ -29,6 +29,8 @@ POLL_SECONDS = 0.1
 MOST_PAUSE_SECONDS = 0.02
 IDLE_SECONDS = 5.0
 """After this long without a step, writers are asked to make what they hold readable."""
+KEEP_SECONDS = 0.4
+"""Between two times that writers are asked to see to it that what they hold outlives the process."""
 
 Analyze = Callable[[StepRecord], Mapping[str, float] | None]
 
@@ -66,12 +68,21 @@ class Worker:
         self._closing = False
         self._last_record = time.monotonic()
         self._unflushed = False
+        self._kept = self._last_record
+        self._aside: dict[str, str] = {}
+        self._missed: dict[str, Gap] = {}
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
 
     @property
     def failed_writers(self) -> tuple[str, ...]:
         """Names of writers that were set aside."""
         return tuple(writer.name for writer in self._all if writer not in self._writers)
+
+    @property
+    def lost(self) -> Mapping[str, Gap]:
+        """Recorded steps that are not in what a writer left behind, by the writer's name."""
+        told = ((writer.name, getattr(writer, "lost", None)) for writer in self._all)
+        return {**self._missed, **{name: gap for name, gap in told if gap is not None}}
 
     def describe(self, blocks: tuple[str, ...], intervals: Mapping[str, int]) -> None:
         """Complete the run's description before :meth:`start`."""
@@ -157,6 +168,7 @@ class Worker:
                 # here: without pauses a step would last as long as all that waits takes.
                 if len(self._queue) < CAPACITY // 4:
                     self._wake.wait(min(time.thread_time() - began, MOST_PAUSE_SECONDS))
+            self._keep()
             self._flush_when_idle()
             with self._idle:
                 self._idle.notify_all()
@@ -176,8 +188,11 @@ class Worker:
                 self.summary.add(record)
             for issue in issues:
                 self._on_issue(issue)
-            for writer in list(self._writers):
-                self._tell(writer, "write", record)
+            for writer in self._all:
+                if writer in self._writers:
+                    self._tell(writer, "write", record)
+                elif writer.name in self._aside:
+                    self._miss(writer.name, record.step)
         except Exception as error:
             self.error = self.error or error
             if self.error is error:
@@ -196,6 +211,11 @@ class Worker:
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
 
     @property
+    def session(self) -> str | None:
+        """Name of the session that is written."""
+        return None if self.summary.info is None else self.summary.info.session
+
+    @property
     def _rank(self) -> int:
         return 0 if self.summary.info is None else self.summary.info.rank
 
@@ -208,6 +228,15 @@ class Worker:
             with self._lock:
                 self._analyzers.pop(name, None)
             return []
+
+    def _keep(self) -> None:
+        if time.monotonic() - self._kept >= KEEP_SECONDS:
+            self._kept = time.monotonic()
+            for writer in [writer for writer in self._writers if hasattr(writer, "keep")]:
+                self._tell(writer, "keep")
+
+    def _miss(self, name: str, step: int) -> None:
+        self._missed[name] = Gap(step, step, 1, self._aside[name]).after(self._missed.get(name))
 
     def _flush_when_idle(self) -> None:
         if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
@@ -230,5 +259,8 @@ class Worker:
                 what,
                 error,
             )
+            self._aside.setdefault(writer.name, f"set aside after {error!r}")
+            if what == "write":
+                self._miss(writer.name, args[0].step)
             if what != "close":
                 self._tell(writer, "close")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from gradflow_export.guard import Guard
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import ModuleHook
 
 HELD_BYTES = 8 * 2**20
@@ -41,10 +41,10 @@ class Call:
 
     def inputs(self) -> tuple[Any, Any] | None:
         """Return positional and keyword arguments with their tensors, ``None`` where one of those is gone."""
-        leaves, form = pytree.tree_flatten(self.arguments)
+        leaves, form = torch_private.tree_flatten(self.arguments)
         held = [leaf() if isinstance(leaf, weakref.ref) else leaf for leaf in leaves]
         gone = any(isinstance(leaf, weakref.ref) and now is None for leaf, now in zip(leaves, held, strict=True))
-        return None if gone else pytree.tree_unflatten(held, form)
+        return None if gone else torch_private.tree_unflatten(held, form)
 
 
 @dataclass
@@ -90,7 +90,7 @@ def copied_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
     return [
         (module, name, buffer.detach().clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001 - named_buffers() loses the module
+        for name, buffer in torch_private.buffers(module)
         if buffer is not None and not is_lazy(buffer)
     ]
 
@@ -99,11 +99,11 @@ def restore_buffers(buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
     """Put buffers back, in place where they have kept their shape."""
     with torch.no_grad():
         for module, name, copy in buffers:
-            now = module._buffers.get(name)  # noqa: SLF001 - as above
+            now = dict(torch_private.buffers(module)).get(name)
             if now is not None and now.shape == copy.shape and now.dtype == copy.dtype:
                 now.copy_(copy)
             else:
-                module._buffers[name] = copy.clone()  # noqa: SLF001 - as above
+                torch_private.put_buffer(module, name, copy.clone())
 
 
 class BatchWatch:
@@ -166,7 +166,7 @@ class BatchWatch:
                 self._state.buffers = copied_buffers(module)
         state = self._state
         if self._keep_calls and state is not None and len(state.calls) < CALLS:
-            held = pytree.tree_map_only(Tensor, self._hold, (args, kwargs))
+            held = torch_private.tree_map_only(Tensor, self._hold, (args, kwargs))
             device = next((p.device.type for p in module.parameters()), "cpu")
             autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             state.calls.append(Call(held, random_states(module), autocast))
@@ -195,4 +195,4 @@ class _Keeper:
 
 def outputs_of(output: Any) -> list[Tensor]:
     """Return the tensors of an output that gradients come back to."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return [leaf for leaf in torch_private.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]

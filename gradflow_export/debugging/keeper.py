@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradflow_export.debugging.faults import Fault
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.rules.base import some
 from gradflow_export.taps.discover import site_name
@@ -86,7 +87,7 @@ class BufferKeeper:
                 into.append(known)
                 out_of.append(buffer)
         if into:
-            torch._foreach_copy_(into, out_of)
+            torch_private.copy_all(into, out_of)
         self._tell(found)
         return found
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gradflow_export.debugging.batch import copied_buffers, restore_buffers
 from gradflow_export.errors import ArgumentError
+from gradflow_export.hooks import torch_private
 
 SMALLEST = 0.1
 """Size of tensors whose entries are smaller: of zeros nothing tells what a small change is."""
@@ -52,15 +52,15 @@ class ScalarFunction:
         self._function, self._loss = _widened(function), None if loss is None else _widened(loss)
         found = self._function.named_parameters() if isinstance(self._function, nn.Module) else ()
         self.leaves: dict[str, Tensor] = {name: p for name, p in found if p.requires_grad}
-        self._arguments = pytree.tree_map_only(Tensor, _leaf, arguments)
-        inputs = [leaf for leaf in pytree.tree_leaves(self._arguments) if isinstance(leaf, Tensor)]
+        self._arguments = torch_private.tree_map_only(Tensor, _leaf, arguments)
+        inputs = [leaf for leaf in torch_private.tree_leaves(self._arguments) if isinstance(leaf, Tensor)]
         self.leaves.update({f"input {n}": t for n, t in enumerate(t for t in inputs if t.requires_grad)})
         if not self.leaves:
             raise ArgumentError(
                 "inputs must hold a floating-point tensor, or the function parameters that are trained, got neither; "
                 "there is no gradient to check."
             )
-        tensors = [*pytree.tree_leaves(arguments), *self.leaves.values()]
+        tensors = [*torch_private.tree_leaves(arguments), *self.leaves.values()]
         self._devices = sorted({t.device.index for t in tensors if isinstance(t, Tensor) and t.device.type == "cuda"})
         modules = [*_modules_in(self._function), *_modules_in(self._loss)]
         self._buffers = [buffer for module in modules for buffer in copied_buffers(module)]
@@ -180,7 +180,7 @@ class ScalarFunction:
                 value: Tensor = self._loss(output)
                 self.magnitude = float(value.detach().abs())
                 return value
-        tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and _is_checked(t)]
+        tensors = [t for t in torch_private.tree_leaves(output) if isinstance(t, Tensor) and _is_checked(t)]
         if not tensors:
             raise ArgumentError(
                 "function must return a floating-point tensor, got none; pass loss= to make a scalar of it."

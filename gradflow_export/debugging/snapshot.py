@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.debugging.batch import BatchState
 from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.norms import l2_norms
 
 Pair = tuple[str, Tensor]
@@ -171,7 +172,7 @@ def _alike(one: object, other: object) -> bool:
 def _copy(into: list[Tensor], out_of: list[Tensor]) -> None:
     if into:
         with torch.no_grad():
-            torch._foreach_copy_(into, out_of)
+            torch_private.copy_all(into, out_of)
 
 
 def broken_weights(named: Iterable[Pair]) -> list[str]:

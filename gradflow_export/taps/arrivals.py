@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.optimizers import OptimizerStep
@@ -236,10 +237,10 @@ class ArrivalTap:
         (came, found), seen.coming = seen.coming, None
         seen.came.append(came)
         self._order += 1
-        seen.passes.append(_Pass(torch._C._current_graph_task_id(), self._order, found))  # noqa: SLF001 - no other
-        if seen.version not in {None, parameter._version}:  # noqa: SLF001 - no public form
+        seen.passes.append(_Pass(torch_private.backward_number(), self._order, found))
+        if seen.version not in {None, torch_private.version(parameter)}:
             seen.later.append(found)
-        seen.version = parameter._version  # noqa: SLF001 - no public form
+        seen.version = torch_private.version(parameter)
         if found is None:
             seen.cleared = True
         else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
@@ -36,7 +37,7 @@ ENTRIES = 256
 _NO_LAYERS = ("torch.nn.", "torch.ao.")
 """Where modules come from that hold weights of other kinds: norms, tables, attention."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
-_TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.modules.batchnorm._NormBase, *_LAYERS)  # noqa: SLF001 - no other
+_TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
 
 
 class InitialTap:

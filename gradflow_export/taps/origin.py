@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.finite import looks_broken
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
@@ -121,7 +120,7 @@ class OriginTap:
             return
         # At every step: the usual call, tensors by position, is spared the walk through nested arguments.
         simple = not kwargs and all(isinstance(arg, Tensor) for arg in args)
-        leaves = args if simple else pytree.tree_leaves((args, kwargs))
+        leaves = args if simple else torch_private.tree_leaves((args, kwargs))
         device = next((leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)), "cpu")
         if device != "cpu" and self._rerun is not True:
             return
@@ -129,7 +128,7 @@ class OriginTap:
         if simple:
             held: Any = (tuple(map(self._hold, args)), {})
         else:
-            held = pytree.tree_map_only(Tensor, self._hold, (args, kwargs))
+            held = torch_private.tree_map_only(Tensor, self._hold, (args, kwargs))
         self._calls.append(_Call(held, autocast, torch.get_rng_state() if self._random else None))
 
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
@@ -217,9 +216,9 @@ def _repeat(model: nn.Module, call: _Call, weights: dict[str, Tensor]) -> tuple[
         Kind and site of the first broken value, ``None`` when every value is finite; the kind ``""`` where the pass
         cannot be repeated: its inputs are gone, or other ranks would have to take part.
     """
-    if any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in pytree.tree_leaves(call.arguments)):
+    if any(isinstance(leaf, weakref.ref) and leaf() is None for leaf in torch_private.tree_leaves(call.arguments)):
         return _NOT_REPEATED
-    args, kwargs = pytree.tree_map_only(weakref.ref, lambda reference: reference(), call.arguments)
+    args, kwargs = torch_private.tree_map_only(weakref.ref, lambda reference: reference(), call.arguments)
     if _broken((args, kwargs)):
         return "input", [RUN_SITE]
     needs_other_ranks = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
@@ -243,11 +242,11 @@ def _repeat(model: nn.Module, call: _Call, weights: dict[str, Tensor]) -> tuple[
     return follower.found
 
 
-class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its metaclass untyped
+class _Alone(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its metaclass untyped
     """Ends a repeated pass at its first collective: the other ranks may not repeat theirs, and it would never end."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in {"c10d", "_c10d_functional"}:
+        if func.namespace in torch_private.COLLECTIVES:
             raise RuntimeError(f"{func} needs other ranks; the repeated forward pass ends here.")
         return func(*args, **(kwargs or {}))
 
@@ -265,4 +264,4 @@ def _state_kept(model: nn.Module, device: str) -> Iterator[None]:
 
 
 def _broken(values: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and looks_broken(leaf) for leaf in pytree.tree_leaves(values))
+    return any(isinstance(leaf, Tensor) and looks_broken(leaf) for leaf in torch_private.tree_leaves(values))

@@ -9,6 +9,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.hooks import torch_private
+
 _RESHAPES = frozenset(
     ("Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View")
 )
@@ -26,7 +28,7 @@ def is_plain(tensor: object) -> TypeGuard[Tensor]:
         return False
     if tensor.is_nested or tensor.layout is not torch.strided:
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - torch has no public question
+    if torch_private.is_transformed(tensor):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.root import reaches
@@ -125,7 +125,7 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
 
 
 def _children(module: nn.Module) -> list[nn.Module]:
-    return [child for child in module._modules.values() if child is not None]  # noqa: SLF001 - named_children skips
+    return torch_private.children(module)
 
 
 def _is_meant(path: str, child: nn.Module, model: nn.Module) -> bool:
@@ -134,4 +134,4 @@ def _is_meant(path: str, child: nn.Module, model: nn.Module) -> bool:
 
 def _draws(module: nn.Module) -> bool:
     """Whether two calls with the same input differ, as of a head behind dropout that is averaged."""
-    return any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules())
+    return any(isinstance(part, torch_private.Dropout) and part.p > 0 for part in module.modules())

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import local
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
@@ -41,7 +42,7 @@ class _Listeners:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             # Compiled code holds no trace of this; a checkpoint that is computed again is no pass of its own.
-            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no other
+            if not torch.compiler.is_compiling() and torch_private.backward_number() == -1:
                 for see in listeners.current:
                     see(tensors)
             original(tensors, *args, **kwargs)
