@@ -135,10 +135,10 @@ _held: list[Any] = []
 @functools.lru_cache(maxsize=256)
 def _pattern(shape: tuple[int, ...]) -> Tensor:
     """Return numbers from -1 to 1, the same for each shape, as what a kernel does depends on the place."""
-    state = torch._C.default_generator.get_state()  # noqa: SLF001 - torch.Generator may be the one that moves seeds
+    state = torch._C.default_generator.get_state()
     count = int(np.prod(shape, dtype=np.int64))
     values = torch.from_numpy(np.random.Generator(np.random.PCG64(count)).uniform(-1, 1, shape))
-    torch._C.default_generator.set_state(state)  # noqa: SLF001
+    torch._C.default_generator.set_state(state)
     return values
 
 
@@ -169,7 +169,9 @@ def _rounded(kernel: Any, places: tuple[int, ...], times: float) -> Callable[...
     return product
 
 
-def _with(kernel: Any, keys: Any, args: tuple[Any, ...], places: tuple[int, ...], of: Callable[[Tensor], Tensor]) -> Any:
+def _with(
+    kernel: Any, keys: Any, args: tuple[Any, ...], places: tuple[int, ...], of: Callable[[Tensor], Tensor]
+) -> Any:
     """Call a kernel with other factors, and nothing added."""
     changed = [of(value) if place in places else value for place, value in enumerate(args)]
     if places[0] == 1:
@@ -198,8 +200,8 @@ class Margins:
             make(judge, *args, **kwargs)
             if not self._paused:
                 records: list[StepRecord] = []
-                self._runs.append((judge._rules, records))  # noqa: SLF001 - the test helper of the rules
-                judge._seen = records  # type: ignore[attr-defined]  # noqa: SLF001
+                self._runs.append((judge._rules, records))
+                judge._seen = records  # type: ignore[attr-defined]
 
         @functools.wraps(check)
         def checked(judge: Judge, record: StepRecord) -> Any:
