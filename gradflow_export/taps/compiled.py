@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.taps.base import ModuleHook
 from gradflow_export.taps.discover import is_compiled
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 
 Inside = Literal["exact", "always", "never"]
 INSIDE: tuple[Inside, ...] = ("exact", "always", "never")
@@ -244,7 +244,7 @@ class CompiledCode:
             reader.called_eagerly(module, args, output)
 
     def _place(self) -> None:
-        operator, numbers = _operator(), []
+        operator, numbers, hooks = _operator(), [], []
         members = {id(part()) for part in self._parts}
         modules = {id(m): m for reader in self._readers for m in reader.modules() if id(m) in members}
         for key, module in modules.items():
@@ -259,7 +259,8 @@ class CompiledCode:
                 exact=self._inside == "exact",
                 backward=any(reading.backward for reading in inside),
             )
-            self._placed.callback(module.register_forward_hook(hook).remove)
+            hooks.append((module, hook))
+        self._placed.callback(hook_calls(hooks))
         self._placed.callback(operator.release, numbers)
 
 

@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.finite import looks_broken
 from gradflow_export.records import RUN_SITE
-from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
 
 HELD_BYTES = 8 * 2**20
@@ -81,7 +82,7 @@ class OriginTap:
         if model is not None and self._rerun is not False:
             self._random = any("dropout" in type(module).__name__.lower() for module in model.modules())
             hook = ModuleHook(self._guard(self._called))
-            stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            stack.callback(hook_calls([(model, hook)], before=True, with_kwargs=True))
         return stack
 
     def is_healthy(self, total: float | None) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -104,7 +103,6 @@ class Roots:
     ) -> None:
         self._model, self._on_root, self._see = model, on_root, guard(self._called)
         self._values: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=ROOTS)
-        self._parameters: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._checks = self._until = 0
         self._alone = True
         self._blind = self._told = 0
@@ -158,14 +156,14 @@ class Roots:
         model = self._model()
         if model is None:
             return False
-        self._parameters = weakref.WeakValueDictionary({id(p): p for p in model.parameters()})
-        mine = reaches(root, self._parameters)
+        mine = reaches(root, map(id, model.parameters()))
         self._alone &= mine
         return mine
 
     def _cleared(self) -> bool:
         """Whether the gradients of the roots before this one are gone, so that no optimizer will use them."""
-        return not any(p.grad is not None for p in self._parameters.values())
+        model = self._model()
+        return model is None or not any(p.grad is not None for p in model.parameters())
 
 
 def reaches(root: Tensor, parameters: Iterable[int]) -> bool:
