@@ -174,7 +174,7 @@ class BatchWatch:
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
         self._held += tensor.numel() * tensor.element_size()
         # A parameter is kept anyway, and PyTorch converts none that somebody refers to weakly.
-        small = self._held <= HELD_BYTES or (tensor.is_leaf and tensor.requires_grad)
+        small = self._held <= HELD_BYTES or isinstance(tensor, nn.Parameter)
         return tensor if small else weakref.ref(tensor)
 
     def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:

@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
+_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
+
 
 class ModuleHook:
     """A hook of a module that leaves no trace in a graph that is being compiled."""
@@ -28,6 +31,11 @@ class ModuleHook:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle as a stand-in that does nothing, where somebody takes single hooks out of a module to store them."""
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def is_plain_call() -> bool:
+    """Whether a hook is given tensors that may outlive the call: no graph is traced, nothing is transformed."""
+    return not _is_tracing() and _transform() is None
 
 
 class _Hooks(OrderedDict[int, Any]):

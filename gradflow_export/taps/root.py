@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -214,6 +215,12 @@ def scale_of(node: Any) -> Tensor | None:
         return None
     other = saved(node, "other")
     return other if other is not None and other.dim() == 0 and other.dtype == torch.float32 else None
+
+
+def is_scaled(root: Tensor) -> bool:
+    """Whether a root looks like what a ``GradScaler`` gives out, whose steps may overflow; waits for its device."""
+    scale = None if root.grad_fn is None else scale_of(root.grad_fn)
+    return scale is not None and float(scale) > 1.0 and math.frexp(float(scale))[0] == 0.5
 
 
 def _unscaled(value: Tensor, scale: Tensor | None) -> Tensor:

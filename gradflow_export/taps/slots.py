@@ -50,6 +50,4 @@ def briefly(tensor: Tensor) -> Callable[[], Tensor | None]:
     Args:
         tensor: One that a forward pass takes or gives; what holds the result is cleared when the step ends.
     """
-    if tensor.is_leaf and tensor.requires_grad:
-        return lambda: tensor
-    return weakref.ref(tensor)
+    return (lambda: tensor) if isinstance(tensor, nn.Parameter) else weakref.ref(tensor)
