@@ -114,7 +114,11 @@ def make_loop(
     repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
     see_sums = part("wiring")(sums.see)
 
+    origin = OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
+    see_origin = part("origin")(origin.see)
+
     def on_root(root: Tensor) -> None:
+        see_origin(root)
         inputs.see(root)
         structure.see(root)
         see_sums(root)
@@ -133,7 +137,7 @@ def make_loop(
             guard=part("loss"),
         ),
         runtime,
-        OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
+        origin,
         MomentTap(),
         clipping,
         (*_sampled(model, guard, code), inputs, structure, modes, *([repeated] if repeated.modules else [])),

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from gradflow_export.guard import Guard
 from gradflow_export.hooks import torch_private
-from gradflow_export.taps.base import ModuleHook
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 
 HELD_BYTES = 8 * 2**20
 """Inputs of one step up to this size are kept until it ends; larger ones only as long as somebody else keeps them."""
@@ -127,9 +127,9 @@ class BatchWatch:
         guard = Guard().part("the begin of a batch")
         stack = contextlib.ExitStack()
         hook = ModuleHook(guard(self._entered))
-        stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        stack.callback(hook_calls([(model, hook)], before=True, with_kwargs=True))
         if keep_calls:
-            stack.callback(model.register_forward_hook(ModuleHook(guard(self._left))).remove)
+            stack.callback(hook_calls([(model, ModuleHook(guard(self._left)))]))
         self._stack = stack
         self._model = weakref.ref(model)
 
@@ -173,7 +173,9 @@ class BatchWatch:
 
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
         self._held += tensor.numel() * tensor.element_size()
-        return tensor if self._held <= HELD_BYTES else weakref.ref(tensor)
+        # A parameter is kept anyway, and PyTorch converts none that somebody refers to weakly.
+        small = self._held <= HELD_BYTES or isinstance(tensor, nn.Parameter)
+        return tensor if small else weakref.ref(tensor)
 
     def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._state is None or not self._state.calls or not torch.is_grad_enabled():

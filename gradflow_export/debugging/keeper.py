@@ -105,7 +105,7 @@ class BufferKeeper:
 def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """Yield path, module, name and entries of each buffer that can hold NaN."""
     for path, module in model.named_modules():
-        for name, buffer in module._buffers.items():  # noqa: SLF001 - named_buffers() loses the module
+        for name, buffer in torch_private.buffers(module):
             if buffer is None or is_lazy(buffer) or buffer.is_meta or buffer.layout is not torch.strided:
                 continue
             holds_nan = (buffer.is_floating_point() or buffer.is_complex()) and buffer.element_size() >= _LEAST_BYTES

@@ -76,9 +76,9 @@ class ScalarFunction:
         """Put generators and buffers back at the end of the block, in which the function may be called."""
         pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what modules may draw from
         # Stand-ins: a graph of the user's may have saved the buffers, and would notice that they are written.
-        owned = [(module, name, module._buffers[name]) for module, name, _ in self._buffers]  # noqa: SLF001
+        owned = [(module, name, torch_private.own_tensor(module, name)) for module, name, _ in self._buffers]
         for module, name, before in self._buffers:
-            module._buffers[name] = before.clone()  # noqa: SLF001 - setattr would run the user's code
+            torch_private.put_buffer(module, name, before.clone())
         try:
             with torch.random.fork_rng(devices=self._devices):
                 yield
@@ -86,7 +86,7 @@ class ScalarFunction:
             random.setstate(pythons)
             np.random.set_state(numpys)  # noqa: NPY002 - as above
             for module, name, buffer in owned:
-                module._buffers[name] = buffer  # noqa: SLF001 - as above
+                torch_private.put_buffer(module, name, buffer)
 
     def differentiate(self) -> None:
         """Read the gradients at the point where the leaves are.
@@ -224,7 +224,7 @@ def _widened(function: Any) -> Any:
     """Return a copy of a module in float64 and evaluation mode, and any other callable as it is."""
     if not isinstance(function, nn.Module):
         return function
-    module = copy.deepcopy(function)._apply(_wide).eval()  # noqa: SLF001 - double() leaves complex entries as they are
+    module = torch_private.convert(copy.deepcopy(function), _wide).eval()  # double() leaves complex entries as they are
     module.zero_grad(set_to_none=True)
     return module
 

@@ -203,7 +203,7 @@ def fingerprint(tensor: Tensor) -> int | None:
         _WHOLE[entries.dtype.itemsize]
     )
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for number, part in enumerate(bits.split(_AT_ONCE)):
+    for number, part in enumerate(torch.split(bits, _AT_ONCE)):
         places = torch.arange(part.numel(), device=bits.device) + number * _AT_ONCE
         total += (part.long() * (places * _FACTOR + _ODD)).sum()  # whole numbers wrap round, alike everywhere
     return int(total)

@@ -80,7 +80,7 @@ class Snapshot:
         self._optimizer = weakref.ref(optimizer)
         self._weights: list[Tensor] = []
         self._states: list[dict[str, Any]] = []
-        self._known: list[weakref.ref[Tensor]] = []
+        self._known: list[Tensor] = []
         self._batch: BatchState | None = None
         self.loops: Any = None
         self.taken = False
@@ -105,10 +105,10 @@ class Snapshot:
             return
         parameters = parameters_of(optimizer)
         same = len(parameters) == len(self._known) and all(
-            reference() is p for reference, p in zip(self._known, parameters, strict=True)
+            one is p for one, p in zip(self._known, parameters, strict=True)
         )
         if not same:
-            self._known = [weakref.ref(p) for p in parameters]
+            self._known = parameters
             self._weights = [p.detach().clone() for p in parameters]
             self._states = [{} for _ in parameters]
         else:
@@ -135,10 +135,7 @@ class Snapshot:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        for reference, weight, held in zip(self._known, self._weights, self._states, strict=True):
-            p = reference()
-            if p is None:
-                continue
+        for p, weight, held in zip(self._known, self._weights, self._states, strict=True):
             with torch.no_grad():
                 p.copy_(weight)
             if not held:

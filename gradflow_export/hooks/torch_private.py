@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # noqa: PLC0414 - used elsewhere
     from typing_extensions import Self
 
 
@@ -84,7 +84,7 @@ _NORMS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 # Whether torch.jit.trace is running; the public form has no types and costs another call.
-is_tracing: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)
+is_tracing: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
 
 # The innermost function transform (vmap, grad) that is running; without it calls inside one are read as if outside.
 transform: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack", _nothing)
@@ -181,6 +181,27 @@ def buffers(module: nn.Module) -> list[tuple[str, Tensor | None]]:
     return list(module.named_buffers(recurse=False) if held is None else held.items())
 
 
+def parameters(module: nn.Module) -> list[tuple[str, Tensor | None]]:
+    """Return a module's own parameters by name; without the private name only those that are there."""
+    held = getattr(module, "_parameters", None)
+    return list(module.named_parameters(recurse=False) if held is None else held.items())
+
+
+def own_tensor(module: nn.Module, name: str) -> Tensor | None:
+    """Return a module's own parameter or buffer, never what a parametrization computes; ``None`` where none is."""
+    for kind in ("_parameters", "_buffers"):
+        found = getattr(module, kind, {}).get(name)
+        if isinstance(found, Tensor):
+            return found
+    return None if hasattr(module, "_parameters") else dict(module.named_parameters(recurse=False)).get(name)
+
+
+def convert(module: nn.Module, function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Apply a function to every parameter and buffer, in place; without the private name all become float64."""
+    applied: nn.Module = getattr(module, "_apply", lambda _function: module.double())(function)
+    return applied
+
+
 def put_buffer(module: nn.Module, name: str, buffer: Tensor | None) -> None:
     """Put another tensor in a buffer's place."""
     held = getattr(module, "_buffers", None)
@@ -237,6 +258,12 @@ def scaler_step() -> types.CodeType | None:
     """Return the code in which a gradient scaler steps; ``None`` where it cannot be told."""
     code = getattr(_SCALER_STEP, "__code__", None)
     return code if isinstance(code, types.CodeType) else None
+
+
+def scaler_state(scaler: Any, optimizer: Optimizer) -> dict[str, Any]:
+    """Return what a gradient scaler has noted of an optimizer in this step; empty where that is nothing."""
+    state: dict[str, Any] = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+    return state
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
@@ -298,7 +325,7 @@ def forget_code(forwards: Iterable[Callable[..., Any]]) -> None:
     Args:
         forwards: ``forward`` of each class.
     """
-    frames = _find("torch._C._dynamo.eval_frame", None) if "torch._dynamo.eval_frame" in sys.modules else None
+    frames: Any = _find("torch._C._dynamo.eval_frame", None) if "torch._dynamo.eval_frame" in sys.modules else None
     if not hasattr(frames, "_debug_get_cache_entry_list") or not hasattr(frames, "reset_code"):
         return
     for code in set(_codes((*forwards, *_callers()))):

@@ -281,7 +281,9 @@ class BadInit(Rule):
         gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
         if gaps is None:
             return
-        names = [name for name, gap in gaps.as_dict().items() if gap <= self.alike and name in moving]
+        names = [
+            name for name, gap in gaps.as_dict().items() if gap is not None and gap <= self.alike and name in moving
+        ]
         kin = Counter(map(pattern, names))
         names = [name for name in names if kin[pattern(name)] > 1]
         if names:

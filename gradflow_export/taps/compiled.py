@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.taps.base import ModuleHook
 from gradflow_export.taps.discover import is_compiled
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 
 Inside = Literal["exact", "always", "never"]
 INSIDE: tuple[Inside, ...] = ("exact", "always", "never")
@@ -243,7 +243,7 @@ class CompiledCode:
             reader.called_eagerly(module, args, output)
 
     def _place(self) -> None:
-        operator, numbers = _operator(), []
+        operator, numbers, hooks = _operator(), [], []
         members = {id(part()) for part in self._parts}
         modules = {id(m): m for reader in self._readers for m in reader.modules() if id(m) in members}
         for key, module in modules.items():
@@ -258,7 +258,8 @@ class CompiledCode:
                 exact=self._inside == "exact",
                 backward=any(reading.backward for reading in inside),
             )
-            self._placed.callback(module.register_forward_hook(hook).remove)
+            hooks.append((module, hook))
+        self._placed.callback(hook_calls(hooks))
         self._placed.callback(operator.release, numbers)
 
 
@@ -269,7 +270,7 @@ def _can_trace(model: nn.Module) -> bool:
 
 def _in_cuda_graph() -> bool:
     """Whether a CUDA graph is being captured, or this process keeps a pool of them, in which nothing may stay."""
-    return torch_private.keeps_cudatorch_private.graphs() or torch.cuda.is_current_stream_capturing()
+    return torch_private.keeps_cuda_graphs() or torch.cuda.is_current_stream_capturing()
 
 
 def forget_code(modules: Sequence[nn.Module]) -> None:

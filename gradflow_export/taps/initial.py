@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import weakref
 from functools import partial
 from typing import ClassVar
 
@@ -22,6 +21,7 @@ from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.slots import Slot
 
 LATER = 8
 """Armed step at which rows are compared once more."""
@@ -61,7 +61,7 @@ class InitialTap:
 
     def __init__(self, model: nn.Module) -> None:
         self._weights = {
-            site_name(f"{name}.{key}".lstrip(".")): weakref.ref(weight)
+            site_name(f"{name}.{key}".lstrip(".")): Slot(module, key)
             for name, module in model.named_modules()
             if isinstance(module, (*_LAYERS, nn.Embedding)) or _is_own(module)
             for key, weight in module.named_parameters(recurse=False)
@@ -237,7 +237,8 @@ def _parting(rows: Tensor, level: Tensor) -> Tensor:
     """
     moved = rows.double() - level
     apart = torch.linalg.vector_norm(moved - moved.mean(dim=0))
-    return apart / torch.linalg.vector_norm(moved).clamp_min(1e-300)
+    share: Tensor = apart / torch.linalg.vector_norm(moved).clamp_min(1e-300)
+    return share
 
 
 def _one_sided(weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -14,8 +15,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
-from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 from gradflow_export.taps.patches import Spy, spies_on
 
 FIRST_LOOKS = 2
@@ -92,8 +94,8 @@ class ModeTap:
         if model is not None:
             begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
             stack.callback(self._stop)
-            stack.callback(model.register_forward_pre_hook(begin).remove)
-            stack.callback(model.register_forward_hook(end, always_call=True).remove)
+            stack.callback(hook_calls([(model, begin)], before=True))
+            stack.callback(hook_calls([(model, end)], always=True))
             stack.callback(self._parts.close)
             self._called = False
         return stack
@@ -127,8 +129,8 @@ class ModeTap:
         if model is not None and not self._called:  # a step has come, and the model itself was not called for it
             self._called = True
             part = ModuleHook(self._guard(self._part_begins))
-            for child in list(parts_of(model))[:PARTS]:
-                self._parts.callback(child.register_forward_pre_hook(part).remove)
+            children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
+            self._parts.callback(hook_calls(children, before=True))
         return out
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from gradflow_export.taps.discover import site_name
-
-
-class _Place(NamedTuple):
-    """Where a parameter was when the model was listed."""
-
-    owner: weakref.ref[nn.Module]
-    attribute: str
-    name: str
+from gradflow_export.taps.slots import Slot, slots
 
 
 class ParameterNames:
@@ -32,7 +23,7 @@ class ParameterNames:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self._model = model
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, tuple[Slot, str]] = {}
         self._listed = False
 
     def begin(self) -> None:
@@ -48,22 +39,14 @@ class ParameterNames:
         return name
 
     def _known(self, tensor: object) -> str | None:
-        place = self._places.get(id(tensor))
-        owner = None if place is None else place.owner()
-        if (
-            place is None
-            or owner is None
-            or dict(owner.named_parameters(recurse=False)).get(place.attribute) is not tensor
-        ):
-            return None
-        return place.name
+        slot, name = self._places.get(id(tensor), (None, None))
+        return name if slot is not None and slot() is tensor else None
 
     def _list(self) -> None:
         self._listed = True
-        self._places = {}
         model = self._model()
-        for prefix, module in () if model is None else model.named_modules():
-            owner = weakref.ref(module)
-            for attribute, parameter in module.named_parameters(recurse=False):
-                name = site_name(f"{prefix}.{attribute}" if prefix else attribute)
-                self._places.setdefault(id(parameter), _Place(owner, attribute, name))
+        if model is None:
+            self._places = {}
+            return
+        names = [site_name(name) for name, _ in model.named_parameters()]
+        self._places = {id(p): (slot, name) for name, (slot, p) in zip(names, slots(model), strict=True)}

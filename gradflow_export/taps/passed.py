@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.compiled import CompiledCode
@@ -67,10 +68,7 @@ class ForwardUse:
         """Return a tensor as it is now, ``None`` when it is gone."""
         reference, name = self._holders[place]
         module = reference()
-        if module is None:
-            return None
-        found = module._parameters.get(name)  # noqa: SLF001 - getattr would run a parametrization
-        return found if found is not None else module._buffers.get(name)  # noqa: SLF001 - as above
+        return None if module is None else torch_private.own_tensor(module, name)
 
     def _called(self, places: tuple[int, ...], _module: nn.Module, _args: Any, _output: Any) -> None:
         self._used(places)

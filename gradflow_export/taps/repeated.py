@@ -6,7 +6,7 @@ import contextlib
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.root import reaches
+from gradflow_export.taps.slots import briefly
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
@@ -48,7 +49,7 @@ class RepeatedTap:
         self._enter = guard(self._entered)
         self._armed: contextlib.ExitStack | None = None
         self._steps = 0
-        self._inputs: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._inputs: dict[int, list[Callable[[], Tensor | None]]] = {}
         self._rows: dict[str, float] = {}
 
     @property
@@ -104,7 +105,7 @@ class RepeatedTap:
             follows = first.requires_grad and reaches(first, {id(p) for p in module.parameters()})
             if again or follows:
                 self._rows[name] = float(count)
-        before.append(weakref.ref(first))
+        before.append(briefly(first))
 
 
 def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:

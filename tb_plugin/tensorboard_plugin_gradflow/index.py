@@ -158,7 +158,7 @@ def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
             times.setdefault(name, []).append(wall)
     lowest = min((_order(name)[1] for name in found), default=0)
     names = sorted((name for name in found if _order(name)[1] == lowest), key=_order)
-    out = []
+    out: list[RunIndex] = []
     for history in _histories(names, times) or [[]]:
         sessions, cut = [], _NO_CUT
         for name in reversed(history):

@@ -17,12 +17,13 @@ from gradflow_export.catalog import CATALOG
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.attention import AttentionTap
-from gradflow_export.taps.base import ModuleHook, Pending, Sample
+from gradflow_export.taps.base import Pending, Sample
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks
 from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.hooks import ModuleHook
 from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
