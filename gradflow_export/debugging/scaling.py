@@ -49,10 +49,10 @@ class Scaling:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale unless that has happened."""
-        if is_enabled(self._scaler):
-            # Asking the scaler twice would raise.
-            if torch_private.scaler_state(self._scaler, optimizer).get("stage", OptState.READY) is OptState.READY:
-                self._scaler.unscale_(optimizer)
+        # Asking the scaler twice would raise.
+        state = torch_private.scaler_state(self._scaler, optimizer)
+        if is_enabled(self._scaler) and state.get("stage", OptState.READY) is OptState.READY:
+            self._scaler.unscale_(optimizer)
 
     def skips(self, optimizer: Optimizer, *, overflowed: bool) -> bool:
         """Say whether the scaler will skip this step by itself.
