@@ -38,10 +38,18 @@ from gradflow_export.catalog import CATALOG
 from gradflow_export.records import StepRecord
 
 CORPUS = (
-    "dev/zero_grad_before_step", "dev/broadcast_mse", "dev/inputs_shuffled_alone", "heldout/layer_replaced_after_optimizer",
-    "heldout/argmax_between_networks", "heldout/kl_of_probabilities", "heldout/energies_unscaled", "dev/linear_regression",
-    "heldout/mostly_noise", "heldout/lora", "dev/softmax_regression_from_zero",
-)  # fmt: skip
+    "dev/zero_grad_before_step",
+    "dev/broadcast_mse",
+    "dev/inputs_shuffled_alone",
+    "dev/linear_regression",
+    "dev/softmax_regression_from_zero",
+    "heldout/layer_replaced_after_optimizer",
+    "heldout/argmax_between_networks",
+    "heldout/kl_of_probabilities",
+    "heldout/energies_unscaled",
+    "heldout/mostly_noise",
+    "heldout/lora",
+)
 """Programs of ``benchmarks/silent``: of a mistake the form that has it."""
 
 CLOCKS = frozenset({"s", "steps/s", "MB"})

@@ -29,19 +29,34 @@ def discrete_totals(columns: Mapping[str, Column]) -> Iterator[Reading]:
     """
     numel, intended = columns.get("parameter.numel"), columns.get("parameter.intended_share")
     lost, score = columns.get("parameter.lost_share"), columns.get("parameter.update_effectiveness")
-    master = columns.get("parameter.master")
+    change, master = columns.get("parameter.change_norm"), columns.get("parameter.master")
+    grids, between = columns.get("parameter.grid"), columns.get("parameter.between")
+    # Who declares a grid asks about what lies on it, and not about the layers beside it.
+    asked = grids.present if grids is not None and grids.present.any() else None
+    if change is not None:
+        norms = change.values[change.present if asked is None else change.present & asked]
+        yield Reading.run("update.change_norm", float(np.linalg.norm(norms)))
     if numel is not None and intended is not None and lost is not None and score is not None and master is not None:
         # What rounding takes from a copy of float32 weights is not lost, only late.
         entries = np.where(master.values > 0, 0.0, numel.values)
-        yield from _weighted("update.lost_share", lost, intended.values * entries)
+        entries = entries if asked is None else np.where(asked, entries, 0.0)
+        late = entries if between is None else np.where(between.values > 0, 0.0, entries)
+        yield from _weighted("update.lost_share", lost, intended.values * late)
         yield from _weighted("update.effectiveness", score, entries)
+    yield from _nodes(columns)
+
+
+def _nodes(columns: Mapping[str, Column]) -> Iterator[Reading]:
     count = columns.get("node.count")
-    if count is not None:
-        for name in ("phase", "magnitude"):
-            for what in ("gradient", "change"):
-                yield from _weighted(f"{name}.{what}", columns[f"node.{name}_{what}"], count.values)
-        changed = columns["node.changed_share"]
-        yield Reading.run("update.changed_nodes", float((changed.values * count.values)[changed.present].sum()))
+    if count is None:
+        return
+    for name in ("phase", "magnitude"):
+        for what in ("gradient", "change"):
+            column = columns.get(f"node.{name}_{what}")
+            if column is not None:
+                yield from _weighted(f"{name}.{what}", column, count.values)
+    changed = columns["node.changed_share"]
+    yield Reading.run("update.changed_nodes", float((changed.values * count.values)[changed.present].sum()))
 
 
 def _weighted(metric: str, column: Column, weights: Floats) -> Iterator[Reading]:

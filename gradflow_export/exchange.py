@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from gradflow_export.across import Columns, Joiner, Part, part_of
-from gradflow_export.assemble import Column
+from gradflow_export.across import Columns, Joiner
 from gradflow_export.records import Reading
+from gradflow_export.shares import SCHEMAS, Merger, Schema, Share, decode, encode
 from gradflow_export.taps.shards import Layout
 
 _log = logging.getLogger("gradflow_export")
 
+GROUP = 8
+"""Ranks that report to the first of them: those of one machine, as a rule."""
+FAN_IN = 16
+"""First ranks of groups that report to one other."""
+
 PATIENCE_SECONDS = 4.0
-"""How long rank 0's worker waits for a rank, once; one that stays silent is not waited for until it speaks again."""
+"""How long a worker waits for a rank, for each level of the tree below it; who stays silent is waited for no more."""
 
 AGAIN_STEPS, AGAIN_SECONDS = 50, 0.2
 """How often and how long a silent rank is waited for again: its worker may have fallen behind for good."""
@@ -30,11 +32,33 @@ KEPT = 256
 """Messages of one rank that may lie in the store; beyond that the oldest are deleted."""
 
 
-class Exchange:
-    """One end of the way from rank to rank: rank 0 joins what has arrived, the others send.
+def children_of(rank: int, ranks: int) -> list[int]:
+    """Return the ranks that report to one: those of its group, and first ranks of ``FAN_IN`` other groups.
 
-    No collective is used, so no rank ever waits for another in its training thread, and one that stops is missed for
-    ``PATIENCE_SECONDS`` by a worker and by nobody else. An error of the store is told once; then rank 0 goes on alone.
+    Args:
+        rank: From 0.
+        ranks: How many there are.
+    """
+    if rank % GROUP:
+        return []
+    first = rank // GROUP * FAN_IN + 1
+    leaders = range(first * GROUP, (first + FAN_IN) * GROUP, GROUP)
+    return [child for child in (*range(rank + 1, rank + GROUP), *leaders) if child < ranks]
+
+
+def height_of(rank: int, ranks: int) -> int:
+    """Return how many levels of the tree are below a rank."""
+    below = children_of(rank, ranks)
+    leaders = [child for child in below if child % GROUP == 0]
+    return 1 + height_of(leaders[0], ranks) if leaders else int(bool(below))
+
+
+class Exchange:
+    """One end of the way from rank to rank: each adds what the ranks below it report, and rank 0 has them all.
+
+    No collective is used, so no rank ever waits for another in its training thread. One that stops is missed by the
+    worker of the rank it reports to, for one step; then that worker reads the messages of those below it itself. An
+    error of the store is logged once; then this rank goes on alone.
 
     Args:
         store: Has ``add``, ``set``, ``get``, ``check`` and ``delete_key``; ``None`` for none. Ends at the same place
@@ -47,11 +71,14 @@ class Exchange:
         self.rank = rank
         self._store = store
         self._ranks = ranks
+        self._patience = PATIENCE_SECONDS * height_of(rank, ranks)
         self._place = self._channel = 0
         self._channels: dict[int, int] = {}
-        self._joiner = Joiner(ranks)
+        self._joiner, self._merger = Joiner(rank, ranks), Merger()
         self._silent: set[int] = set()
         self._posted: deque[str] = deque()
+        self._published: set[bytes] = set()
+        self._schemas: dict[bytes, Schema] = {}
 
     def open(self) -> None:
         """Take a place among the exchanges of this rank that are open, and tell where messages will lie.
@@ -72,24 +99,26 @@ class Exchange:
                 self._store.delete_key(f"at/{self.rank}/{self._place}")
                 self._store.add(f"closed/{self.rank}", 1)
         except Exception as error:
-            self._set_aside(error)
+            self._disable(error)
 
     def join(self, step: int, columns: Columns, layouts: Sequence[Layout]) -> list[Reading]:
-        """Send this rank's columns, or on rank 0 make them those of the job; return what that brings to light."""
-        own = part_of(columns, layouts)
-        try:
-            if self.rank:
-                self._post(step, own)
-                return []
-            arrived = self._receive(step)
-        except Exception as error:
-            self._set_aside(error)
-            arrived = {}
-        if self.rank:
-            return []
-        return self._joiner.join(Part(columns, own.sizes), layouts, arrived)
+        """Send what this rank and those below it report, or on rank 0 make its columns those of the job.
 
-    def _set_aside(self, error: Exception) -> None:
+        Returns:
+            What only several ranks together can tell; nothing above rank 0.
+        """
+        own = self._joiner.share(columns, layouts)
+        shares = [own]
+        try:
+            if self._store is not None:
+                shares.extend(self._receive(step))
+                if self.rank:
+                    self._post(step, self._merger.merge(shares))
+        except Exception as error:
+            self._disable(error)
+        return [] if self.rank else self._joiner.finish(columns, layouts, self._merger.merge(shares))
+
+    def _disable(self, error: Exception) -> None:
         self._store = None
         _log.warning(
             "gradflow: the key-value store of this job cannot be used any more; rank %d goes on alone, and values that "
@@ -99,85 +128,94 @@ class Exchange:
             error,
         )
 
-    def _post(self, step: int, part: Part) -> None:
-        if self._store is None:
-            return
+    def _post(self, step: int, share: Share) -> None:
+        digest = share.schema.digest
+        if digest not in self._published and len(self._published) < SCHEMAS:
+            self._store.set(f"schema/{digest.hex()}", zlib.compress(share.schema.as_bytes(), 1))
+            self._published.add(digest)
         key = f"{self.rank}/{self._channel}/{step}"
-        self._store.set(key, encode(part))
+        self._store.set(key, encode(share, schema=digest not in self._published))
         self._posted.append(key)
         if len(self._posted) > KEPT:
             self._store.delete_key(self._posted.popleft())
 
-    def _receive(self, step: int) -> dict[int, Part]:
-        """Return what has arrived for a step, by rank, after waiting for those that are expected to speak."""
-        if self._store is None:
-            return {}
-        ranks = range(1, self._ranks)
-        complete = self._wait([rank for rank in ranks if rank not in self._silent], step, PATIENCE_SECONDS)
-        if self._silent:
-            complete = self._wait(list(ranks), step, AGAIN_SECONDS if step % AGAIN_STEPS == 0 else 0.0)
-        arrived: dict[int, Part] = {}
-        for rank in ranks:
-            if not complete and not self._wait([rank], step, 0.0):
-                self._miss(rank, step)
-                continue
-            key = f"{rank}/{self._channels[rank]}/{step}"
-            arrived[rank] = decode(self._store.get(key))
-            self._store.delete_key(key)
-            self._silent.discard(rank)
-        return arrived
+    def _schema(self, digest: bytes) -> Schema:
+        known = self._schemas.get(digest)
+        if known is None:
+            known = Schema.of_bytes(zlib.decompress(self._store.get(f"schema/{digest.hex()}")))
+            if len(self._schemas) < SCHEMAS:
+                self._schemas[digest] = known
+        return known
 
-    def _wait(self, ranks: list[int], step: int, seconds: float) -> bool:
-        """Return whether the messages of all these ranks are there, waiting for them a while."""
-        until = time.monotonic() + seconds
-        while not self._all_there(ranks, step):
-            if time.monotonic() >= until:
-                return False
+    def _receive(self, step: int) -> list[Share]:
+        """Return what has come for a step from the ranks below, after waiting for those that are expected to speak."""
+        arrived: dict[int, Share] = {}
+        self._take(self._below(self.rank, arrived, silent=True), step, arrived)
+        again = AGAIN_SECONDS if self._silent and step % AGAIN_STEPS == 0 else 0.0
+        began = time.monotonic()
+        while True:
+            expected = list(self._below(self.rank, arrived, silent=False))
+            waited = time.monotonic() - began
+            if waited >= (self._patience if expected else again):
+                break
             time.sleep(LOOK_SECONDS)
-        return True
+            self._take(self._below(self.rank, arrived, silent=True), step, arrived)
+        for rank in expected:
+            self._miss(rank, step)
+        heard, out = 0, []
+        for share in arrived.values():
+            if not heard & share.ranks:  # a rank that was silent has reported of others that were read directly
+                heard |= share.ranks
+                out.append(share)
+        return out
 
-    def _all_there(self, ranks: list[int], step: int) -> bool:
-        for rank in ranks:
-            if rank not in self._channels:
-                known = f"at/{rank}/{self._place}"
-                if not self._store.check([known]):
-                    return False
-                self._channels[rank] = int(self._store.get(known))
-        keys = [f"{rank}/{self._channels[rank]}/{step}" for rank in ranks]
-        return not keys or bool(self._store.check(keys))
+    def _below(self, rank: int, arrived: dict[int, Share], *, silent: bool) -> Iterator[int]:
+        """Yield the ranks from which nothing has come yet: those that report here, and those below silent ones.
+
+        Args:
+            rank: To which they report.
+            arrived: What has come, by rank.
+            silent: Whether those that are not expected to speak are yielded too.
+        """
+        for child in children_of(rank, self._ranks):
+            if child in arrived:
+                continue
+            if child not in self._silent:
+                yield child
+                continue
+            if silent:
+                yield child
+            yield from self._below(child, arrived, silent=silent)
+
+    def _take(self, wanted: Iterator[int], step: int, arrived: dict[int, Share]) -> None:
+        """Take the messages of these ranks that are there; one question to the store is enough where all are."""
+        keys = {rank: f"{rank}/{self._channels[rank]}/{step}" for rank in wanted if self._knows(rank)}
+        expected = [key for rank, key in keys.items() if rank not in self._silent]
+        every = bool(expected) and self._store.check(expected)
+        for rank, key in keys.items():
+            if (every and rank not in self._silent) or self._store.check([key]):
+                arrived[rank] = decode(self._store.get(key), self._schema)
+                self._store.delete_key(key)
+                self._silent.discard(rank)
+            elif rank in self._silent:
+                self._channels.pop(rank, None)  # it may have begun anew
+
+    def _knows(self, rank: int) -> bool:
+        if rank not in self._channels:
+            known = f"at/{rank}/{self._place}"
+            if not self._store.check([known]):
+                return False
+            self._channels[rank] = int(self._store.get(known))
+        return True
 
     def _miss(self, rank: int, step: int) -> None:
         self._channels.pop(rank, None)
-        if rank not in self._silent:
-            self._silent.add(rank)
-            _log.warning(
-                "gradflow: nothing came from rank %d for step %d within %.0f s. Recording goes on without it: means "
-                "are over the other ranks, and what needs every shard is left out. Watch the model on every rank, with "
-                "the same settings.",
-                rank,
-                step,
-                PATIENCE_SECONDS,
-            )
-
-
-def encode(part: Part) -> bytes:
-    """Return a part as bytes: compressed, a line of JSON, then values and presence of each column."""
-    columns = part.columns.items()
-    head = {"sizes": dict(part.sizes), "columns": [[metric, list(column.sites)] for metric, column in columns]}
-    body = [array for _, c in columns for array in (c.values.astype("<f8").tobytes(), c.present.tobytes())]
-    return zlib.compress(b"".join([json.dumps(head).encode(), b"\n", *body]), 1)
-
-
-def decode(message: bytes) -> Part:
-    """Undo :func:`encode`."""
-    line, _, body = zlib.decompress(message).partition(b"\n")
-    head = json.loads(line)
-    columns: Columns = {}
-    start = 0
-    for metric, sites in head["columns"]:
-        count = len(sites)
-        column = columns[metric] = Column(tuple(sites))
-        column.values = np.frombuffer(body, "<f8", count, start).astype(np.float64)
-        column.present = np.frombuffer(body, np.bool_, count, start + 8 * count).copy()
-        start += 9 * count
-    return Part(columns, head["sizes"])
+        self._silent.add(rank)
+        _log.warning(
+            "gradflow: nothing came from rank %d for step %d within %.0f s. Recording goes on without it: means are "
+            "over the other ranks, and what needs every shard is left out. Watch the model on every rank, with the "
+            "same settings.",
+            rank,
+            step,
+            self._patience,
+        )

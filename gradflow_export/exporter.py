@@ -32,6 +32,7 @@ from gradflow_export.start import default_logdir, describe, is_compiled, join_ra
 from gradflow_export.taps.base import Drained
 from gradflow_export.taps.copies import Copies
 from gradflow_export.taps.discover import unwrap
+from gradflow_export.taps.grids import Grids
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.runtime import RuntimeTap
@@ -163,6 +164,7 @@ class Exporter(Reports):
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         blocks: Iterable[str | nn.Module] | None = None,
         pairs: Pairs = None,
+        grids: Grids = None,
         copies: Copies = None,
     ) -> Exporter:
         """Attach to the model and begin.
@@ -174,6 +176,9 @@ class Exporter(Reports):
             blocks: Names or modules whose gains are measured, from input to output; by default they are found.
             pairs: Names of parameters that are phase and magnitude of the same nodes, ``[("phase", "size")]``, or
                 ``"rows"``: direction and length of each row of each weight. Complex parameters are found.
+            grids: Width of the grid that weights are rounded to when they are used, by name,
+                ``{"phase": 2 * math.pi / 512}``, or one number for what ``pairs`` names, or for every real parameter.
+                A tensor of whole numbers, which may be a buffer, holds places on its grid.
             copies: Groups of names of parameters, buffers or modules that should hold the same and are told of when
                 they do not: ``[("left", "right")]``.
 
@@ -181,8 +186,8 @@ class Exporter(Reports):
             The exporter itself.
 
         Raises:
-            ArgumentError: A block or a pair is not part of the model, the criterion is the model itself, or this
-                exporter was closed.
+            ArgumentError: A block, a pair or a grid is not part of the model, the criterion is the model itself, or
+                this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:
@@ -206,6 +211,7 @@ class Exporter(Reports):
             optimizer=optimizer,
             blocks=blocks,
             pairs=pairs,
+            grids=grids,
             copies=copies,
             compiled=self._compiled,
         )

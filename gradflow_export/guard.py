@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Part
 
 _log = logging.getLogger("gradflow_export")
-_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
+_is_tracing = torch_private.is_tracing
 
 
 class Guard:

@@ -3,10 +3,12 @@
 Each line is one object with a ``kind``::
 
     {"kind": "run", "v": 1, "session": ..., ...}            the RunInfo; begins a session
-    {"kind": "sites", "id": 0, "sites": ["fc1", "fc2"]}     a table of site names, written before it is used
-    {"kind": "step", "step": 7, "wall_time": ..., "phase": "train", "rank": 0,
+    {"kind": "sites", "session": ..., "id": 0, "sites": ["fc1", "fc2"]}    a table of site names, before it is used
+    {"kind": "step", "session": ..., "step": 7, "wall_time": ..., "phase": "train", "rank": 0,
      "run": {"loss": 0.25}, "sites": {"block.gain": [0, [1.5, null]]}, "issues": [...], "histograms": [...]}
+    {"kind": "gap", "session": ..., "first": 8, "last": 9, "steps": 2, "reason": "..."}    steps that are missing
 
+Each line names its session, so that several may write to one file at the same time; older versions did not.
 ``null`` is *missing*; NaN and the infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, so that
 every line is strict JSON. Numbers are written with all the digits that float32 needs to come back bit for bit.
 """
@@ -21,13 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.chunks import FORMAT, SiteTables, histogram_from_json, histogram_to_json
+from gradflow_export.chunks import FORMAT, histogram_from_json, histogram_to_json
 from gradflow_export.errors import StorageError
+from gradflow_export.packing import SiteTables
 from gradflow_export.records import (
     RUN_SITE,
+    Gap,
     Reading,
     RunInfo,
     StepRecord,
+    gap_from_json,
     info_from_json,
     info_to_json,
     issue_from_json,
@@ -37,20 +42,31 @@ from gradflow_export.records import (
 
 
 class LineEncoder:
-    """Turns records of one session into lines; remembers which site tables were written."""
+    """Turns records of one session into lines; remembers which site tables were written.
 
-    def __init__(self) -> None:
+    Args:
+        session: The session's name.
+    """
+
+    def __init__(self, session: str = "") -> None:
+        self._session = {"session": session} if session else {}
         self._tables = SiteTables()
 
     def run(self, info: RunInfo) -> bytes:
-        """Return the line that begins a session."""
-        return _line({"kind": "run", "v": FORMAT, **info_to_json(info)})
+        """Return the lines that begin a session: its description, and the site tables that are known."""
+        tables = [self._table_line(number, sites) for sites, number in self._tables.known()]
+        return b"".join([_line({"kind": "run", "v": FORMAT, **info_to_json(info)}), *tables])
+
+    def gap(self, gap: Gap) -> bytes:
+        """Return the line that tells which steps are missing."""
+        return _line({"kind": "gap", **self._session, **vars(gap)})
 
     def record(self, record: StepRecord) -> bytes:
         """Return the line of one record, after those of site tables that it is the first to use."""
         tables: list[bytes] = []
         body: dict[str, Any] = {
             "kind": "step",
+            **self._session,
             "step": record.step,
             "wall_time": record.wall_time,
             "phase": record.phase,
@@ -73,24 +89,33 @@ class LineEncoder:
     def _table(self, sites: tuple[str, ...], out: list[bytes]) -> int:
         number, new = self._tables.number(sites)
         if new:
-            out.append(_line({"kind": "sites", "id": number, "sites": list(sites)}))
+            out.append(self._table_line(number, sites))
         return number
+
+    def _table_line(self, number: int, sites: tuple[str, ...]) -> bytes:
+        return _line({"kind": "sites", **self._session, "id": number, "sites": list(sites)})
 
 
 class LineDecoder:
-    """Turns lines back into records, in file order; the state is the site tables of the current session."""
+    """Turns lines back into what they hold, in file order.
 
-    def __init__(self, sites: Mapping[int, tuple[str, ...]] | None = None) -> None:
-        self.sites: dict[int, tuple[str, ...]] = dict(sites or {})
+    Attributes:
+        session: Name of the session that the last line belongs to; of the latest that began where the line has none.
+        sites: Site tables of each session by number.
+    """
 
-    def decode(self, line: bytes) -> RunInfo | StepRecord | None:
+    def __init__(self, sites: dict[str, dict[int, tuple[str, ...]]] | None = None, session: str = "") -> None:
+        self.sites = {} if sites is None else sites
+        self.session = self._latest = session
+
+    def decode(self, line: bytes) -> RunInfo | StepRecord | Gap | None:
         """Return what a line holds.
 
         Args:
             line: One line of the file, with or without its newline.
 
         Returns:
-            A RunInfo where a session begins, a record, or ``None`` for a site table or a line of somebody else.
+            A RunInfo where a session begins, a record, a gap, or ``None`` for a site table or a line of somebody else.
 
         Raises:
             ValueError: The line is damaged.
@@ -101,10 +126,14 @@ class LineDecoder:
         try:
             if kind == "run" and "session" in data:
                 return self._begin(data)
+            if kind in {"sites", "step", "gap"}:
+                self.session = str(data.get("session", self._latest))
             if kind == "sites":
-                self.sites[int(data["id"])] = tuple(data["sites"])
+                self.sites.setdefault(self.session, {})[int(data["id"])] = tuple(data["sites"])
             elif kind == "step":
-                return self._record(data)
+                return self._record(data, self.sites.get(self.session, {}))
+            elif kind == "gap":
+                return gap_from_json(data)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a {kind} line lacks a part: {error!r}") from error
         return None
@@ -115,12 +144,14 @@ class LineDecoder:
                 f"session {data['session']} has format {data['v']}, this version reads up to {FORMAT}; "
                 "update gradflow-export."
             )
-        self.sites = {}
-        return info_from_json({key: value for key, value in data.items() if key not in {"kind", "v"}})
+        info = info_from_json({key: value for key, value in data.items() if key not in {"kind", "v"}})
+        self.session = self._latest = info.session
+        return info
 
-    def _record(self, data: dict[str, Any]) -> StepRecord:
+    @staticmethod
+    def _record(data: dict[str, Any], tables: Mapping[int, tuple[str, ...]]) -> StepRecord:
         readings = [_reading(metric, (RUN_SITE,), [number]) for metric, number in data["run"].items()]
-        readings += [_reading(metric, self.sites[table], numbers) for metric, (table, numbers) in data["sites"].items()]
+        readings += [_reading(metric, tables[table], numbers) for metric, (table, numbers) in data["sites"].items()]
         return StepRecord(
             int(data["step"]),
             float(data["wall_time"]),

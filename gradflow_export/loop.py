@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
+from gradflow_export.held import HeldStep
 from gradflow_export.pace import Pace
 from gradflow_export.partners import Partners
 from gradflow_export.records import Issue
@@ -137,6 +138,7 @@ class TrainingLoop:
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(self._take_memory)
         self._transfer = part("transfer")(self._pack)
+        self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
@@ -155,8 +157,11 @@ class TrainingLoop:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         if self._open is not None and self._partners.has_stepped(step.optimizer):
             self._finish()
+        self._held.release()
         # With a closure backward runs inside the step, and where it ended is not known.
         self._backward_ended = None if step.closure else time.perf_counter()
+        if step.closure:
+            self.lonely.enter()
         if not self._recorded:
             return
         if not step.closure:
@@ -214,10 +219,12 @@ class TrainingLoop:
                 self._told = True
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
             return
+        self._held.release()
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
             self._read_gradients(step, self._due)
             self._updates_after(step)
+            self._held.step_by_hand(step)
         self._collect({})
         if self._open is not None and not self.alone:
             self._open.layouts.append(step.owned.layout)
@@ -231,6 +238,7 @@ class TrainingLoop:
             self._collect({})
         if self._open is not None:
             self._finish()
+        self._held.release()
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
@@ -290,7 +298,7 @@ class TrainingLoop:
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
-            self._hand_over(bundle)
+            self._held.put(bundle)
         self._stepped_for = 0.0
         self._plan()
 

@@ -35,12 +35,11 @@ class LostSteps:
         """What was lost and why, such as ``3 steps were lost (writers too slow)``; empty when nothing was."""
         if not self:
             return ""
-        reasons = {**self.dropped, **{f"not written by {name}": n for name, n in self.unwritten.items()}}
-        found = {reason: count for reason, count in reasons.items() if count}
-        one = len(found) == 1
-        why = ", ".join(reason if one else f"{count} {reason}" for reason, count in found.items() if reason)
+        found = {reason or "without a record": count for reason, count in self.dropped.items() if count}
+        found |= {f"not written by {name}" if name else "not written": n for name, n in self.unwritten.items() if n}
+        why = ", ".join(reason if len(found) == 1 else f"{count} {reason}" for reason, count in found.items())
         count = self.total
-        return f"{count} step{' was' if count == 1 else 's were'} lost" + (f" ({why})" if why else "")
+        return f"{count} step{' was' if count == 1 else 's were'} lost ({why})"
 
 
 class StoredLost:

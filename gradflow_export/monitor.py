@@ -17,6 +17,7 @@ from gradflow_export.taps.blocks import output_tensor
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.discover import check_blocks
 from gradflow_export.taps.returned import GradientStore
+from gradflow_export.writers.gain_advice import gain_advice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +32,7 @@ class GradientGainMonitor:
     above 1 the gradient grows on its way back, below 1 it shrinks, near 1 it is preserved, which is often healthy in
     residual networks.
 
-    Both the forward and the backward pass must run while the monitor is open::
+    The forward pass must run while the monitor is open, and a backward pass before anything is asked::
 
         with GradientGainMonitor(model.blocks) as monitor:
             loss = criterion(model(x), y)
@@ -69,6 +70,7 @@ class GradientGainMonitor:
         self.num_blocks = len(modules)
         names = [type(module).__name__ for module in modules]
         repeat: Any = "raise" if strict_single_backward else "overwrite"
+        self._seen = False
         self._store = GradientStore(names, norm_type=norm_type, repeat=repeat)
         self._calls = ModuleCalls()
         for index, module in enumerate(modules):
@@ -77,14 +79,39 @@ class GradientGainMonitor:
         self._calls.arm()
 
     def _called(self, index: int, _module: nn.Module, _args: Any, output: Any) -> None:
+        self._seen = True
         tensor = output_tensor(output)
         if tensor is not None:
             self._store.watch(index, tensor)
 
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return self.num_blocks
+
     def norms(self) -> list[float | None]:
-        """Return the gradient norm at each block's output, ``None`` where none arrived. Shape: ``[num_blocks]``."""
+        """Return the gradient norm at each block's output, ``None`` where none arrived. Shape: ``[num_blocks]``.
+
+        Raises:
+            RuntimeError: No gradient has arrived at any block since the monitor was made or :meth:`reset`. The other
+                methods that read raise it too.
+        """
         arrived = self._store.norms()
+        if not arrived:
+            raise RuntimeError(self._why_nothing())
         return [float(arrived[index]) if index in arrived else None for index in range(self.num_blocks)]
+
+    def _why_nothing(self) -> str:
+        """Return what is missing where no gradient has arrived."""
+        came = f"expected a backward pass through the {len(self)} blocks, but no gradient has arrived at any of them"
+        if self._seen:
+            return (
+                f"{came} since the monitor was made or reset. Call loss.backward() first; if it was called, the loss "
+                "does not depend on these blocks, or nothing in or before them requires a gradient."
+            )
+        return (
+            f"{came}, and none was called with gradients enabled while the monitor was open. Run the forward pass "
+            "inside the with statement too, and then loss.backward()."
+        )
 
     def gains(self) -> list[float | None]:
         """Return the gain of each transition.
@@ -108,7 +135,10 @@ class GradientGainMonitor:
         return summary_stats(self.norms(), self.eps)
 
     def report(self) -> str:
-        """Return norms, gains with heuristic labels, and summary statistics as text."""
+        """Return norms, gains with heuristic labels, and summary statistics as text.
+
+        Where most transitions damp the gradient, or amplify it, the report ends with what to do about it.
+        """
         norms = self.norms()
         lines = [
             "Gradient Flow Report",
@@ -128,9 +158,9 @@ class GradientGainMonitor:
                 broken = any(n is not None and not math.isfinite(n) for n in norms[index : index + 2])
                 word = label(math.nan if broken else gain)
                 lines.append(f"{where}gamma={gain:.4f}, log_gamma={log_gain:.4f} [{word}]")
-        if all(value is None for value in norms):
-            lines += ["", "No gradient arrived: run both the forward and the backward pass while the monitor is open."]
-        return "\n".join([*lines, "", *_summary_lines(summary_stats(norms, self.eps))])
+        lines += ["", *_summary_lines(summary_stats(norms, self.eps))]
+        told, *advice = gain_advice(gains(norms, self.eps)) or ("",)
+        return "\n".join([*lines, *(["", told, *(f"  - {what}" for what in advice)] if told else [])])
 
     def reset(self) -> None:
         """Forget the recorded gradients, before the next backward pass."""

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,14 +17,14 @@ from gradflow_export.chunks import FORMAT, Blob, Tag, Unpacker, parse_tag
 from gradflow_export.errors import StorageError
 from gradflow_export.framing import FrameReader, event_blobs
 from gradflow_export.lines import LineDecoder
-from gradflow_export.records import RunInfo, StepRecord, info_from_json
+from gradflow_export.records import Gap, RunInfo, StepRecord, gap_from_json, info_from_json
 
 _LINES_PER_PAGE = 256
 
 
 @dataclass(eq=False)
 class Page:
-    """Some consecutive records of one session.
+    """Some records of one session.
 
     Attributes:
         clock: Wall time of each step.
@@ -51,11 +52,13 @@ class Session:
         name: The session's name.
         info: Its description, ``None`` when that was lost.
         pages: In step order.
+        gaps: Steps that the file says could not be written.
     """
 
     name: str
     info: RunInfo | None = None
     pages: list[Page] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
     @property
     def started(self) -> float:
@@ -76,7 +79,21 @@ class Session:
 
 @dataclass(eq=False)
 class LineSession(Session):
-    """A session in a JSON-lines file."""
+    """A session in a JSON-lines file.
+
+    Attributes:
+        places: Offsets of the lines of the last page.
+    """
+
+    places: list[int] = field(default_factory=list)
+
+    def index(self, record: StepRecord, offset: int, load: Callable[[list[int]], list[StepRecord]]) -> None:
+        """Take note of one record."""
+        if len(self.places) % _LINES_PER_PAGE == 0:
+            places = self.places = []
+            self.pages.append(Page({}, lambda: load(places)))
+        self.places.append(offset)
+        self.pages[-1].clock[record.step] = record.wall_time
 
 
 @dataclass(eq=False)
@@ -104,6 +121,8 @@ class EventSession(Session):
             self.info = info_from_json(json.loads(_text(blob)))
         elif tag.name == "sites":
             self.sites[int(tag.part)] = tuple(json.loads(_text(blob)))
+        elif tag.name == "gap":
+            self.gaps.append(gap_from_json(json.loads(_text(blob))))
         else:
             self.places.setdefault(tag.chunk, []).append(offset)
             if tag.name in {"steps", "wall"} and tag.part.endswith("-0"):
@@ -169,10 +188,9 @@ def read_lines(path: Path) -> tuple[list[LineSession], int]:
     Raises:
         StorageError: It was written by a newer version of this package, or cannot be opened.
     """
-    sessions: list[LineSession] = []
-    decoder = LineDecoder()
+    sessions: dict[str, LineSession] = {}
+    decoder = LineDecoder(session=path.stem.removeprefix("gradflow-"))
     skipped = offset = 0
-    places: list[int] = []
     with _opened(path) as stream:
         for line in stream:
             start, offset = offset, offset + len(line)
@@ -181,37 +199,33 @@ def read_lines(path: Path) -> tuple[list[LineSession], int]:
             except (ValueError, KeyError, TypeError, AttributeError):
                 skipped += bool(line.strip())
                 continue
+            if found is None:
+                continue
+            session = sessions.setdefault(decoder.session, LineSession(decoder.session))
             if isinstance(found, RunInfo):
-                sessions.append(LineSession(found.session, found))
-                places = []
-            elif found is not None:
-                if not sessions:  # the line that began the session is lost
-                    sessions.append(LineSession(path.stem.removeprefix("gradflow-")))
-                if len(places) % _LINES_PER_PAGE == 0:
-                    places = []
-                    sessions[-1].pages.append(_line_page(path, decoder, places))
-                places.append(start)
-                sessions[-1].pages[-1].clock[found.step] = found.wall_time
-    return sessions, skipped
+                session.info = found
+            elif isinstance(found, Gap):
+                session.gaps.append(found)
+            else:
+                session.index(found, start, partial(_load_lines, path, decoder.sites, session.name))
+    return list(sessions.values()), skipped
 
 
-def _line_page(path: Path, decoder: LineDecoder, places: list[int]) -> Page:
-    sites = decoder.sites  # the session's own dict: tables that come later on the page are in it when it is loaded
-
-    def load() -> list[StepRecord]:
-        records = []
-        with path.open("rb") as stream:
-            for place in places:
-                stream.seek(place)
-                try:
-                    found = LineDecoder(sites).decode(stream.readline())
-                except (ValueError, KeyError, TypeError):
-                    continue
-                if isinstance(found, StepRecord):
-                    records.append(found)
-        return records
-
-    return Page({}, load)
+def _load_lines(
+    path: Path, sites: dict[str, dict[int, tuple[str, ...]]], session: str, places: list[int]
+) -> list[StepRecord]:
+    """Read some lines; tables that come later on their page are known by then."""
+    records = []
+    with path.open("rb") as stream:
+        for place in places:
+            stream.seek(place)
+            try:
+                found = LineDecoder(sites, session).decode(stream.readline())
+            except (ValueError, KeyError, TypeError):
+                continue
+            if isinstance(found, StepRecord):
+                records.append(found)
+    return records
 
 
 def _index_frame(payload: bytes, offset: int, path: Path, sessions: dict[str, EventSession]) -> bool:

@@ -259,7 +259,8 @@ class RunInfo:
     """What is known of a run before its first step.
 
     Attributes:
-        session: Start time in milliseconds and rank, ``"1732143600123-0"``; unique per process start.
+        session: Start time in milliseconds, a random word and the rank, ``"1732143600123-9f3ac07b-0"``: no two starts
+            have the same, on whatever machine. Older versions left the word out.
         started: Seconds since the epoch.
         model: Class name of the watched model.
         parameters: Number of trainable entries.
@@ -281,6 +282,36 @@ class RunInfo:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Steps that were recorded and could not be kept by a writer.
+
+    Attributes:
+        first: The first of them.
+        last: The last of them; some between the two may have been kept.
+        steps: How many they are.
+        reason: Why, in words.
+    """
+
+    first: int
+    last: int
+    steps: int
+    reason: str
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        which = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        part = "" if self.steps == self.last - self.first + 1 else f" ({self.steps} of them)"
+        return f"{which}{part}: {self.reason}"
+
+    def after(self, earlier: Gap | None) -> Gap:
+        """Return one gap that covers an earlier one too, with the reason of this one."""
+        if earlier is None:
+            return self
+        first, last = min(self.first, earlier.first), max(self.last, earlier.last)
+        return Gap(first, last, self.steps + earlier.steps, self.reason)
+
+
 def info_to_json(info: RunInfo) -> dict[str, Any]:
     """Return the run's description, ready for ``json.dumps``."""
     return {**vars(info), "blocks": list(info.blocks), "settings": dict(info.settings), "versions": dict(info.versions)}
@@ -289,3 +320,8 @@ def info_to_json(info: RunInfo) -> dict[str, Any]:
 def info_from_json(data: Mapping[str, Any]) -> RunInfo:
     """Undo :func:`info_to_json`."""
     return RunInfo(**{**data, "blocks": tuple(data["blocks"])})
+
+
+def gap_from_json(data: Mapping[str, Any]) -> Gap:
+    """Return a gap from a mapping of its attributes, which may hold more."""
+    return Gap(int(data["first"]), int(data["last"]), int(data["steps"]), str(data["reason"]))

@@ -146,7 +146,8 @@ class Reports:
                 from gradflow_export.store import read_run  # noqa: PLC0415 - memory that most runs have no use for
 
                 writer.flush()
-                return read_run(writer.path.parent).records if writer.path is not None else ()
+                session = self._worker.session
+                return read_run(writer.path.parent, session=session).records if writer.path is not None else ()
         names = ", ".join(writer.name for writer in self._writers) or "none"
         raise ArgumentError(
             f"save expects a writer that keeps records, got {names}; add 'tensorboard', 'jsonl' or 'memory' to "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import platform
 import time
 import weakref
@@ -20,6 +21,7 @@ from gradflow_export.clock import StepClock
 from gradflow_export.config import Settings
 from gradflow_export.exchange import Exchange
 from gradflow_export.guard import Guard
+from gradflow_export.hooks import torch_private
 from gradflow_export.loop import Taps, TrainingLoop
 from gradflow_export.records import RunInfo
 from gradflow_export.rules.profiles import profile as rules_of
@@ -34,6 +36,7 @@ from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.copies import Copies, CopyTap
 from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.grids import Grids
 from gradflow_export.taps.initial import InitialTap
 from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.lonely import LonelyPasses
@@ -72,6 +75,7 @@ def make_loop(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
     pairs: Pairs = None,
+    grids: Grids = None,
     copies: Copies = None,
     compiled: bool = False,
 ) -> TrainingLoop:
@@ -87,19 +91,20 @@ def make_loop(
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
         pairs: Names of parameters that are phase and magnitude of the same nodes, or ``"rows"``.
+        grids: Width of the grid that weights are rounded to when they are used, or widths by name.
         copies: Groups of names of what should stay equal.
         compiled: Whether calls of modules happen inside compiled code.
 
     Raises:
-        ArgumentError: A block or a pair is not part of the model.
-        ArgumentTypeError: A block is neither a name nor a module, or a pair is none.
+        ArgumentError: A block, a pair or a grid is not part of the model.
+        ArgumentTypeError: A block is neither a name nor a module, a pair is none, or a grid has no width.
     """
     chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
     code = CompiledCode(model, known=compiled, inside=settings.compiled)
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    discrete = DiscreteTap(model, pairs=pairs)
+    discrete = DiscreteTap(model, pairs=pairs, grids=grids, code=code, guard=part("discrete"))
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(code=code), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
@@ -109,7 +114,11 @@ def make_loop(
     repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
     see_sums = part("wiring")(sums.see)
 
+    origin = OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
+    see_origin = part("origin")(origin.see)
+
     def on_root(root: Tensor) -> None:
+        see_origin(root)
         inputs.see(root)
         structure.see(root)
         see_sums(root)
@@ -128,7 +137,7 @@ def make_loop(
             guard=part("loss"),
         ),
         runtime,
-        OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin")),
+        origin,
         MomentTap(),
         clipping,
         (*_sampled(model, guard, code), inputs, structure, modes, *([repeated] if repeated.modules else [])),
@@ -215,7 +224,7 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     session = f"gradflow/{hashlib.sha256(names.encode()).hexdigest()[:16]}"
     ranks = Exchange(None, rank, world)
     try:
-        common = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - no public form
+        common = torch_private.default_store()
         # A connection of its own, so that waiting there keeps nobody else from the store.
         common = common.clone() if hasattr(common, "clone") else common
         joined = Exchange(torch.distributed.distributed_c10d.PrefixStore(session, common), rank, world)
@@ -234,8 +243,8 @@ def make_judge(settings: Settings, *, strict: bool) -> ToldJudge:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether ``torch.compile(model)`` made this module, or ``model.compile()`` was called, wrapped or not."""
-    wrapped = any(hasattr(module, "_orig_mod") for module in (model, getattr(model, "module", None)))
-    return wrapped or getattr(unwrap(model), "_compiled_call_impl", None) is not None
+    wrapped = any(torch_private.inside(module) is not None for module in (model, getattr(model, "module", None)))
+    return wrapped or torch_private.compiles_calls(unwrap(model))
 
 
 def default_logdir(model: nn.Module) -> Path:
@@ -254,7 +263,7 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["gradflow-export"] = metadata.version("gradflow-export")
     return RunInfo(
-        session=f"{int(now * 1000)}-{rank}",
+        session=f"{int(now * 1000)}-{os.urandom(4).hex()}-{rank}",
         started=now,
         model=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),

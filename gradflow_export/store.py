@@ -13,13 +13,45 @@ from itertools import islice
 from pathlib import Path
 from typing import overload
 
+from gradflow_export.chunks import DRAFTS
 from gradflow_export.errors import StorageError
 from gradflow_export.framing import FrameReader, event_blobs
 from gradflow_export.pages import EventSession, LineSession, Page, Session, read_events, read_lines
-from gradflow_export.records import RunInfo, StepRecord
+from gradflow_export.records import Gap, RunInfo, StepRecord
 
 _KEPT_PAGES = 4
 _PEEKED_FRAMES = 4
+
+
+class _Start:
+    """All that the files of a run hold of one session: of each step what is found first.
+
+    Args:
+        parts: What each file holds, those that are complete first.
+    """
+
+    def __init__(self, parts: Sequence[Session]) -> None:
+        self.parts, self.name = parts, parts[0].name
+        infos = [part.info for part in parts if part.info is not None]
+        self.info = infos[-1] if infos else None
+        self.started, self.rank = max(part.started for part in parts), max(part.rank for part in parts)
+        self.owner: dict[int, Page] = {}
+        for part in parts:
+            for page in part.pages:
+                for step in page.clock:
+                    self.owner.setdefault(step, page)
+        walls = [page.clock[step] for step, page in self.owner.items()]
+        self.began, self.ended = min(walls, default=self.started), max(walls, default=self.started)
+
+    @property
+    def gaps(self) -> Iterator[Gap]:
+        """The gaps that no other file of the session fills."""
+        for part in self.parts:
+            own = {step for page in part.pages for step in page.clock}
+            for gap in part.gaps:
+                elsewhere = sum(gap.first <= step <= gap.last and step not in own for step in self.owner)
+                if elsewhere < gap.steps:
+                    yield gap
 
 
 class Records(Sequence[StepRecord]):
@@ -29,13 +61,12 @@ class Records(Sequence[StepRecord]):
     session holds from there is left out.
     """
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
+    def __init__(self, starts: Sequence[_Start]) -> None:
         self._owner: dict[int, Page] = {}
-        for session in sessions:
-            first = min((min(page.steps) for page in session.pages if page.steps), default=math.inf)
+        for start in starts:
+            first = min(start.owner, default=math.inf)
             self._owner = {step: page for step, page in self._owner.items() if step < first}
-            for page in session.pages:
-                self._owner.update(dict.fromkeys(page.steps, page))
+            self._owner.update(start.owner)
         self._steps = sorted(self._owner)
         self._loaded: dict[Page, dict[int, StepRecord]] = {}
 
@@ -80,14 +111,16 @@ class Records(Sequence[StepRecord]):
 
 @dataclass(frozen=True)
 class Run:
-    """One run: every session found in one directory, merged.
+    """One run: sessions found in one directory of which each began after the one before it had ended, merged.
 
     Attributes:
         path: The directory or file that was read.
         info: The description in the latest session that has one; ``None`` when none has.
         sessions: Names of the sessions, earliest first.
         records: Every record in strictly rising step order; a lazy sequence.
-        skipped: Damaged or cut-off frames and lines that were left out.
+        skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
+        gaps: Steps that were recorded and could not be written, as the files tell.
+        beside: One session of each other run that was written to the same directory at the same time.
     """
 
     path: Path
@@ -95,14 +128,18 @@ class Run:
     sessions: tuple[str, ...]
     records: Records
     skipped: int
+    gaps: tuple[Gap, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
-def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None) -> Run:
+def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session: str | None = None) -> Run:
     """Read the run in a directory, or in a single file.
 
     Args:
         logdir: The directory that a writer was given, or one of its files. Directories below it are other runs.
         rank: Which process of a distributed run; ``None`` is the lowest that wrote here.
+        session: A session of the run that is wanted, where several were written at the same time; ``None`` is the run
+            that began first.
 
     Returns:
         The run. Damage is counted in ``skipped`` and everything around it is read.
@@ -125,15 +162,48 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None) -> Run:
         skipped += damaged
     if not sessions and not any(_named_as_ours(file) for file in files):
         raise StorageError(_nothing_there(path))
-    sessions.sort(key=lambda session: (session.started, session.name))
-    ranks = {session.rank for session in sessions}
+    starts = _starts(sessions)
+    ranks = {start.rank for start in starts}
     chosen = min(ranks, default=0) if rank is None else rank
     if ranks and chosen not in ranks:
         raise StorageError(f"expected a rank that wrote to {str(path)!r}, got {rank}; ranks there: {sorted(ranks)}")
-    sessions = [session for session in sessions if session.rank == chosen]
-    infos = [session.info for session in sessions if session.info is not None]
-    names = tuple(dict.fromkeys(session.name for session in sessions))
-    return Run(path, infos[-1] if infos else None, names, Records(sessions), skipped)
+    histories = _histories([start for start in starts if start.rank == chosen])
+    found_in = [history for history in histories if session is None or any(s.name == session for s in history)]
+    if session is not None and not found_in:
+        known = ", ".join(start.name for start in starts)
+        raise StorageError(f"expected a session that wrote to {str(path)!r}, got {session!r}; sessions there: {known}")
+    history = found_in[0] if found_in else []
+    infos = [start.info for start in history if start.info is not None]
+    return Run(
+        path,
+        infos[-1] if infos else None,
+        tuple(start.name for start in history),
+        Records(history),
+        skipped,
+        tuple(gap for start in history for gap in start.gaps),
+        tuple(other[0].name for other in histories if other is not history),
+    )
+
+
+def _starts(parts: Sequence[Session]) -> list[_Start]:
+    """Bring together what several files hold of one session; earliest first."""
+    by_name: dict[str, list[Session]] = {}
+    for part in parts:
+        by_name.setdefault(part.name, []).append(part)
+    return sorted(map(_Start, by_name.values()), key=lambda start: (start.started, start.name))
+
+
+def _histories(starts: Sequence[_Start]) -> list[list[_Start]]:
+    """Tell sessions that follow each other from those that ran at the same time; those that began first come first."""
+    histories: list[list[_Start]] = []
+    for start in starts:
+        # A session that replaces another in one process may be made before the other one's last step.
+        over = [h for h in histories if h[-1].ended <= max(start.started, start.began) or not start.owner]
+        if over:
+            max(over, key=lambda history: history[-1].ended).append(start)
+        else:
+            histories.append([start])
+    return histories
 
 
 def find_runs(logdir: str | os.PathLike[str]) -> dict[str, Path]:
@@ -178,11 +248,13 @@ def _files(path: Path) -> list[Path]:
         names = sorted(os.listdir(path))  # noqa: PTH208 - names are filtered before a Path is made of each
     except OSError:
         return []
-    return [path / name for name in names if "tfevents" in name or name.endswith(".jsonl")]
+    # What was drafted comes last: the file proper knows better.
+    found = [path / name for name in names if "tfevents" in name or name.endswith((".jsonl", DRAFTS))]
+    return sorted(found, key=lambda file: file.suffix == DRAFTS)
 
 
 def _named_as_ours(file: Path) -> bool:
-    ours, suffix = ("tfevents", ".gradflow") if "tfevents" in file.name else ("gradflow-", ".jsonl")
+    ours, suffix = ("tfevents", ".gradflow") if "tfevents" in file.name else ("gradflow-", (".jsonl", DRAFTS))
     return ours in file.name and file.name.endswith(suffix)
 
 

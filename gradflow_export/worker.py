@@ -16,11 +16,12 @@ from gradflow_export.backlog import DEFERRED, FEW, Backlog
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.lost import DROPPED, LostSteps
 from gradflow_export.metrics.algebra import use_one_thread
-from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
+from gradflow_export.records import Gap, Issue, Reading, RunInfo, StepRecord
 from gradflow_export.summary import RunSummary
 from gradflow_export.told import ToldJudge
 from gradflow_export.transfer import Bundle
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.together import WriterSet
 
 _log = logging.getLogger("gradflow_export")
 
@@ -28,6 +29,8 @@ POLL_SECONDS = 0.1
 MOST_PAUSE_SECONDS = 0.02
 IDLE_SECONDS = 5.0
 """After this long without a step, writers are asked to make what they hold readable."""
+KEEP_SECONDS = 0.4
+"""Between two times that writers are asked to see to it that what they hold outlives the process."""
 
 ENDED = "the worker had ended"
 
@@ -101,26 +104,35 @@ class Worker:
         synchronous: bool = False,
     ) -> None:
         self.summary = RunSummary(info)
-        self.error: BaseException | None = None
-        self._judge, self._writers = judge, list(writers)
-        self._all = tuple(writers)
+        self._error: BaseException | None = None
+        self._judge, self._writers = judge, WriterSet(writers)
         self._device, self._on_issue, self._strict = device, on_issue, strict
         self._synchronous = synchronous
         self.analyzers = Analyzers()
         self._assembler = Assembler()
         self._lost: Counter[str] = Counter()
-        self._unwritten: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closing = self._gave_up = self._finished = False
         self._last_record = time.monotonic()
         self._unflushed = False
+        self._kept = self._last_record
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
 
     @property
+    def error(self) -> BaseException | None:
+        """What a step first failed with, or where errors are let through a writer; ``None`` when nothing failed."""
+        return self._error or (self._writers.error if self._strict else None)
+
+    @property
     def failed_writers(self) -> tuple[str, ...]:
         """Names of writers that were set aside."""
-        return tuple(writer.name for writer in self._all if writer not in self._writers)
+        return self._writers.failed
+
+    @property
+    def lost(self) -> Mapping[str, Gap]:
+        """Recorded steps that are not in what a writer left behind, by the writer's name."""
+        return self._writers.lost
 
     def describe(self, blocks: tuple[str, ...], intervals: Mapping[str, int]) -> None:
         """Complete the run's description before :meth:`start`."""
@@ -131,8 +143,7 @@ class Worker:
 
     def start(self) -> None:
         """Open the writers and start the thread."""
-        for writer in self._all:
-            self._tell(writer, "open", self.summary.info)
+        self._writers.open(self.summary.info)
         self._thread.start()
 
     def join(self, ranks: Ranks) -> None:
@@ -144,7 +155,7 @@ class Worker:
         """What was lost so far."""
         backlog = self.backlog
         early = {"closed before they were written": backlog.taken - backlog.done} if self._gave_up else {}
-        return LostSteps({**self._lost, **early}, dict(self._unwritten))
+        return LostSteps({**self._lost, **early}, {name: gap.steps for name, gap in self.lost.items()})
 
     def has_room(self) -> bool:
         """Return whether a step may be read; one that may not is counted as lost."""
@@ -220,18 +231,18 @@ class Worker:
                     self._judge_next()
                 if backlog.judged and (len(backlog.queue) <= FEW or len(backlog.judged) >= DEFERRED):
                     self._write_next()
+                    self._keep()
                 # The training thread asks for the GIL at each tensor operation and waits for it while Python code runs
                 # here: without pauses a step would last as long as all that waits takes.
                 if not backlog.awaited:
                     backlog.wake.wait(min(time.thread_time() - began, MOST_PAUSE_SECONDS))
+            self._keep()
             self._flush_when_idle()
             if closing and not len(backlog):
                 break
         if self._assembler.ranks is not None:
             self._assembler.ranks.close()
-        for writer in list(self._writers):
-            self._tell(writer, "close")
-            backlog.move()
+        self._writers.close()
         self._finished = True
         backlog.move()
 
@@ -251,8 +262,8 @@ class Worker:
         except Exception as error:
             backlog.done += 1
             self._lost["could not be processed"] += 1
-            self.error = self.error or error
-            if self.error is error:
+            self._error = self._error or error
+            if self._error is error:
                 _log.warning("gradflow: step %d could not be recorded; training goes on", bundle.step, exc_info=True)
         finally:
             backlog.queue.popleft()
@@ -263,12 +274,8 @@ class Worker:
         backlog = self.backlog
         record = backlog.judged[0]
         backlog.writing = True
-        for writer in list(self._writers):
-            self._tell(writer, "write", record)
+        self._writers.write(record)
         backlog.writing = False
-        for writer in self._all:
-            if writer not in self._writers:
-                self._unwritten[writer.name] += 1
         backlog.judged.popleft()
         backlog.done += 1
         self._unflushed, self._last_record = True, time.monotonic()
@@ -288,29 +295,20 @@ class Worker:
         return {metric: float(value) for metric, value in told.items() if value}
 
     @property
+    def session(self) -> str | None:
+        """Name of the session that is written."""
+        return None if self.summary.info is None else self.summary.info.session
+
+    @property
     def _rank(self) -> int:
         return 0 if self.summary.info is None else self.summary.info.rank
+
+    def _keep(self) -> None:
+        if time.monotonic() - self._kept >= KEEP_SECONDS:
+            self._kept = time.monotonic()
+            self._writers.keep()
 
     def _flush_when_idle(self) -> None:
         if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
             self._unflushed = False
-            for writer in list(self._writers):
-                self._tell(writer, "flush")
-
-    def _tell(self, writer: Writer, what: str, *args: Any) -> None:
-        """Call one method of a writer; on an error set the writer aside."""
-        try:
-            getattr(writer, what)(*args)
-        except Exception as error:
-            if self._strict and self.error is None:
-                self.error = error
-            if writer in self._writers:
-                self._writers.remove(writer)
-            _log.warning(
-                "gradflow: the %s writer failed in %s() and is set aside; training and the other writers go on: %r",
-                writer.name,
-                what,
-                error,
-            )
-            if what != "close":
-                self._tell(writer, "close")
+            self._writers.flush()

@@ -1,6 +1,8 @@
 """What every test shares."""
 
+import importlib.util
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,43 @@ settings.load_profile("same")
 
 # How long the end of a run waits for its worker: on a slow machine with other work a test's steps may take long.
 exporter.CLOSE_SECONDS = reports.CLOSE_SECONDS = 100.0
+
+_spec = importlib.util.spec_from_file_location("gradflow_test_perturb", Path(__file__).with_name("perturb.py"))
+perturb = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(perturb)
+_MARGINS = pytest.StashKey()
+_LINES = pytest.StashKey()
+
+
+def pytest_addoption(parser):
+    """Add what verdicts are tested with beyond one machine: see ``tests/perturb.py``."""
+    group = parser.getgroup("verdicts")
+    group.addoption("--perturb", default="", help="arithmetic of another machine: products,inputs,seed=3,threads=2")
+    group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
+
+
+def pytest_configure(config):
+    """Perturb the process before the first test."""
+    perturb.begin(perturb.parse(config.getoption("perturb")))
+    share = config.getoption("margins")
+    config.stash[_MARGINS] = None if share is None else perturb.Margins(share)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(item):
+    """Keep the margins of what the test judged."""
+    yield
+    margins = item.config.stash[_MARGINS]
+    if margins is not None:
+        lines = list(margins.close())
+        item.user_properties += [("margin", line) for line in lines]
+
+
+def pytest_report_teststatus(report):
+    """Print the margins of a test where it ends."""
+    for kind, line in report.user_properties if report.when == "teardown" else ():
+        if kind == "margin":
+            print(f"\n{report.nodeid}: {line}", end="")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE, PLUGIN = "gradflow_export", "tensorboard_plugin_gradflow"
 FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
 
-FLOOR_0 = {"errors", "issues", "records", "catalog", "stats", "lost", "chunks", "framing", "lines", "native"}
+FLOOR_0 = {"errors", "issues", "records", "catalog", "stats", "lost", "chunks", "framing", "lines", "native", "packing"}
+PRIVATE = "hooks"  # on floor 0 too, and the only one there that needs torch: its names that are not public
 FLOOR_1 = {"metrics": "metrics", "rules": "rules", "writers": "writers", "store": "store", "pages": "store"}
 PLUGIN_MAY_IMPORT = {"issues", "records", "catalog", "chunks", "store", "errors", "stats"}
 WITHOUT_TORCH = FLOOR_0 | {"rules", "writers", "store", "pages"}
@@ -26,7 +27,7 @@ MUTABLE_CALLS = {
 
 def floor(part: str) -> int:
     """Floor of a top-level part of gradflow_export; the facade and its parts, which are open-ended, are on 3."""
-    if part in FLOOR_0:
+    if part in FLOOR_0 or part == PRIVATE:
         return 0
     if part in FLOOR_1:
         return 1
@@ -137,6 +138,78 @@ def test_data_rules_and_writers_do_not_import_torch():
         if target.split(".")[0] == "torch"
     ]
     assert wrong == []
+
+
+OF_NODES = ("_saved_", "_raw_saved_", "_input_metadata")
+OF_OTHERS = frozenset({"argparse._SubParsersAction", "sys._getframe", "workspace._to_model"})
+
+
+def private_names(tree: ast.AST, ours: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield what a module uses of torch that is not public.
+
+    That is what is imported from torch and has an underscore in its path, any attribute with one that none of ours
+    sets or defines, and any word with one that is handed to ``getattr``, ``hasattr`` or ``attrgetter``. What nodes of
+    an autograd graph saved is left out.
+    """
+    for node in ast.walk(tree):
+        found: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and node.attr not in ours and ast.unparse(node) not in OF_OTHERS:
+            found = [f"torch.{node.attr}"]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
+            "getattr", "hasattr", "setattr", "delattr", "attrgetter"
+        }:  # fmt: skip
+            words = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+            found = [f"torch.{word}" for word in words if word not in ours]
+        for name in found:
+            pieces = name.split(".")
+            hidden = [piece for piece in pieces[1:] if piece.startswith("_") and not piece.startswith("__")]
+            if pieces[0] == "torch" and hidden and not hidden[0].startswith(OF_NODES):
+                yield name
+
+
+def own_names(trees: Iterable[ast.AST]) -> frozenset[str]:
+    """Return the names with an underscore that ours define, or set on objects that they made."""
+    out: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            out.add(node.name)
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            out.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return frozenset(out)
+
+
+def test_names_of_torch_that_are_not_public_stand_in_one_file():
+    """Everything else uses them through ``hooks/torch_private.py``, which has a fallback for each."""
+    home = f"{CORE}.{PRIVATE}.torch_private"
+    ours = own_names(tree for name, tree in SOURCES.items() if name != home)
+    wrong = [
+        f"{name} uses {used}"
+        for name, tree in SOURCES.items()
+        if name != home and part_of(name) != "native"
+        for used in private_names(tree, ours)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from torch._dynamo import reset", ["torch._dynamo.reset"]),
+        ("from torch.nn.modules.dropout import _DropoutNd", ["torch.nn.modules.dropout._DropoutNd"]),
+        ("import torch._inductor", ["torch._inductor"]),
+        ("torch._foreach_norm(x)", ["torch._foreach_norm"]),
+        ("getattr(module, '_compiled_call_impl', None)", ["torch._compiled_call_impl"]),
+        ("optimizer._optimizer_step_pre_hooks", ["torch._optimizer_step_pre_hooks"]),
+        ("import torch\ntorch.nn.Linear(1, 1).weight\nself._mine\nnode._saved_dim", []),
+    ],
+)
+def test_the_search_for_private_names_finds_them(source, names):
+    """The check above fails where it should and only there."""
+    assert list(private_names(ast.parse(source), frozenset({"_mine"}))) == names
 
 
 def is_mutable(value: ast.expr | None) -> bool:

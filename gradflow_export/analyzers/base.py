@@ -36,7 +36,7 @@ from gradflow_export.rules.profiles import profile
 from gradflow_export.schedule import INTERVALS
 from gradflow_export.start import describe, is_compiled, make_loop
 from gradflow_export.summary import RunSummary, issue_lines
-from gradflow_export.taps.discover import find_blocks, named_blocks, unwrap
+from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.taps.runtime import RuntimeTap
 from gradflow_export.transfer import Bundle
 
@@ -221,6 +221,30 @@ class Analyzer:
                 _advance(loop, inner, optimizers, forward_backward)
             loop.finish()
 
+    def get_healthy_layers(self, issues: Iterable[Issue] | None = None) -> list[str]:
+        """Return the layers that no open issue is about, in registration order.
+
+        A layer is a module without children, or one with parameters of its own. It is not healthy when an issue names
+        it, one of its parameters, or a block that holds it.
+
+        Args:
+            issues: As ``analyze`` returned them, or some of them; by default all of the last analysis.
+
+        Raises:
+            RuntimeError: Nothing was analysed yet, and no issues are given.
+        """
+        if issues is None:
+            if self.recording is None:
+                raise RuntimeError("expected an analysis before get_healthy_layers(), got none; call analyze() first.")
+            issues = self.recording.issues
+        named = {layer for issue in issues if issue.open for layer in issue.layers if layer}
+        layers = [
+            site_name(name) or type(module).__name__
+            for name, module in unwrap(self.model).named_modules()
+            if not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))
+        ]
+        return [layer for layer in layers if not any(_concerns(site, layer) for site in named)]
+
     def print_summary(self, issues: Iterable[Issue], *results: Any) -> None:
         """Print a verdict, each issue with what to do, and what the analyzer measured.
 
@@ -250,6 +274,11 @@ class Analyzer:
             if result is not None:
                 lines += [f"  {line}" for line in result.lines()]
         return lines
+
+
+def _concerns(site: str, layer: str) -> bool:
+    """Return whether a name is that of a layer, of something in it, or of a module that holds it."""
+    return f"{site}.".startswith(f"{layer}.") or f"{layer}.".startswith(f"{site}.")
 
 
 def _advance(

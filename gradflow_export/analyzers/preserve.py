@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks import torch_private
+
 
 @contextlib.contextmanager
 def preserved(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> Iterator[None]:
@@ -60,7 +62,7 @@ def _module(model: nn.Module) -> Iterator[None]:
     buffers = [
         (module, name, buffer, None if buffer is None else buffer.detach().clone())
         for module in modules
-        for name, buffer in module._buffers.items()  # noqa: SLF001 - a forward pass may put another tensor there
+        for name, buffer in torch_private.buffers(module)  # a forward pass may put another tensor there
     ]
     try:
         yield
@@ -69,7 +71,7 @@ def _module(model: nn.Module) -> Iterator[None]:
             for module, name, buffer, value in buffers:
                 if buffer is not None and value is not None:
                     buffer.copy_(value)
-                module._buffers[name] = buffer  # noqa: SLF001 - see above
+                torch_private.put_buffer(module, name, buffer)
         for module, flag in zip(modules, flags, strict=True):
             module.training = flag
 

@@ -29,6 +29,7 @@ def specs() -> tuple[MetricSpec, ...]:
           high=1.0),
         s("debugging.check_error", "gradient check, greatest relative error", "1", "run",
           "max over parameters of |analytic - numeric| / max(|analytic|, |numeric|), float64 derivatives along a line",
-          "central differences; torch.autograd.gradcheck", "2 forward per parameter tensor", low=0.0, scale="log"),
+          "central differences; torch.autograd.gradcheck", "4 forward per line, 2 to 4 lines per group of tensors",
+          low=0.0, scale="log"),
     )
     # fmt: on

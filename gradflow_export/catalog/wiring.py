@@ -95,8 +95,13 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.initial_mean", "one-sidedness of the first weights", "share", "parameter",
           "|mean w| / (mean w^2)^(1/2) of evenly spaced weights of layers before the first step; 0.87 for uniform ones "
           "between 0 and 1", "definition", "1P once", low=0.0, high=1.0),
+        s("parameter.row_parting", "parting of units that began at one number", "share", "parameter",
+          "(sum |w_j - mean w|^2 / sum |w_j - c|^2)^(1/2) over the rows of a layer's weights that all began as the "
+          "number c, some steps after the first; 0 where they move together", "definition", "1P once",
+          low=0.0, high=1.0),
         s("parameter.row_doubles", "units that have a double", "share", "parameter",
-          "share of the rows of a layer's weights that are the same as another row, some steps after the first",
+          "share of the rows of a layer's weights that are the same as another row but for rounding, some steps "
+          "after the first",
           "definition", "1P once", low=0.0, high=1.0),
         s("parameter.sibling_gap", "difference from the next of like layers", "1", "parameter",
           "max |w - v| / max |w| over evenly spaced weights, where v is of the next layer of the same name but for "

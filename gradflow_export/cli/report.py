@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gradflow_export.cli.folders import runs_below
-from gradflow_export.store import read_run
+from gradflow_export.lost import LostSteps
+from gradflow_export.store import Run, read_run
 from gradflow_export.summary import RunSummary
 
 
@@ -21,26 +24,48 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
-    paths = runs_below(args.logdir).values()
+    found = [(path, each) for path in runs_below(args.logdir).values() for each in runs_in(path)]
     if args.json:
-        runs = [{"path": str(path), **summarise(path).as_dict()} for path in paths]
+        runs = [{"path": str(path), **_kept(each), **summarise(each).as_dict()} for path, each in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
     else:
-        print("\n\n".join(summarise(path).as_text(str(path)) for path in paths))
+        print("\n\n".join("\n".join([summarise(each).as_text(str(path)), *_notes(each)]) for path, each in found))
     return 0
 
 
-def summarise(path: Path) -> RunSummary:
-    """Read one run, record by record, and sum it up.
+def runs_in(path: Path) -> list[Run]:
+    """Return the runs in one folder: several where more than one process or exporter wrote to it at the same time.
 
     Args:
-        path: The run's folder.
+        path: The folder.
 
     Raises:
         StorageError: It holds no run, or a newer version wrote it.
     """
-    stored = read_run(path)
+    first = read_run(path)
+    return [first, *(read_run(path, session=name) for name in first.beside)]
+
+
+def summarise(stored: Run) -> RunSummary:
+    """Sum a run up, record by record, and what its files say is missing."""
     summary = RunSummary(stored.info)
     for record in stored.records:
         summary.add(record)
+    summary.lost_steps = LostSteps(summary.lost_steps.dropped, {"": sum(gap.steps for gap in stored.gaps)})
     return summary
+
+
+def _kept(stored: Run) -> dict[str, Any]:
+    return {
+        "sessions": list(stored.sessions),
+        "beside": list(stored.beside),
+        "missing": [{"first": g.first, "last": g.last, "steps": g.steps, "reason": g.reason} for g in stored.gaps],
+    }
+
+
+def _notes(stored: Run) -> Iterator[str]:
+    if stored.beside:
+        several = f"{len(stored.beside) + 1} runs wrote to this folder at the same time"
+        yield f"  note   {several}; this is session {stored.sessions[0]}. Give each its own logdir."
+    for gap in stored.gaps:
+        yield f"  note   could not be written: {gap}"

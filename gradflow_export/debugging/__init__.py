@@ -18,6 +18,7 @@ __all__ = [
     "GradientClippingConfig",
     "MemoryWatch",
     "NaNHandlingConfig",
+    "NoiseSchedule",
     "NumericalAnomalyError",
     "NumericalStabilityManager",
     "ProfilerWindow",
@@ -81,6 +82,7 @@ _HOMES = (
     ("manager", ("PyTorchDebuggingManager",)),
     ("plots", ("plot_debug_session",)),
     ("profiling", ("ProfilerWindow",)),
+    ("schedules", ("NoiseSchedule",)),
     (
         "stability",
         (

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import logging
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gradflow_export.debugging.debugger import PyTorchDebugger
 from gradflow_export.debugging.diffusion import DiffusionModelDebugger
+from gradflow_export.debugging.hosts import HostGate, is_everywhere, is_loopback
 from gradflow_export.debugging.levels import DebugLevel
 from gradflow_export.debugging.training import TrainingDebugger, training_summary
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, MissingPackageError, StorageError
@@ -33,6 +33,7 @@ try:
     from prometheus_client.registry import Collector
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
@@ -57,6 +58,7 @@ def create_app(
     general_debugger: PyTorchDebugger | None = None,
     *,
     token: str | None = None,
+    hosts: Sequence[str] = (),
 ) -> Starlette:
     """Return an application that tells of three debuggers.
 
@@ -64,15 +66,20 @@ def create_app(
     ``GET /metrics`` (for Prometheus) answer anyone. ``POST /training-logs/debug/level/{basic,advanced,extreme}`` and
     ``POST /training-logs/debug/clear`` need the header ``Authorization: Bearer <token>``.
 
+    A request is answered only when its header ``Host`` names a loopback address, ``localhost``, the address that it
+    reached, or one of ``hosts``, so that no web page can reach the API through a name of its own (DNS rebinding); 403
+    otherwise, and for requests that a browser sends on behalf of another site.
+
     Args:
         training_debugger: Whose steps are told; a new one where it is left out, as for the others.
         diffusion_debugger: Whose latents are told.
         general_debugger: What else is told, such as ``AsyncTrainingLogger(...).debugger``.
         token: At least 16 characters. Otherwise that of the environment variable ``GRADFLOW_API_TOKEN``; without one, a
             token is made and written to the console, once.
+        hosts: Further names or addresses, without port, under which the API is reached.
 
     Raises:
-        ArgumentError: The token is too short.
+        ArgumentError: The token is too short, or a host is no name.
         ArgumentTypeError: An argument has the wrong type.
     """
     kinds: tuple[tuple[str, PyTorchDebugger | None, type[PyTorchDebugger]], ...] = (
@@ -94,7 +101,10 @@ def create_app(
         Route("/health", service.health),
         Route("/metrics", service.metrics),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+    gate = HostGate(hosts)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused}, middleware=[Middleware(gate.around)])
+    app.state.gate = gate
+    return app
 
 
 def serve(app: Starlette, host: str = HOST, port: int = PORT) -> None:
@@ -102,7 +112,8 @@ def serve(app: Starlette, host: str = HOST, port: int = PORT) -> None:
 
     Args:
         app: As :func:`create_app` returns it.
-        host: Where to listen. With anything but a loopback address everyone who reaches it can read the summaries.
+        host: Where to listen. With anything but a loopback address everyone who reaches it can read the summaries. A
+            name or address given here is one under which the API may be reached.
         port: 0 for a free one.
 
     Raises:
@@ -253,17 +264,13 @@ def _server(app: Starlette, host: str, port: int) -> uvicorn.Server:
         raise ArgumentError(f"port must be a number from 0 to 65535, got {port!r}; 0 takes a free one.")
     if not isinstance(host, str) or not host:
         raise ArgumentError(f"host must be an address, got {host!r}; for example '127.0.0.1'.")
-    if not _is_loopback(host):
+    gate = getattr(app.state, "gate", None)
+    if isinstance(gate, HostGate) and not is_everywhere(host):
+        gate.allow(host)
+    if not is_loopback(host):
         _log.warning("gradflow: everyone who reaches %s:%d can read the summaries of the debuggers", host, port)
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
     return uvicorn.Server(uvicorn.Config(app, host=host, port=port, **quiet))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _run_quietly(server: uvicorn.Server) -> None:

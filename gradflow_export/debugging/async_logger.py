@@ -17,6 +17,7 @@ from gradflow_export.debugging.debugger import PyTorchDebugger, check_tensor
 from gradflow_export.debugging.gradients import CapturedGradients, gradients_of
 from gradflow_export.debugging.history import HISTORY
 from gradflow_export.debugging.levels import DebugLevel
+from gradflow_export.debugging.loglines import MOST_WAITING, LogLines
 from gradflow_export.debugging.progress import Progress, TrainingPhase, error_context
 from gradflow_export.debugging.tensor_info import Captured
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
@@ -36,8 +37,9 @@ class AsyncTrainingLogger:
     """Follows a run that is trained in an event loop, and checks tensors without holding the loop up.
 
     What is checked is the tensor as it is when the check is called, not when it is awaited: it may change at once. All
-    but one read of the tensor (or a copy of it, where that is quicker) happens on a thread of the logger's own, and so
-    does writing to the log. The loop, the optimizer and the model are not touched::
+    but one read of the tensor (or a copy of it, where that is quicker) happens on a thread of the logger's own. The log
+    is written by another: a handler that is slow holds up neither the loop nor a check. The loop, the optimizer and
+    the model are not touched::
 
         logger = AsyncTrainingLogger(user_id=123, model_name="mine", enable_autograd_debug=True)
         logger.start_training(total_epochs=10, total_steps=1000)
@@ -56,6 +58,8 @@ class AsyncTrainingLogger:
         level: How much the debugger looks at.
         history: How many events, and how many entries of the debugger, are kept.
         exporter: Where problems are told too; by default the exporter that watches the model, if there is one.
+        most_waiting: How many log lines may wait for slow handlers; when one more comes the oldest is left out, counted
+            and said. Events are kept all the same.
 
     Attributes:
         debugger: What checks; its history tells of earlier checks.
@@ -74,6 +78,7 @@ class AsyncTrainingLogger:
         level: DebugLevel | str = DebugLevel.BASIC,
         history: int = HISTORY,
         exporter: Exporter | None = None,
+        most_waiting: int = MOST_WAITING,
     ) -> None:
         if isinstance(user_id, bool) or not isinstance(user_id, (int, str)):
             raise ArgumentTypeError(f"user_id must be a number or a name, got {user_id!r}; for example user_id=123.")
@@ -81,6 +86,7 @@ class AsyncTrainingLogger:
             raise ArgumentTypeError(f"model_name must be a name, got {model_name!r}; for example 'resnet50'.")
         if not isinstance(enable_autograd_debug, bool):
             raise ArgumentTypeError(f"enable_autograd_debug must be True or False, got {enable_autograd_debug!r}.")
+        _check_total("most_waiting", most_waiting)
         self.user_id, self.model_name = user_id, model_name
         self.debugger = PyTorchDebugger(level, history=history, exporter=exporter)
         self._progress = Progress(history)
@@ -89,6 +95,9 @@ class AsyncTrainingLogger:
             weakref.finalize(self, self._anomaly_mode.stop)
         self._thread = _one_thread()
         self._closed = False
+        self._lines = LogLines(_log, most=most_waiting)
+        self.debugger.log_through(self._lines.put)
+        weakref.finalize(self, self._lines.close)
 
     @property
     def phase(self) -> TrainingPhase:
@@ -110,19 +119,24 @@ class AsyncTrainingLogger:
         _check_total("total_steps", total_steps)
         if self._closed:
             self._thread, self._closed = _one_thread(), False
+            self._lines.reopen()
         if self._anomaly_mode is not None:
             self._anomaly_mode.start()
         self._progress.begin(total_epochs, total_steps)
         self._write("info", f"training of {self.model_name} began", None, {})
 
     def end_training(self, phase: TrainingPhase = TrainingPhase.COMPLETED) -> None:
-        """End the run, switch PyTorch's anomaly mode back, and wait for what is still to be logged."""
+        """End the run, switch PyTorch's anomaly mode back, and wait for checks and, a few seconds at most, for the log.
+
+        Lines that handlers have not taken in by then are left out and counted.
+        """
         if self._anomaly_mode is not None:
             self._anomaly_mode.stop()
         if not self._closed:
             self._progress.end(_phase(phase))
             self._closed = True
             self._thread.shutdown(wait=True)
+            self._lines.close()
 
     def set_phase(self, phase: TrainingPhase) -> None:
         """Say what the run is doing from now on; time is counted by phase."""
@@ -216,12 +230,14 @@ class AsyncTrainingLogger:
             ``user_id``, ``model_name``, ``phase``, ``progress`` (``epoch``, ``step``, ``loss``, ``learning_rate``,
             ``metrics``, ``total_epochs``, ``total_steps``, ``steps_done``, ``best_loss``, ``fraction``,
             ``elapsed_seconds``, ``remaining_seconds``), ``seconds_by_phase``, ``warnings`` and ``errors`` (counts),
-            ``events`` (the last ones) and ``debug`` (``total_anomalies``, ``debug_history_length``).
+            ``events`` (the last ones), ``log`` (lines ``written``, ``waiting``, ``left_out`` and ``late``, and
+            ``latest_seconds``) and ``debug`` (``total_anomalies``, ``debug_history_length``).
         """
         return {
             "user_id": self.user_id,
             "model_name": self.model_name,
             **self._progress.as_dict(),
+            "log": self._lines.counts(),
             "debug": self.debugger.get_debug_summary(),
         }
 
@@ -260,11 +276,9 @@ class AsyncTrainingLogger:
 
     def _write(self, level: str, message: str, phase: TrainingPhase | None, context: Mapping[str, Any]) -> None:
         self._progress.note(level, message, None if phase is None else _phase(phase), context)
-        number = logging.getLevelName(level.upper())
-        if not self._closed and _log.isEnabledFor(number):
-            self._thread.submit(
-                _log.log, number, "gradflow: %s [%s]: %s", self.model_name, phase or self.phase, message
-            )
+        if not self._closed:
+            number = logging.getLevelName(level.upper())
+            self._lines.put(number, "gradflow: %s [%s]: %s", self.model_name, phase or self.phase, message)
 
 
 def _one_thread() -> ThreadPoolExecutor:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from gradflow_export.guard import Guard
-from gradflow_export.taps.base import ModuleHook
+from gradflow_export.hooks import torch_private
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 
 HELD_BYTES = 8 * 2**20
 """Inputs of one step up to this size are kept until it ends; larger ones only as long as somebody else keeps them."""
@@ -41,10 +41,10 @@ class Call:
 
     def inputs(self) -> tuple[Any, Any] | None:
         """Return positional and keyword arguments with their tensors, ``None`` where one of those is gone."""
-        leaves, form = pytree.tree_flatten(self.arguments)
+        leaves, form = torch_private.tree_flatten(self.arguments)
         held = [leaf() if isinstance(leaf, weakref.ref) else leaf for leaf in leaves]
         gone = any(isinstance(leaf, weakref.ref) and now is None for leaf, now in zip(leaves, held, strict=True))
-        return None if gone else pytree.tree_unflatten(held, form)
+        return None if gone else torch_private.tree_unflatten(held, form)
 
 
 @dataclass
@@ -90,7 +90,7 @@ def copied_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
     return [
         (module, name, buffer.detach().clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001 - named_buffers() loses the module
+        for name, buffer in torch_private.buffers(module)
         if buffer is not None and not is_lazy(buffer)
     ]
 
@@ -99,11 +99,11 @@ def restore_buffers(buffers: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
     """Put buffers back, in place where they have kept their shape."""
     with torch.no_grad():
         for module, name, copy in buffers:
-            now = module._buffers.get(name)  # noqa: SLF001 - as above
+            now = dict(torch_private.buffers(module)).get(name)
             if now is not None and now.shape == copy.shape and now.dtype == copy.dtype:
                 now.copy_(copy)
             else:
-                module._buffers[name] = copy.clone()  # noqa: SLF001 - as above
+                torch_private.put_buffer(module, name, copy.clone())
 
 
 class BatchWatch:
@@ -127,9 +127,9 @@ class BatchWatch:
         guard = Guard().part("the begin of a batch")
         stack = contextlib.ExitStack()
         hook = ModuleHook(guard(self._entered))
-        stack.callback(model.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        stack.callback(hook_calls([(model, hook)], before=True, with_kwargs=True))
         if keep_calls:
-            stack.callback(model.register_forward_hook(ModuleHook(guard(self._left))).remove)
+            stack.callback(hook_calls([(model, ModuleHook(guard(self._left)))]))
         self._stack = stack
         self._model = weakref.ref(model)
 
@@ -166,14 +166,16 @@ class BatchWatch:
                 self._state.buffers = copied_buffers(module)
         state = self._state
         if self._keep_calls and state is not None and len(state.calls) < CALLS:
-            held = pytree.tree_map_only(Tensor, self._hold, (args, kwargs))
+            held = torch_private.tree_map_only(Tensor, self._hold, (args, kwargs))
             device = next((p.device.type for p in module.parameters()), "cpu")
             autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             state.calls.append(Call(held, random_states(module), autocast))
 
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
         self._held += tensor.numel() * tensor.element_size()
-        return tensor if self._held <= HELD_BYTES else weakref.ref(tensor)
+        # A parameter is kept anyway, and PyTorch converts none that somebody refers to weakly.
+        small = self._held <= HELD_BYTES or isinstance(tensor, nn.Parameter)
+        return tensor if small else weakref.ref(tensor)
 
     def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._state is None or not self._state.calls or not torch.is_grad_enabled():
@@ -195,4 +197,4 @@ class _Keeper:
 
 def outputs_of(output: Any) -> list[Tensor]:
     """Return the tensors of an output that gradients come back to."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return [leaf for leaf in torch_private.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -224,6 +224,10 @@ class PyTorchDebugger:
             except RuntimeError as error:
                 self._note("autograd", type(error).__name__, [str(error).splitlines()[0] if str(error) else "error"])
                 raise
+
+    def log_through(self, put: Callable[..., None]) -> None:
+        """Have what is told to the log go through a function that takes a level, a message and its arguments."""
+        self._findings.log = put
 
     def note_tensor(self, info: TensorInfo) -> TensorInfo:
         """Remember a tensor that was described already, and return it."""

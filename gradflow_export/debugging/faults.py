@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.errors import GradflowError
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.norms import dense_entries
 from gradflow_export.rules.base import some
 
@@ -110,7 +111,7 @@ def writable(parameter: Tensor) -> Tensor | None:
     if parameter.grad is None or not parameter.grad.is_sparse:
         return parameter.grad
     parameter.grad = parameter.grad.coalesce()
-    return parameter.grad._values()  # noqa: SLF001 - values() of a coalesced one is a copy
+    return torch_private.sparse_values(parameter.grad)  # values() of a coalesced one is a copy
 
 
 def _repair(parameters: Sequence[Tensor], infinite: float, most: float | None) -> None:

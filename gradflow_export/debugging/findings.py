@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -30,10 +30,14 @@ class Findings:
         exporter: Where issues go too; by default each exporter that watches the model in question.
         explosion: Greatest allowed norm of a gradient.
         vanishing: Least allowed norm of a gradient, of which parameters that are zero by invariance are left out.
+
+    Attributes:
+        log: Takes a level, a message and its arguments.
     """
 
     def __init__(self, exporter: Exporter | None, *, explosion: float, vanishing: float) -> None:
         self._exporter = exporter
+        self.log: Callable[..., None] = _log.log
         self._exploding = FixedExploding(threshold=explosion)
         self._vanishing = FixedVanishing(threshold=vanishing)
         self._numerical = Numerical()
@@ -101,7 +105,7 @@ class Findings:
             while len(self._told) >= KEPT:
                 del self._told[next(iter(self._told))]
             self._told[issue.key] = mine, told
-            _log.warning("gradflow: %s", mine)
+            self.log(logging.WARNING, "gradflow: %s", mine)
         else:
             mine, told = self._told.pop(issue.key, (issue, []))
             mine = replace(mine, healed_step=step)

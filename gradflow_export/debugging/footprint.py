@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import local
 
 
@@ -65,7 +66,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     if tensor.layout is torch.strided:
         return [tensor]
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]  # noqa: SLF001 - the public ones ask for a coalesced tensor
+        return [torch_private.sparse_indices(tensor), torch_private.sparse_values(tensor)]
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:

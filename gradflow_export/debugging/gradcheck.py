@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
 from gradflow_export.arguments import check_number
-from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.debugging.scalar import ScalarFunction, root_mean_square
+from gradflow_export.debugging.slopes import Slope, slopes
+from gradflow_export.errors import ArgumentTypeError
 
-ATTEMPTS = 5
-"""Points that are tried for a parameter whose derivative jumps where it was looked at."""
+MINIMUM = 1e-7
+"""Relative error that is always allowed."""
+
+MULTIPLE = 10.0
+"""An error up to this many times the estimated error of the finite difference is allowed."""
+
+SETTLED = 0.01
+"""A finite difference whose tolerance would be greater than this share settles nothing."""
+
+ATTEMPTS = 4
+"""Points that are tried along a line whose derivative jumps, or does not agree, where it was looked at."""
 
 EXACT_BELOW = 8
 """Tensors of fewer entries are checked entry by entry, larger ones along lines."""
 
-LINES = 2
-"""Lines along which a larger tensor is checked."""
+LINES = 4
+"""Lines along which a larger tensor is checked, of which the first leans towards the gradient."""
+
+LINES_TOGETHER = 2
+"""Lines along which a group of tensors is checked."""
 
 GROUP = 8
 """Tensors of more than this number are first checked together; a group that is well is not looked into."""
 
-TOGETHER = 1e-6
-"""Greatest relative error of a group: one tensor's is thinned among the others'."""
-
-_EPS = 1e-6
-_SEED = 0
+SPREAD = 100.0
+"""Greatest ratio of the sensitivities in a group: the error of one tensor is not to be lost among the others'."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,15 @@ class ParameterCheck:
     """The gradient of one tensor, compared.
 
     Attributes:
-        relative_error: Greatest ``|analytic - numeric| / max(|analytic|, |numeric|)`` over the derivatives that were
-            compared; 0 where both vanish in rounding.
+        relative_error: Greatest ``|analytic - numeric|`` over the derivatives that were compared, as a share of the
+            greatest of ``|analytic|``, ``|numeric|`` and what a line of its length has on average; 0 where all of them
+            vanish in noise.
         passed: Whether it is within the tolerance.
         analytic: Derivative by autograd where the error is greatest.
         numeric: The same by central differences.
-        kinks: How often the derivative jumped where it was looked at, so that another point was tried.
+        kinks: How often the derivative jumped or did not agree, so that another point was tried.
+        tolerance: Greatest relative error that was allowed, from the noise of the finite difference.
+        settled: Whether finite differences settle the question; where they do not, it is not passed.
     """
 
     relative_error: float
@@ -53,6 +65,8 @@ class ParameterCheck:
     analytic: float
     numeric: float
     kinks: int = 0
+    tolerance: float = MINIMUM
+    settled: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,11 @@ class GradientCheck:
 
     Attributes:
         parameters: One entry for each tensor, by name; inputs are ``"input 0"``, ``"input 1"``.
-        tolerance: Greatest relative error allowed.
+        tolerance: Relative error that is allowed in any case; each tensor has its own beside it.
     """
 
     parameters: Mapping[str, ParameterCheck] = field(default_factory=dict)
-    tolerance: float = 1e-3
+    tolerance: float = MINIMUM
 
     @property
     def passed(self) -> bool:
@@ -97,7 +111,11 @@ class GradientCheck:
             f"{len(self.parameters) - len(failed)} of {len(self.parameters)} gradients agree with finite differences "
             f"(tolerance {self.tolerance:g}); worst: {self.worst}, relative error {self.max_relative_error:.2g}"
         )
-        rows = [f"  {n}: autograd {c.analytic:.6g}, differences {c.numeric:.6g}" for n, c in failed]
+        rows = [
+            f"  {n}: autograd {c.analytic:.6g}, differences {c.numeric:.6g}, relative error {c.relative_error:.2g} of "
+            f"{c.tolerance:.2g} allowed" + ("" if c.settled else "; the differences do not settle")
+            for n, c in failed
+        ]
         return "\n".join([head, *rows])
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,254 +133,174 @@ def check_gradients(
     inputs: Any,
     *,
     loss: Callable[[Any], Tensor] | None = None,
-    tolerance: float = 1e-3,
+    tolerance: float | None = None,
     dense: bool = True,
     sparse: bool = True,
 ) -> GradientCheck:
     """Compare gradients by autograd with central differences, in float64.
 
     A module is copied, put into evaluation mode, so that dropout and batch statistics do not disturb, and its
-    parameters and floating-point inputs are checked. Of a function or a loss the inputs are. Random numbers that are
-    drawn inside are the same at every call. Small tensors are compared entry by entry, larger ones along two lines
-    each: a gradient that is wrong in a few of very many entries may pass. Where the derivative jumps between the two
-    points, as a ReLU's at 0, a point close by is taken. More than eight tensors are checked together first, with a much
-    smaller tolerance, and then by halves where that fails: a large model that is well costs a few forward passes.
+    parameters and floating-point or complex inputs are checked. Of a function or a loss the inputs are. Nothing is
+    changed: not the module, its buffers and gradients, nor any generator. Random numbers that are drawn inside are the
+    same at every call.
+
+    Small tensors are compared entry by entry, larger ones along four lines that move every entry. The finite difference
+    tells its own noise: two steps and a fourth difference, at the best of several steps. Ten times that noise is
+    allowed, at least 1e-7. A backward that changes the gradient of a tensor by a share ``e`` of its norm is then missed
+    along one line with a probability of about ``0.8 * tolerance / e``; ``e`` is 1e-3 times ``sqrt(0.1)`` for an error
+    of 0.1 % in a tenth of its entries. Where the derivative jumps, as a ReLU's at 0, points close by are taken. More
+    than eight tensors are checked together first, those of like sensitivity, and by halves where that fails: ``e`` is
+    then less by the square root of their number.
 
     Args:
         function: A module, a loss module, ``MyFunction.apply``, or any callable.
         inputs: Its arguments: a tensor, or a tuple of anything.
         loss: Makes a scalar of the output; by default a fixed random projection of all outputs.
-        tolerance: Greatest relative error allowed. 1e-3 finds a backward that is off by 1 %.
+        tolerance: Relative error that is allowed in any case; by default 1e-7.
         dense: Whether parameters with dense gradients are checked.
         sparse: Whether parameters with sparse gradients are checked.
 
     Returns:
-        Pass or fail, and the relative error, of each tensor.
+        Pass or fail, the relative error, and the tolerance of each tensor.
 
     Raises:
         ArgumentError: Nothing can be checked: no floating-point tensor, or the output needs no gradient; or the
             tolerance is negative, infinite or NaN.
-        ArgumentTypeError: ``function`` cannot be called, or the tolerance is no number.
+        ArgumentTypeError: ``function`` or ``loss`` cannot be called, or the tolerance is no number.
 
-    Source: central differences of step 1e-6 as in ``torch.autograd.gradcheck``, whose fast mode projects as well.
+    Source: ``torch.autograd.gradcheck``, whose fast mode projects as well, with Richardson's extrapolation.
     """
     if not callable(function):
         raise ArgumentTypeError(
             f"function must be a module, a loss or any callable, got {type(function).__name__}; pass MyFunction.apply, "
             "not MyFunction."
         )
-    check_number("tolerance", tolerance, example=1e-3)
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    tensors = [leaf for leaf in pytree.tree_leaves((arguments, _parameters(function))) if isinstance(leaf, Tensor)]
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        problem = _Problem(function, arguments, loss, devices)
-        wanted = [name for name in problem.leaves if (sparse if name in problem.sparse else dense)]
-        checks = problem.check_all(wanted, tolerance)
-    return GradientCheck(checks, tolerance)
+    if loss is not None and not callable(loss):
+        raise ArgumentTypeError(f"loss must be callable, got {type(loss).__name__}; pass a function of the output.")
+    if tolerance is not None:
+        check_number("tolerance", tolerance, example=1e-3)
+    scalar = ScalarFunction(function, inputs if isinstance(inputs, tuple) else (inputs,), loss)
+    with scalar.undisturbed():
+        scalar.differentiate()
+        wanted = [name for name in scalar.leaves if (sparse if name in scalar.sparse else dense)]
+        least = MINIMUM if tolerance is None else float(tolerance)
+        checks = _Comparison(scalar, least).check_all(wanted)
+    return GradientCheck({name: checks[name] for name in wanted}, least)
 
 
-class _Problem:
-    """A scalar function of named float64 leaves."""
+class _Comparison:
+    """Compares the slopes of a scalar function along lines with what its gradients say."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        loss: Callable[[Any], Tensor] | None,
-        devices: Sequence[int],
-    ) -> None:
-        self._loss, self._devices = loss, devices
-        self._function = function
-        self.leaves: dict[str, Tensor] = {}
-        self.sparse: set[str] = set()
-        if isinstance(function, nn.Module):
-            module = copy.deepcopy(function).double().eval()
-            module.zero_grad(set_to_none=True)
-            self._function = module
-            self.leaves = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        wide = pytree.tree_map_only(Tensor, _wide, arguments)
-        inputs = [leaf for leaf in pytree.tree_leaves(wide) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        self.leaves.update({f"input {place}": tensor for place, tensor in enumerate(inputs)})
-        self._arguments = wide
-        if not self.leaves:
-            raise ArgumentError(
-                "inputs must hold a floating-point tensor, or the function parameters that are trained, got neither; "
-                "there is no gradient to check."
-            )
-        self._weights: list[Tensor] = []
-        self._random = torch.Generator().manual_seed(_SEED)
-        self._gradients = self._differentiate()
+    def __init__(self, scalar: ScalarFunction, least: float) -> None:
+        self._scalar, self._least = scalar, least
 
-    def check_all(self, names: Sequence[str], tolerance: float) -> dict[str, ParameterCheck]:
-        """Compare the derivatives of several leaves: together, and by halves where that is not well."""
+    def check_all(self, names: Sequence[str]) -> dict[str, ParameterCheck]:
+        """Compare the derivatives of several leaves: those of like sensitivity together where they are many."""
         if len(names) <= GROUP:
-            return {name: self.check(name, tolerance) for name in names}
-        together = self._together(names)
-        if together is not None:
-            return dict.fromkeys(names, together)
-        half = len(names) // 2
-        return {**self.check_all(names[:half], tolerance), **self.check_all(names[half:], tolerance)}
+            return {name: self._check(name) for name in names}
+        ordered = sorted(names, key=self._sensitivity)
+        groups: list[list[str]] = []
+        for name in ordered:
+            first = groups[-1][0] if groups else name
+            if groups and self._sensitivity(name) <= SPREAD * self._sensitivity(first):
+                groups[-1].append(name)
+            else:
+                groups.append([name])
+        return {name: check for group in groups for name, check in self._halve(group).items()}
 
-    def _together(self, names: Sequence[str]) -> ParameterCheck | None:
-        """Compare the derivative along one line through several leaves; ``None`` where it is not beyond doubt."""
-        leaves = [self.leaves[name] for name in names]
-        lines = [
-            self._direction(self._gradients[name], 0, spread=True) * _size(leaf)
-            for name, leaf in zip(names, leaves, strict=True)
-        ]
-        slopes = [float((self._gradients[name] * line).sum()) for name, line in zip(names, lines, strict=True)]
-        # Each leaf is to weigh about as much as the others, or the error of one with small gradients would not show.
-        least = min((abs(slope) for slope in slopes if slope), default=0.0)
-        weights = [max(least / abs(slope), 0.01) if slope else 1.0 for slope in slopes]
-        analytic = math.fsum(w * slope for w, slope in zip(weights, slopes, strict=True))
-        here = [leaf.detach().clone() for leaf in leaves]
-        values = []
-        with torch.no_grad():
-            for sign in (_EPS, -_EPS):
-                for leaf, start, line, w in zip(leaves, here, lines, weights, strict=True):
-                    leaf.copy_(start + sign * w * line)
-                values.append(float(self._value()))
-            for leaf, start in zip(leaves, here, strict=True):
-                leaf.copy_(start)
-        numeric = (values[0] - values[1]) / (2 * _EPS)
-        rounding = 8 * torch.finfo(torch.float64).eps * max(map(abs, values)) / _EPS
-        size = max(abs(analytic), abs(numeric))
-        error = abs(analytic - numeric) / size if size > 0 and math.isfinite(size) else math.inf
-        well = error <= TOGETHER + rounding / size if size > 0 else False
-        return ParameterCheck(error, True, analytic, numeric) if well and rounding <= 1e-5 * size else None
+    def _halve(self, names: Sequence[str]) -> dict[str, ParameterCheck]:
+        """Compare leaves of like sensitivity together, and by halves where that is not well."""
+        if len(names) == 1:
+            return {names[0]: self._check(names[0])}
+        least = min(self._sensitivity(name) for name in names)
+        # Each leaf is to weigh as much as the others, or the error of one with small gradients would not show.
+        weights = {name: least / self._sensitivity(name) if least else 1.0 for name in names}
+        checks = []
+        for _ in range(LINES_TOGETHER):
+            lines = {name: self._scalar.noise_like(name) * weight for name, weight in weights.items()}
+            checks.append(self._compare(lines, attempts=1))
+            if not checks[-1].passed:
+                half = len(names) // 2
+                return {**self._halve(names[:half]), **self._halve(names[half:])}
+        return dict.fromkeys(names, max(checks, key=lambda check: check.relative_error))
 
-    def check(self, name: str, tolerance: float) -> ParameterCheck:
+    def _check(self, name: str) -> ParameterCheck:
         """Compare the derivatives of one leaf; of several lines the worst counts."""
-        leaf = self.leaves[name]
-        lines = leaf.numel() if leaf.numel() < EXACT_BELOW else LINES
+        gradient = self._scalar.gradients[name]
+        count = gradient.numel()
+        lines = (
+            (self._compare({name: line}) for line in torch.eye(count, dtype=torch.float64, device=gradient.device))
+            if count < EXACT_BELOW
+            else (self._compare({name: self._line(name, leaning=number == 0)}) for number in range(LINES))
+        )
         return max(
-            (self._line(name, line, tolerance) for line in range(lines)),
+            lines,
             key=lambda check: (not check.passed, check.relative_error),
             default=ParameterCheck(0.0, True, 0.0, 0.0),
         )
 
-    def _line(self, name: str, line: int, tolerance: float) -> ParameterCheck:
-        check = ParameterCheck(0.0, True, 0.0, 0.0)
-        before = [leaf.detach().clone() for leaf in self.leaves.values()]
-        for attempt in range(ATTEMPTS):
-            gradient = self._gradients[name]
-            direction = self._direction(gradient, line)
-            analytic = float((gradient * direction).sum())
-            numeric, jump, rounding = self._difference(self.leaves[name], direction)
-            size = max(abs(analytic), abs(numeric))
-            off = abs(analytic - numeric)
-            error = 0.0 if off <= rounding else off / size if math.isfinite(size) else math.inf
-            # At a kink autograd gives one slope and the difference the mean of two. Where many kinks meet their jumps
-            # may nearly cancel; one that is suspected without being there costs another look and changes no verdict.
-            kink = error > tolerance and jump > rounding + 0.01 * off
-            check = ParameterCheck(error, error <= tolerance, analytic, numeric, attempt + kink)
-            if not kink:
+    def _line(self, name: str, *, leaning: bool) -> Tensor:
+        noise, gradient = self._scalar.noise_like(name), self._scalar.gradients[name]
+        size = root_mean_square(gradient)
+        if not leaning or not 0 < size < math.inf:
+            return noise
+        line = noise + gradient / size
+        return line / root_mean_square(line)
+
+    def _sensitivity(self, name: str) -> float:
+        """Return by how much the value changes on average where all entries change by a share of their size."""
+        return float(self._scalar.gradients[name].norm()) * self._scalar.sizes[name]
+
+    def _compare(self, lines: Mapping[str, Tensor], attempts: int = ATTEMPTS) -> ParameterCheck:
+        """Compare the slope along a line through leaves; where it does not agree, at other points too."""
+        scalar, place = self._scalar, self._scalar.place()
+        best: ParameterCheck | None = None
+        for attempt in range(attempts):
+            if attempt:
+                scalar.move()
+            check = replace(self._at_this_point(lines), kinks=attempt)
+            if best is None or (check.passed, check.settled, -check.tolerance) > (
+                best.passed,
+                best.settled,
+                -best.tolerance,
+            ):
+                best = check
+            if check.passed or not math.isfinite(check.analytic):
                 break
-            self._move()
-        if check.kinks:
-            self._return(before)
-        return check
+        if attempt:
+            scalar.go_back(place)
+        assert best is not None
+        return best
 
-    def _direction(self, gradient: Tensor, line: int, *, spread: bool = False) -> Tensor:
-        """Return a line of length 1 on which the gradient does not vanish by chance."""
-        if gradient.numel() < EXACT_BELOW and not spread:
-            out = torch.zeros_like(gradient).reshape(-1)
-            out[line] = 1.0
-            return out.reshape(gradient.shape)
-        noise = torch.randn(gradient.shape, generator=self._random, dtype=torch.float64).to(gradient.device)
-        out = noise / noise.norm()
-        if float(gradient.norm()) > 0:
-            out = out + gradient / gradient.norm()
-        direction: Tensor = out / out.norm()
-        return direction
-
-    def _difference(self, leaf: Tensor, direction: Tensor) -> tuple[float, float, float]:
-        """Return the slope along a line, by how much it jumps, and what rounding makes of it."""
-        here = leaf.detach().clone()
-        step = _EPS * max(1.0, _size(here))
-        with torch.no_grad():
-            leaf.copy_(here + step * direction)
-            above = float(self._value())
-            leaf.copy_(here - step * direction)
-            below = float(self._value())
-            leaf.copy_(here)
-            middle = float(self._value())
-        rounding = 64 * torch.finfo(torch.float64).eps * max(abs(above), abs(below), abs(middle)) / step
-        return (above - below) / (2 * step), abs(above - 2 * middle + below) / step, rounding
-
-    def _move(self) -> None:
-        """Take a point close by."""
-        with torch.no_grad():
-            for leaf in self.leaves.values():
-                size = _size(leaf) if bool(leaf.any()) else 1.0
-                noise = torch.randn(leaf.shape, generator=self._random, dtype=torch.float64).to(leaf.device)
-                leaf.add_(noise, alpha=1e-3 * size)
-        self._gradients = self._differentiate()
-
-    def _return(self, before: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for leaf, value in zip(self.leaves.values(), before, strict=True):
-                leaf.copy_(value)
-        self._gradients = self._differentiate()
-
-    def _differentiate(self) -> dict[str, Tensor]:
-        with torch.enable_grad():
-            value = self._value()
-            if not value.requires_grad:
-                raise ArgumentError(
-                    "function must give an output that needs a gradient, got one that is detached from its inputs; "
-                    "look for detach(), .data, .item() or torch.no_grad() in it."
-                )
-            found = torch.autograd.grad(value, list(self.leaves.values()), allow_unused=True)
-        out = {}
-        for (name, leaf), gradient in zip(self.leaves.items(), found, strict=True):
-            if gradient is not None and gradient.is_sparse:
-                self.sparse.add(name)
-            dense = torch.zeros_like(leaf) if gradient is None else gradient.detach().to_dense()
-            out[name] = dense.clone()
-        return out
-
-    def _value(self) -> Tensor:
-        # Within fork_rng: what is drawn inside is the same at every call. torch.manual_seed would reach every device.
-        torch.default_generator.manual_seed(_SEED)
-        for index in self._devices:
-            torch.cuda.default_generators[index].manual_seed(_SEED)
-        with _without_autocast():
-            output = self._function(*self._arguments)
-            if self._loss is not None:
-                return self._loss(output)
-        tensors = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
-        if not tensors:
-            raise ArgumentError(
-                "function must return a floating-point tensor, got none; pass loss= to make a scalar of it."
-            )
-        if not self._weights:
-            self._weights = [
-                torch.randn(t.shape, generator=self._random, dtype=torch.float64).to(t.device) for t in tensors
-            ]
-        parts = [(t.double() * weight).sum() for t, weight in zip(tensors, self._weights, strict=True)]
-        total: Tensor = torch.stack([part.to(parts[0].device) for part in parts]).sum()
-        return total
-
-
-def _size(tensor: Tensor) -> float:
-    """Return the root mean square of the entries, at least a little."""
-    return max(float(tensor.detach().norm()) / math.sqrt(max(tensor.numel(), 1)), 1e-3)
-
-
-def _parameters(function: object) -> list[Tensor]:
-    return list(function.parameters()) if isinstance(function, nn.Module) else []
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    copied = tensor.detach().clone()
-    return copied.double().requires_grad_() if copied.is_floating_point() else copied
-
-
-@contextlib.contextmanager
-def _without_autocast() -> Iterator[None]:
-    with torch.autocast("cpu", enabled=False), contextlib.ExitStack() as stack:
-        if torch.cuda.is_available():
-            stack.enter_context(torch.autocast("cuda", enabled=False))
-        yield
+    def _at_this_point(self, lines: Mapping[str, Tensor]) -> ParameterCheck:
+        scalar = self._scalar
+        lines = {name: line.reshape(scalar.gradients[name].shape) * scalar.sizes[name] for name, line in lines.items()}
+        pairs = [(scalar.gradients[name], line) for name, line in lines.items()]
+        analytic = math.fsum(float((gradient * line).sum()) for gradient, line in pairs)
+        # What a line of this length has on average: one that happens to be level says little of a relative error.
+        usual = math.hypot(*(float(g.norm()) * root_mean_square(line) for g, line in pairs))
+        overall = max(map(self._sensitivity, scalar.gradients))
+        best: Slope | None = None
+        for slope in slopes(functools.partial(scalar.along, lines), scalar.middle, scalar.magnitude):
+            if not math.isfinite(slope.noise):
+                continue
+            if best is None or slope.noise < best.noise:
+                best = slope
+            enough = self._least * max(abs(analytic), abs(slope.value), usual)
+            if abs(analytic - slope.value) <= enough:
+                best = slope
+                break
+            if MULTIPLE * slope.noise <= enough:  # clearly wrong
+                break
+        if best is None or not math.isfinite(analytic):
+            return ParameterCheck(math.inf, False, analytic, math.nan if best is None else best.value, settled=False)
+        size, off = max(abs(analytic), abs(best.value), usual), abs(analytic - best.value)
+        well = off <= self._least * size
+        allowed = self._least * size if well else max(self._least * size, MULTIPLE * best.noise)
+        settled = well or allowed <= SETTLED * max(size, overall) or best.noise <= 3 * best.rounding
+        passed = off <= allowed and settled
+        lost = passed and size <= MULTIPLE * best.noise
+        error = 0.0 if lost or not size else off / size
+        return ParameterCheck(
+            error, passed, analytic, best.value, tolerance=allowed / size if size else self._least, settled=settled
+        )

@@ -23,7 +23,10 @@ from gradflow_export.taps.discover import unwrap
 
 _log = logging.getLogger("gradflow_export")
 
-_ACTING = frozenset({"skip", "zero", "clamp", "rewind"})
+ACTING = frozenset({"skip", "zero", "clamp", "rewind"})
+"""Policies that let training go on with finite numbers."""
+
+_REPAIRING = frozenset({"zero", "clamp"})
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class UpdateGuard:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, config: NaNHandlingConfig, loops: Loops) -> None:
-        if isinstance(optimizer, LBFGS) and config.policy in _ACTING:
+        if isinstance(optimizer, LBFGS) and config.policy in ACTING:
             raise ArgumentTypeError(
                 f"policy {config.policy!r} needs an optimizer that steps once with the gradients there are, got "
                 f"{type(optimizer).__name__}, which runs backward passes inside its step; use 'detect' or 'raise'."
@@ -66,6 +69,7 @@ class UpdateGuard:
         self._config, self._loops = config, loops
         self._snapshot = Snapshot(optimizer) if config.policy == "rewind" else None
         self._since = self._bad = self._rewound = 0
+        self._doubtful = False
         self._signature: tuple[int, ...] = ()
         self._names: list[str] = []
         self.pending: Any = None
@@ -101,10 +105,21 @@ class UpdateGuard:
         return None
 
     def look(self, named: Sequence[tuple[str, Tensor]], faults: Sequence[Fault]) -> Fault | None:
-        """Look at weights and optimizer state where that decides what is done."""
-        if faults or (self._snapshot is not None and self._due):
-            return self.weights_fault(named)
-        return None
+        """Look at weights and optimizer state where that decides what is done, or whether a repair was enough.
+
+        An optimizer squares gradients: what is finite after a repair may overflow in its state, and nobody would look
+        there again.
+        """
+        if not (faults or self._doubtful or (self._snapshot is not None and self._due)):
+            return None
+        broken = self.weights_fault(named)
+        self._doubtful = self._config.policy in _REPAIRING and (bool(faults) or broken is not None)
+        return broken
+
+    @property
+    def acts_on_state(self) -> bool:
+        """Whether weights or optimizer state that are NaN or Inf are by themselves a reason to act."""
+        return self._config.policy not in _REPAIRING
 
     @property
     def _due(self) -> bool:

@@ -30,6 +30,7 @@ _DONE: Mapping[str, str] = MappingProxyType(
         "rewind": "the update was left out",
         "raise": "training was stopped before the update",
         "scaler": "the gradient scaler skips the step",
+        "none": "gradients are finite",
     }
 )
 
@@ -71,6 +72,7 @@ class Reporting:
         origin: Origin,
         named: Sequence[tuple[str, Tensor]],
         clipped: Clipped | None,
+        lasting: Sequence[Fault] = (),
     ) -> None:
         """Tell of one step.
 
@@ -81,6 +83,7 @@ class Reporting:
             origin: Where it began.
             named: Parameters that had a gradient.
             clipped: What clipping did.
+            lasting: What is broken although this step is not; it keeps an issue open.
         """
         self.prevented += outcome.prevented
         self.repaired += outcome.action in {"zero", "clamp"}
@@ -90,11 +93,11 @@ class Reporting:
             readings = [*origin.readings, *self._readings(faults, named, clipped)]
             for exporter in exporters:
                 note(exporter, readings)
-        if faults:
+        if faults or lasting:
             self._well = 0
             for exporter in exporters:
                 if all(other is not exporter for other, _ in self._open):
-                    issue = _issue(faults, outcome, origin, exporter.current_step)
+                    issue = _issue([*faults, *lasting], outcome, origin, exporter.current_step)
                     self._open.append((exporter, issue))
                     exporter.add_issue(issue)
         elif self._open:
@@ -133,7 +136,7 @@ def _run(metric: str, value: float) -> Pending:
 def _issue(faults: Sequence[Fault], outcome: Outcome, origin: Origin, step: int) -> Issue:
     layers = origin.sites or next((fault.parameters for fault in faults if fault.parameters), ()) or (RUN_SITE,)
     begins = f"; it begins {origin.words}" if origin.words else ""
-    broken = any(fault.kind in {"broken_weights", "broken_state"} for fault in faults)
+    broken = any(fault.kind in {"broken_weights", "broken_state", "broken_buffers"} for fault in faults)
     return Issue(
         IssueType.NUMERICAL,
         Severity.CRITICAL,

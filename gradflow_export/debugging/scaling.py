@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.debugging.faults import Fault
 from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.hooks import torch_private
 
 
 def is_enabled(scaler: Any) -> bool:
@@ -48,10 +49,10 @@ class Scaling:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale unless that has happened."""
-        if is_enabled(self._scaler):
-            states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public way to ask, and asking twice raises
-            if states[id(optimizer)]["stage"] is OptState.READY:
-                self._scaler.unscale_(optimizer)
+        # Asking the scaler twice would raise.
+        state = torch_private.scaler_state(self._scaler, optimizer)
+        if is_enabled(self._scaler) and state.get("stage", OptState.READY) is OptState.READY:
+            self._scaler.unscale_(optimizer)
 
     def skips(self, optimizer: Optimizer, *, overflowed: bool) -> bool:
         """Say whether the scaler will skip this step by itself.
@@ -62,8 +63,7 @@ class Scaling:
         """
         if not is_enabled(self._scaler):
             return False
-        states = self._scaler._per_optimizer_states  # noqa: SLF001 - as above
-        found = states[id(optimizer)]["found_inf_per_device"]
+        found = torch_private.scaler_state(self._scaler, optimizer).get("found_inf_per_device", {})
         if not (overflowed and any(float(flag) for flag in found.values())):
             self._in_a_row = 0
             return False

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.debugging.batch import BatchState
 from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.norms import l2_norms
 
 Pair = tuple[str, Tensor]
@@ -79,7 +80,7 @@ class Snapshot:
         self._optimizer = weakref.ref(optimizer)
         self._weights: list[Tensor] = []
         self._states: list[dict[str, Any]] = []
-        self._known: list[weakref.ref[Tensor]] = []
+        self._known: list[Tensor] = []
         self._batch: BatchState | None = None
         self.loops: Any = None
         self.taken = False
@@ -104,10 +105,10 @@ class Snapshot:
             return
         parameters = parameters_of(optimizer)
         same = len(parameters) == len(self._known) and all(
-            reference() is p for reference, p in zip(self._known, parameters, strict=True)
+            one is p for one, p in zip(self._known, parameters, strict=True)
         )
         if not same:
-            self._known = [weakref.ref(p) for p in parameters]
+            self._known = parameters
             self._weights = [p.detach().clone() for p in parameters]
             self._states = [{} for _ in parameters]
         else:
@@ -134,10 +135,7 @@ class Snapshot:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        for reference, weight, held in zip(self._known, self._weights, self._states, strict=True):
-            p = reference()
-            if p is None:
-                continue
+        for p, weight, held in zip(self._known, self._weights, self._states, strict=True):
             with torch.no_grad():
                 p.copy_(weight)
             if not held:
@@ -171,7 +169,7 @@ def _alike(one: object, other: object) -> bool:
 def _copy(into: list[Tensor], out_of: list[Tensor]) -> None:
     if into:
         with torch.no_grad():
-            torch._foreach_copy_(into, out_of)
+            torch_private.copy_all(into, out_of)
 
 
 def broken_weights(named: Iterable[Pair]) -> list[str]:

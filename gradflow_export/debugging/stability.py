@@ -14,9 +14,10 @@ from gradflow_export.debugging.batch import BatchState, BatchWatch
 from gradflow_export.debugging.clipping import Clipped, clip
 from gradflow_export.debugging.config import GradientClippingConfig, NaNHandlingConfig, PyTorchDebuggingConfig
 from gradflow_export.debugging.faults import Fault, NumericalAnomalyError, gradient_fault, loss_fault
+from gradflow_export.debugging.keeper import BufferKeeper, Kept
 from gradflow_export.debugging.locate import NO_NORMS, Locator, Origin, norms_of
 from gradflow_export.debugging.manager import PyTorchDebuggingManager
-from gradflow_export.debugging.policy import Outcome, UpdateGuard
+from gradflow_export.debugging.policy import ACTING, Outcome, UpdateGuard
 from gradflow_export.debugging.reporting import Reporting
 from gradflow_export.debugging.scaling import Scaling, is_enabled
 from gradflow_export.debugging.session import StepFacts
@@ -31,6 +32,7 @@ from gradflow_export.taps.shards import is_spread
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_LASTING = frozenset({"broken_weights", "broken_state", "broken_buffers"})
 _RESTORING = frozenset({"skip", "rewind"})
 _CLIPPED = frozenset({"none", "zero", "clamp"})
 
@@ -86,8 +88,9 @@ class NumericalStabilityManager:
         self._loops = Loops(schedulers, scaler if is_enabled(scaler) else None)
         self._guards: weakref.WeakKeyDictionary[Optimizer, UpdateGuard] = weakref.WeakKeyDictionary()
         self._batches: weakref.WeakKeyDictionary[nn.Module, BatchWatch] = weakref.WeakKeyDictionary()
+        self._keepers: weakref.WeakKeyDictionary[nn.Module, BufferKeeper] = weakref.WeakKeyDictionary()
         self._locators: weakref.WeakKeyDictionary[nn.Module, Locator] = weakref.WeakKeyDictionary()
-        self._steps = 0
+        self._steps = self._buffers_repaired = 0
 
     def watch(self, model: nn.Module) -> Self:
         """See the model's forward passes from now on; without it the first step's beginning is not seen.
@@ -97,6 +100,8 @@ class NumericalStabilityManager:
         """
         check_module(model)
         debug = self.debugging
+        if self._nan.policy in ACTING and model not in self._keepers:
+            self._keepers[model] = BufferKeeper(unwrap(model))
         if model not in self._batches:
             locates, checks = debug.locates, debug.checks_gradients
             keeps = self._nan.policy in _RESTORING
@@ -120,9 +125,10 @@ class NumericalStabilityManager:
             optimizer: Whose step comes next.
 
         Returns:
-            ``step``, ``loss``, ``finite``, ``action``, ``update_prevented``, ``restored``, ``steps_back``, ``clipping``
-            (``mode``, ``clipped``, ``scale``, ``share``, ``norm_before``, ``norm_after``), ``anomalies`` and
-            ``debug_info``.
+            ``step``, ``loss``, ``finite``, ``action``, ``update_prevented``, ``restored``, ``steps_back``,
+            ``buffers_repaired`` (entries that are their last finite values again, by name of the buffer),
+            ``still_broken`` (sentences: what is NaN or Inf and could not be repaired), ``clipping`` (``mode``,
+            ``clipped``, ``scale``, ``share``, ``norm_before``, ``norm_after``), ``anomalies`` and ``debug_info``.
 
         Raises:
             NumericalAnomalyError: The step holds NaN or Inf, and the policy or the debugging mode is ``"raise"``.
@@ -147,7 +153,9 @@ class NumericalStabilityManager:
         norms = norms_of(named, read)
         faults, scaled = self._faults(value, gradient_fault(named, norms), optimizer)
         broken = guard.look(every, faults)
-        faults += [broken] if broken is not None else []
+        lasting: list[Fault] = []
+        if broken is not None:
+            (faults if faults or guard.acts_on_state else lasting).append(broken)
         origin = self._origin(model, named, read, batch, scaled=scaled)
         clipped: Clipped | None = None
         if faults:
@@ -163,16 +171,23 @@ class NumericalStabilityManager:
                     named, l2_norms([p.grad for _, p in named if p.grad is not None]) if named else NO_NORMS
                 )
             clipped = clip(named, self._clipping, norms)
-        self._reporting.step(model, faults, outcome, origin, named, clipped)
-        facts = StepFacts(len(every), norms, [fault.as_dict() for fault in faults], outcome.action, batch)
+        keeper = self._keepers.get(model)
+        kept = Kept() if keeper is None else keeper.look()
+        lasting += kept.faults()
+        self._buffers_repaired += bool(kept.repaired)
+        told = [*faults, *lasting]
+        self._reporting.step(model, faults, outcome, origin, named, clipped, lasting)
+        facts = StepFacts(len(every), norms, [fault.as_dict() for fault in told], outcome.action, batch)
         info = self.debugging.step(model, facts)
         if watch is not None:
             watch.end(optimizer)
         if outcome.action == "raise":
-            self._raise(faults)
+            self.stop_debug_session()
+            raise _error(self._steps, faults)
         return {
             "step": self._steps, "loss": value, "finite": not faults and not scaled, "action": outcome.action,
             "update_prevented": outcome.prevented, "restored": outcome.restored, "steps_back": outcome.back,
+            "buffers_repaired": kept.repaired, "still_broken": [f.message for f in told if f.kind in _LASTING],
             "clipping": (clipped or clip([], self._clipping, norms)).as_dict(),
             "anomalies": info["anomaly_details"], "debug_info": info,
         }  # fmt: skip
@@ -210,6 +225,7 @@ class NumericalStabilityManager:
             **self.debugging.get_debug_summary(),
             "updates_prevented": self._reporting.prevented,
             "gradients_repaired": self._reporting.repaired,
+            "buffers_repaired": self._buffers_repaired,
             "rewinds": self._reporting.rewinds,
             "scaler_skips": self._scaling.skipped,
             "snapshot_mb": sum(guard.snapshot_bytes for guard in self._guards.values()) / 2**20,
@@ -225,6 +241,7 @@ class NumericalStabilityManager:
             locator.close()
         self._batches.clear()
         self._locators.clear()
+        self._keepers.clear()
 
     def __enter__(self) -> Self:
         """Return the manager."""
@@ -266,15 +283,6 @@ class NumericalStabilityManager:
             return Outcome("raise", prevented=True)
         return guard.act(faults, batch)
 
-    def _raise(self, faults: list[Fault]) -> None:
-        self.stop_debug_session()
-        told = " and ".join(fault.message for fault in faults)
-        where = f"; it begins {faults[0].origin}" if faults[0].origin else ""
-        raise NumericalAnomalyError(
-            f"step {self._steps} must have a finite loss and finite gradients, got: {told}{where}. The update has not "
-            "happened; leave the batch out, or use policy 'skip' to go on."
-        )
-
     def _settle(self) -> None:
         for guard in list(self._guards.values()):
             guard.settle()
@@ -284,6 +292,15 @@ def _close(watch: weakref.ref[BatchWatch]) -> None:
     found = watch()
     if found is not None:
         found.close()
+
+
+def _error(step: int, faults: list[Fault]) -> NumericalAnomalyError:
+    told = " and ".join(fault.message for fault in faults)
+    where = f"; it begins {faults[0].origin}" if faults[0].origin else ""
+    return NumericalAnomalyError(
+        f"step {step} must have a finite loss and finite gradients, got: {told}{where}. The update has not happened; "
+        "leave the batch out, or use policy 'skip' to go on."
+    )
 
 
 def _explain(faults: list[Fault], origin: Origin) -> None:

@@ -14,7 +14,7 @@ from gradflow_export.debugging.tensor_info import TensorInfo, describe_tensors
 from gradflow_export.rules.base import some
 
 _DEPTH = 6
-_Seen = dict[str, tuple[weakref.ref[Tensor], tuple[int, ...]]]
+_Seen = dict[str, tuple[int, tuple[int, ...]]]
 
 
 class ParameterBook:
@@ -26,13 +26,13 @@ class ParameterBook:
     def changes(self, model: nn.Module) -> dict[str, list[str]]:
         """Return what is different from the last call, by name, and remember what is there now."""
         now = parameters_of(model)
-        before = self._models.get(model, {name: (weakref.ref(p), tuple(p.shape)) for name, p in now.items()})
-        self._models[model] = {name: (weakref.ref(p), tuple(p.shape)) for name, p in now.items()}
+        before = self._models.get(model, {name: (id(p), tuple(p.shape)) for name, p in now.items()})
+        self._models[model] = {name: (id(p), tuple(p.shape)) for name, p in now.items()}
         both = [name for name in now if name in before]
         return {
             "added": [name for name in now if name not in before],
             "removed": [name for name in before if name not in now],
-            "replaced": [name for name in both if before[name][0]() is not now[name]],
+            "replaced": [name for name in both if before[name][0] != id(now[name])],
             "reshaped": [name for name in both if before[name][1] != tuple(now[name].shape)],
         }
 

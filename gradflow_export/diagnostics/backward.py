@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.config import make_settings
 from gradflow_export.diagnostics.analysis import (
     gradient_statistics,
     loss_analysis,
@@ -29,11 +30,13 @@ from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import Issue, StepRecord, issue_to_json, number_to_json
 from gradflow_export.rules.profiles import THRESHOLDS
 from gradflow_export.summary import write_json
+from gradflow_export.taps.grids import Grids
 from gradflow_export.taps.nodes import ROWS, Pairs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_EVERY_STEP = ("logits", "updates", "discrete")
 _JSON_LOSS = ("total_loss", "logit_max_logit", "confidence_max_confidence")
 
 
@@ -48,8 +51,10 @@ class BackwardPassDiagnostics:
         diagnostics.save_diagnostic_data("logs/diagnostics.json")
 
     What the report calls phase and magnitude are direction and length of the rows of each weight, unless the weights
-    are complex or ``pairs`` names parameters. Dear readings come at the exporter's intervals; with
-    ``intervals={"logits": 1, "updates": 1, "discrete": 1}`` each list of the JSON export has an entry for every step.
+    are complex or ``pairs`` names parameters. Everything the report tells is read at every step, so that each list of
+    the JSON export has an entry for each; ``intervals`` such as ``{"logits": 25, "updates": 50, "discrete": 100}`` cost
+    less. An update is what changed from one forward pass to the next; asked for before that, the last one is measured
+    by the weights as they are.
 
     Args:
         watched: The model, or an :class:`~gradflow_export.exporter.Exporter` that watches it.
@@ -57,6 +62,7 @@ class BackwardPassDiagnostics:
         optimizer: As in :meth:`Exporter.watch <gradflow_export.exporter.Exporter.watch>`.
         blocks: As there.
         pairs: As there, but ``"rows"`` by default.
+        grid: As ``grids`` there: width of the grid that weights are rounded to when they are used, or widths by name.
         buffer: How many values of each series to keep; statistics cover the whole run.
         alert_thresholds: Fixed thresholds by name, such as ``{"gradient_explosion_threshold": 10.0}``.
         **settings: Anything :class:`~gradflow_export.exporter.Exporter` takes, such as ``config``; ``backends`` is
@@ -80,6 +86,7 @@ class BackwardPassDiagnostics:
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         blocks: Iterable[str | nn.Module] | None = None,
         pairs: Pairs = ROWS,
+        grid: Grids = None,
         buffer: int = 1000,
         alert_thresholds: Mapping[str, float] | None = None,
         **settings: Any,
@@ -88,13 +95,15 @@ class BackwardPassDiagnostics:
         given: dict[str, Any] = {**settings, **(alert_thresholds or {})}
         self._owns = not isinstance(watched, Exporter)
         if isinstance(watched, Exporter):
-            if given or criterion is not None:
+            named = [*given, *(name for name, value in (("criterion", criterion), ("grid", grid)) if value is not None)]
+            if named:
                 raise ArgumentError(
-                    f"an Exporter that exists has its settings already, got {sorted(given) or 'criterion'}; pass them "
-                    "to the Exporter, or pass the model here."
+                    f"an Exporter that exists has its settings already, got {', '.join(sorted(named))}; pass them "
+                    "to the Exporter or its watch(), or pass the model here."
                 )
             self.exporter = watched
         else:
+            given["intervals"] = _intervals(given)
             self.exporter = Exporter(watched, **{"backends": (), **given})
         thresholds = {**THRESHOLDS, **self.exporter.settings.thresholds}
         self.update_analyzer = DiscreteUpdateAnalyzer()
@@ -102,10 +111,10 @@ class BackwardPassDiagnostics:
         self._book = SeriesBook(buffer)
         self._counts = StabilityCounts(thresholds)
         self._flow = FlowPatterns()
-        self._records = 0
+        self._records = self._last_step = 0
         self.exporter.register_analyzer(f"diagnostics-{id(self)}", self._take)
         if self._owns:
-            self.exporter.watch(criterion, optimizer=optimizer, blocks=blocks, pairs=pairs)
+            self.exporter.watch(criterion, optimizer=optimizer, blocks=blocks, pairs=pairs, grids=grid)
 
     def get_diagnostic_summary(self) -> dict[str, Any]:
         """Return everything that was found so far; JSON-ready, ``None`` where nothing was read.
@@ -113,10 +122,12 @@ class BackwardPassDiagnostics:
         Returns:
             ``backward_pass_diagnostics`` with ``gradient_statistics``, ``loss_analysis``, ``parameter_updates``,
             ``performance``, ``stability_counts``, ``alerts`` and ``warnings``; ``gradient_flow_analysis`` with
-            ``pattern``, ``frequent_bottlenecks``, ``unusually_small`` and ``phase_magnitude_correlation``;
+            ``pattern``, ``frequent_bottlenecks``, ``unusually_small``, ``small_nodes`` and
+            ``phase_magnitude_correlation``;
             ``discrete_update_analysis`` with ``mean_effectiveness`` and the rest of
             :meth:`~gradflow_export.diagnostics.discrete.DiscreteUpdateAnalyzer.summary`.
         """
+        self._catch_up()
         issues = self.exporter.issues
         with self._lock:
             book, counts = self._book, self._counts
@@ -133,6 +144,7 @@ class BackwardPassDiagnostics:
                 },
                 "gradient_flow_analysis": {
                     **self._flow.as_dict({issue.issue_type for issue in issues if issue.open}),
+                    "small_nodes": self.update_analyzer.small_nodes(),
                     "phase_magnitude_correlation": over_time(book),
                 },
                 "discrete_update_analysis": self.update_analyzer.summary(),
@@ -142,7 +154,7 @@ class BackwardPassDiagnostics:
         """Return the report as text."""
         self._catch_up()
         with self._lock:
-            return "\n".join(report_lines(self._book, self._counts))
+            return "\n".join(report_lines(self._book, self._counts, self.update_analyzer.summary()))
 
     def print_diagnostic_report(self) -> None:
         """Print :meth:`diagnostic_report`."""
@@ -212,16 +224,28 @@ class BackwardPassDiagnostics:
     def _take(self, record: StepRecord) -> None:
         with self._lock:
             self._records += 1
+            self._last_step = record.step
             self._book.add(record)
             self._counts.add(record)
             self._flow.add(record)
             self.update_analyzer.add(record)
 
     def _catch_up(self) -> None:
-        self.exporter.summary()
+        """Wait until every step so far is read, as long as there is any progress."""
+        self.exporter.summary()  # ends the step under way, which may be the first of all
+        wanted, before = self.exporter.current_step - 1, -1
+        while before != self._records and self._last_step < wanted:
+            before = self._records
+            self.exporter.summary()
 
     def _columns(self, names: Mapping[str, str]) -> dict[str, list[Any]]:
         return {name: _values(self._book[metric].values) for name, metric in names.items()}
+
+
+def _intervals(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the intervals that were chosen, and 1 for what the report tells of."""
+    chosen = make_settings(given.get("config"), {"intervals": given.get("intervals")}).schedule
+    return {**dict.fromkeys(_EVERY_STEP, 1), **{name: chosen.intervals[name] for name in chosen.chosen}}
 
 
 def _values(values: Sequence[float]) -> list[Any]:

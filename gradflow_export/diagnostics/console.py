@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gradflow_export.diagnostics.series import GRADIENTS, LOSS, TIMING, UPDATES, Series, SeriesBook
 from gradflow_export.diagnostics.stability import StabilityCounts
 
 _CONSOLE_LOSS = ("total_loss", "confidence_max_confidence", "confidence_target_confidence")
 _NAME = 30
+_NAMED = 8
 
 
-def report_lines(book: SeriesBook, counts: StabilityCounts) -> list[str]:
+def report_lines(book: SeriesBook, counts: StabilityCounts, updates: Mapping[str, Any]) -> list[str]:
     """Return the lines of the report.
 
     Args:
         book: What was measured. A series without a value says ``no data``.
         counts: What happened.
+        updates: The summary of the discrete updates; nodes and parameters that stand out are named.
     """
     backward = book[TIMING["total_backward_pass"]].seen
     passes = book["runtime.backward_passes"].seen
@@ -39,7 +42,32 @@ def report_lines(book: SeriesBook, counts: StabilityCounts) -> list[str]:
                 f"Avg backward pass time: {1e3 * backward.mean:.2f}ms",
             ],
         ),
+        *_nodes(updates),
     ]
+
+
+def _nodes(updates: Mapping[str, Any]) -> list[str]:
+    """Return a section about nodes and parameters that stand out, nothing where none does."""
+    small = [f"{found['node']} ({100 * found['share']:.0f} % of readings)" for found in updates["small_nodes"]]
+    often = updates["nodes"].get("update_frequency", {})
+    still = [node for node, share in often.items() if share == 0]
+    resting = [f"{site} ({count})" for site, count in updates["stagnant"].items()]
+    lines = [
+        f"{title}: {some(names)}"
+        for title, names in (
+            ("Nodes with unusually small gradients", small),
+            ("Nodes without a change between forward passes", still),
+            ("Parameters meant to change that did not (measured steps)", resting),
+        )
+        if names
+    ]
+    return _section("🔎 NODES", lines) if lines else []
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

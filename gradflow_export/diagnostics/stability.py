@@ -27,7 +27,8 @@ class StabilityCounts:
 
     Attributes:
         explosions: Steps whose greatest gradient norm of a parameter is above the threshold, or NaN or Inf.
-        stagnations: Measured updates of all parameters together whose norm is below the threshold.
+        stagnations: Measured updates of all parameters together whose norm is below the threshold: what changed from
+            one forward pass to the next where that was read, on declared grids, else what the optimizer changed.
         unstable: Measured updates ten times the median of the last twenty, or steps at which the gradient turns round
             (cosine below -0.5) while it grows.
         loss_anomalies: Steps whose loss is NaN or Inf or above the threshold times the loss before.
@@ -46,8 +47,11 @@ class StabilityCounts:
             self.explosions += not greatest <= self._thresholds["gradient_explosion_threshold"]
         update = record.value("update.total_norm")
         large = update is not None and self._is_large(update)
+        passed = record.value("update.change_norm")
+        change = update if passed is None else passed
+        if change is not None:
+            self.stagnations += change < self._thresholds["parameter_stagnation_threshold"]
         if update is not None:
-            self.stagnations += update < self._thresholds["parameter_stagnation_threshold"]
             self._updates.append(update)
         norm, cosine = record.value("gradient.total_norm"), record.value("gradient.cosine")
         turned = norm is not None and cosine is not None and cosine < _TURN and norm > self._norm

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.hooks import torch_private
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -20,7 +22,7 @@ def use_one_thread() -> None:
     """
     torch.get_num_threads()  # has the count of this thread set up, which would undo ours later
     try:
-        library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - finds what it is linked with, wherever that lies
+        library = ctypes.CDLL(torch_private.library())  # finds what it is linked with, wherever that lies
     except (OSError, AttributeError):  # torch is no library of its own here; what follows is a matter of cost alone
         return
     for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import all_local, local
 from gradflow_export.metrics.onepass import native_statistics
 
@@ -95,12 +96,12 @@ def _is_safe(norm: float, dtype: torch.dtype) -> bool:
 
 def _same_kind(entries: list[Tensor]) -> Tensor:
     if entries[0].device.type != "cpu":
-        return torch.stack(torch._foreach_norm(entries, 2, torch.float64))  # noqa: SLF001 - no public form
+        return torch.stack(list(torch_private.norms(entries, 2, torch.float64)))
     known = np.empty(len(entries), dtype=np.float64 if entries[0].dtype is torch.float64 else np.float32)
     rest = _norms_of_like(entries, known)
     if rest:
         dtype = torch.float32 if entries[0].dtype in _HALF else None
-        norms = torch._foreach_norm([entries[index] for index in rest], 2, dtype)  # noqa: SLF001 - no public form
+        norms = list(torch_private.norms([entries[index] for index in rest], 2, dtype))
         known[rest] = torch.stack(norms).numpy()
     suspicious = ~((known > 1e3 * math.sqrt(np.finfo(known.dtype).tiny)) & (known < math.inf))
     if suspicious.any():

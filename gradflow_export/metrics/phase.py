@@ -87,6 +87,23 @@ def row_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     return angle, (b - a)[:, 0]
 
 
+def row_turns(angles: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Return by how much each row turned, from the changes of phase of its entries.
+
+    Args:
+        angles: Wrapped to (-pi, pi]. Shape: ``[rows, entries]``.
+        counted: False for entries that have no phase; ``None`` counts all. Shape: that of ``angles``.
+
+    Returns:
+        The root mean square over the entries that count, so that a row all of whose entries turn by 0.5 turns by 0.5,
+        however long it is; 0 where none counts. Shape: ``[rows]``, in [0, pi]. Unit: radian.
+    """
+    count = torch.full_like(angles[:, 0], angles.shape[1]) if counted is None else counted.sum(dim=1).to(angles.dtype)
+    angles = angles if counted is None else torch.where(counted, angles, torch.zeros_like(angles))
+    turns: Tensor = torch.linalg.vector_norm(angles, dim=1) / count.clamp(min=1.0).sqrt()
+    return turns
+
+
 def node_sizes(values: Tensor) -> Tensor:
     """Return the L2 norm of each row. Shape of values: ``[nodes, entries]``; of the result: ``[nodes]``."""
     sizes: Tensor = torch.linalg.vector_norm(values, dim=1)

@@ -38,7 +38,9 @@ class BadInit(Rule):
     arXiv:1502.01852.
 
     Attributes:
-        alike: Greatest relative difference of rows that are copies.
+        alike: Greatest relative difference of rows, or of layers, that are copies: what rounding makes of one number.
+        together: Greatest distance of rows that began at one number, as a share of how far they have come: rounding
+            alone parts them by one step in several where an optimizer divides a gradient by its own size.
         worse: Least first loss, as a multiple of that of the best constant prediction.
         head: The same where the last layer's own weights are too large, whether or not it comes down.
         after: Steps within which it may come down by itself.
@@ -57,6 +59,7 @@ class BadInit(Rule):
     """
 
     alike: float = 1e-5
+    together: float = 0.3
     worse: float = 5.0
     head: float = 4.0
     after: int = 20
@@ -87,7 +90,7 @@ class BadInit(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
         first = record.get("parameter.initial_gain") is not None
-        later = () if first else (*self._alike(record, history), *self._doubles(record), *_siblings(record))
+        later = () if first else (*self._alike(record, history), *self._doubles(record), *self._siblings(record))
         large = (
             *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
             *self._steep(record, history),
@@ -102,7 +105,15 @@ class BadInit(Rule):
         moved = {} if updates is None else updates.as_dict()
         read = dict(zip(spread.sites, spread.values.tolist(), strict=True))
         here = {site for site, told in zip(spread.sites, spread.present, strict=True) if told}
-        copies = tuple(site for site in spread.sites if site in here and read[site] <= self.alike and moved.get(site))
+        parting = record.get("parameter.row_parting")
+        parted = {} if parting is None else parting.as_dict()
+        copies = tuple(
+            site
+            for site in spread.sites
+            if site in here
+            and moved.get(site)
+            and (read[site] <= self.alike or _or_inf(parted.get(site)) <= self.together)
+        )
         if copies:
             message = (
                 f"all units of {some(copies)} have the same weights, and still have after {record.step - 1} steps: "
@@ -112,7 +123,7 @@ class BadInit(Rule):
                 "draw the weights at random instead of filling them with a constant: "
                 "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
             )
-            yield _finding(Severity.HIGH, copies, 0.0, self.alike, message, advice, COPIES)
+            yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
         sizes, wired = record.get("parameter.weight_norm"), _reached(history)
         zero = {} if sizes is None else {site for site, value in sizes.as_dict().items() if value == 0.0}
         blank = tuple(site for site in spread.sites if site in zero and site not in here and site in wired)
@@ -265,6 +276,27 @@ class BadInit(Rule):
         )
         yield _finding(Severity.MEDIUM, names, usual, self.tiny, message, advice, SMALL)
 
+    def _siblings(self, record: StepRecord) -> Iterable[Finding]:
+        """Yield layers that only the numbers in their names tell apart."""
+        gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
+        if gaps is None:
+            return
+        names = [
+            name for name, gap in gaps.as_dict().items() if gap is not None and gap <= self.alike and name in moving
+        ]
+        kin = Counter(map(pattern, names))
+        names = [name for name in names if kin[pattern(name)] > 1]
+        if names:
+            message = (
+                f"the weights of {some(tuple(names))} are the same as those of a layer of the same kind, and "
+                f"still are after {record.step - 1} steps: they get the same gradients and never become different."
+            )
+            advice = (
+                "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
+                "copy.deepcopy or a common seed; where they are to be one, use one module several times."
+            )
+            yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
+
 
 def _moving(record: StepRecord) -> set[str]:
     """Return the parameters that this record's step moved along a gradient that is not 0."""
@@ -275,24 +307,8 @@ def _moving(record: StepRecord) -> set[str]:
     return {site for site, size in updates.as_dict().items() if size and along.get(site)}
 
 
-def _siblings(record: StepRecord) -> Iterable[Finding]:
-    """Yield layers that only the numbers in their names tell apart."""
-    gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
-    if gaps is None:
-        return
-    names = [name for name, gap in gaps.as_dict().items() if gap == 0.0 and name in moving]
-    kin = Counter(map(pattern, names))
-    names = [name for name in names if kin[pattern(name)] > 1]
-    if names:
-        message = (
-            f"the weights of {some(tuple(names))} are bit for bit the same as those of a layer of the same kind, and "
-            f"still are after {record.step - 1} steps: they get the same gradients and never become different."
-        )
-        advice = (
-            "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
-            "copy.deepcopy or a common seed; where they are to be one, use one module several times."
-        )
-        yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
+def _or_inf(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _reached(history: History) -> set[str]:

@@ -185,10 +185,16 @@ def _origin(record: StepRecord, history: History) -> tuple[tuple[str, ...], str,
         if reading is None:
             continue
         number_of = int(reading.values[0])
-        where = words.format(some(reading.sites, 1)) + (f", micro-batch {number_of}" if number_of else "")
+        if kind == "forward" and len(reading.sites) == 2:
+            before, after = reading.sites
+            where = f"in the forward pass between {before or 'the input'} and {after or 'the loss'}"
+        else:
+            where = words.format(some(reading.sites, 1))
+        where += f", micro-batch {number_of}" if number_of else ""
         rank = record.value("origin.rank")
         cause = f"{where.removeprefix('in ')}, step {record.step}, rank {record.rank if rank is None else int(rank)}"
-        return reading.sites, where + _last_finite(record, history), _ADVICE[kind], cause
+        layers = tuple(filter(None, reading.sites)) or ("",)
+        return layers, where + _last_finite(record, history), _ADVICE[kind], cause
     return None
 
 

@@ -20,6 +20,7 @@ from gradflow_export.taps.compiled import Reading
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.fired import FiredUnits
 from gradflow_export.taps.functional import FunctionalRectifiers, feeding_layer
+from gradflow_export.taps.parameternames import ParameterNames
 
 WINDOW = 5
 """Sampled steps per window; a unit is dead when it fired in neither this window nor the one before."""
@@ -52,13 +53,14 @@ class ActivationTap:
 
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
-        self._guard, self._model = guard, weakref.ref(model)
+        self._guard, self._names = guard, ParameterNames(weakref.ref(model))
         self._functional = FunctionalRectifiers(model, self._rectified_by_function, code=calls.code, guard=guard)
         self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
         named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
         self._rectifiers = [(n, m) for n, m in named if isinstance(m, _RECTIFIERS)]
         self._saturating = [(n, m, kind) for n, m in named if (kind := saturation_kind(m)) is not None]
         self._dead_sites = tuple(n for n, _ in self._rectifiers)
+        self._places = {name: place for place, name in enumerate(self._dead_sites)}
         self._saturating_sites = tuple(n for n, _, _ in self._saturating)
         self._active: dict[int, Tensor] = {}
         self._earlier: dict[int, Tensor] = {}
@@ -98,16 +100,17 @@ class ActivationTap:
         """Begin to see calls, or with ``on=False`` see no more."""
         self.calls.arm(on=on)
         self._functional.arm(on=on)
+        self._names.begin()
 
     def _rectified_by_function(self, tensor: Tensor) -> bool:
         """Take what a function rectified, if a layer feeds it."""
-        model, units = self._model(), tensor.shape[self._unit_dim(tensor)]
-        layer = None if model is None else feeding_layer(model, tensor, units)
+        layer = feeding_layer(self._names, tensor, tensor.shape[self._unit_dim(tensor)])
         if layer is None:
             return False
-        if layer not in self._dead_sites:
+        index = self._places.setdefault(layer, len(self._dead_sites))
+        if index == len(self._dead_sites):
             self._dead_sites += (layer,)
-        self._rectified(self._dead_sites.index(layer), None, None, tensor.detach().clamp_min(0))
+        self._rectified(index, None, None, tensor.detach().clamp_min(0))
         return True
 
     def _unit_dim(self, output: Tensor) -> int:

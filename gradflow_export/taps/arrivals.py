@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -14,9 +13,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.slots import Slot, slots
 
 FOLLOWED = 4
 """Parameters that carry a hook while the tap is armed, besides one of each optimizer that has none among them."""
@@ -69,7 +70,7 @@ class ArrivalTap:
     since the pass before it; micro-batches of one call are passes at the same weights.
 
     Args:
-        model: The unwrapped model; only weak references to parameters are kept.
+        model: The unwrapped model; only weak references to its modules are kept.
         guard: Wraps the hooks.
     """
 
@@ -83,7 +84,7 @@ class ArrivalTap:
         self._order = 0
         self._last = 0
         self._whole: set[int] | None = None
-        self._one_of: dict[int, weakref.ref[Tensor]] = {}
+        self._one_of: dict[int, Slot] = {}
         self._out: Drained = []
 
     @property
@@ -107,15 +108,15 @@ class ArrivalTap:
         """Put hooks on a few parameters, or with ``on=False`` take them away."""
         if on and not self._handles:
             model = self._model()
-            parameters = [] if model is None else [p for p in model.parameters() if _can_follow(p)]
-            chosen: list[Tensor] = [*parameters[:: -(-len(parameters) // FOLLOWED) or 1]]
-            known = {id(p) for p in chosen}
-            others = [one() for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
-            chosen += [p for p in others if p is not None and _can_follow(p)]
+            found = [] if model is None else [(slot, p) for slot, p in slots(model) if _can_follow(p)]
+            chosen = found[:: -(-len(found) // FOLLOWED) or 1]
+            known = {id(p) for _, p in chosen}
+            others = [(one, one()) for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
+            chosen += [(slot, p) for slot, p in others if p is not None and _can_follow(p)]
             if self._last:  # of the others it is not known what came since their last step
                 self._whole = {self._last}
-            for parameter in chosen:
-                hook = unserializable_hook(partial(self._take, weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+            for slot, parameter in chosen:
+                hook = unserializable_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
                 self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep))  # type: ignore[no-untyped-call]
         elif not on and self._handles:
@@ -192,8 +193,10 @@ class ArrivalTap:
         """Let the parameters that this optimizer does not hold know that it steps, and with which passes."""
         held = {id(p): p for p in step.owned.parameters}
         if held and not self._one_of.keys() & held.keys():
-            first = step.owned.parameters[0]
-            self._one_of[id(first)] = weakref.ref(first)
+            first, model = step.owned.parameters[0], self._model()
+            place = None if model is None else next((slot for slot, p in slots(model) if p is first), None)
+            if place is not None:
+                self._one_of[id(first)] = place
         mine = frozenset(held).intersection(self._seen)
         orders: dict[int, int] = {}
         for key in mine:
@@ -220,8 +223,8 @@ class ArrivalTap:
             metric, places = f"parameter.{name}_gradient", np.asarray(where)
             self._out.append(Pending(metric, step.owned.sites, told, places, nan_is_missing=True))
 
-    def _arrives(self, reference: Callable[[], Tensor | None], gradient: Tensor) -> None:
-        parameter = reference()
+    def _arrives(self, slot: Slot, gradient: Tensor) -> None:
+        parameter = slot()
         if parameter is None or gradient.layout is not torch.strided or torch.compiler.is_compiling():
             return
         with torch.no_grad():
@@ -236,10 +239,10 @@ class ArrivalTap:
         (came, found), seen.coming = seen.coming, None
         seen.came.append(came)
         self._order += 1
-        seen.passes.append(_Pass(torch._C._current_graph_task_id(), self._order, found))  # noqa: SLF001 - no other
-        if seen.version not in {None, parameter._version}:  # noqa: SLF001 - no public form
+        seen.passes.append(_Pass(torch_private.backward_number(), self._order, found))
+        if seen.version not in {None, torch_private.version(parameter)}:
             seen.later.append(found)
-        seen.version = parameter._version  # noqa: SLF001 - no public form
+        seen.version = torch_private.version(parameter)
         if found is None:
             seen.cleared = True
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -255,8 +256,9 @@ def _describe(model: nn.Module) -> Iterator[tuple[int, _Known]]:
         if isinstance(module, nn.MultiheadAttention) and not module.batch_first
         for end in [*(index for index, letter in enumerate(name) if letter == "."), len(name)]
     }
+    stacks = {name: _alike(module) for name, module in modules.items() if isinstance(module, _CONTAINERS)}
     for place, (name, module) in enumerate(modules.items()):
-        parent = modules.get(name.rpartition(".")[0])
+        stack = stacks.get(name.rpartition(".")[0], frozenset())
         heads = [getattr(module, attribute, None) for attribute in _HEADS]
         yield (
             id(module),
@@ -265,17 +267,17 @@ def _describe(model: nn.Module) -> Iterator[tuple[int, _Known]]:
                 site_name(name) or type(module).__name__,
                 place,
                 next((count for count in heads if isinstance(count, int) and count > 0), None),
-                bool(name) and _is_stack(parent, module),
+                bool(name) and type(module) in stack,
                 name in tokens_first,
                 isinstance(module, _PARTS),
             ),
         )
 
 
-def _is_stack(parent: nn.Module | None, module: nn.Module) -> bool:
-    """Whether a module is one of several alike, one after the other, or the only one of its list."""
-    members = list(parent.children()) if isinstance(parent, _CONTAINERS) else []
-    return len(members) == 1 or sum(type(member) is type(module) for member in members) > 1
+def _alike(container: nn.Module) -> frozenset[type]:
+    """Return the classes of which a list holds several members, or of which it holds its only one."""
+    kinds = Counter(type(member) for member in container.children())
+    return frozenset(kind for kind, count in kinds.items() if count > 1 or kinds.total() == 1)
 
 
 def _block(stack: list[Call[_Known]]) -> Call[_Known] | None:

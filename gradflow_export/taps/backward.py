@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
+
+from gradflow_export.taps.slots import Slot, slots
 
 LOOKED_AT = 8
 """Parameters that are asked whether they hold a gradient already; all of them would cost more than it tells."""
@@ -21,7 +22,7 @@ class BackwardPasses:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self._model = model
-        self._chosen: list[weakref.ref[Tensor]] = []
+        self._chosen: list[Slot] = []
         self.began: float | None = None
         self._count = self._onto = 0
 
@@ -42,10 +43,10 @@ class BackwardPasses:
             return {}
         return {"runtime.backward_passes": float(self._count), "runtime.accumulated_share": self._onto / self._count}
 
-    def _choose(self) -> list[weakref.ref[Tensor]]:
+    def _choose(self) -> list[Slot]:
         if not self._chosen or any(chosen() is None for chosen in self._chosen):
             model = self._model()
-            trained = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+            trained = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad]
             stride = -(-len(trained) // LOOKED_AT) or 1
-            self._chosen = [weakref.ref(p) for p in trained[::stride]]
+            self._chosen = trained[::stride]
         return self._chosen

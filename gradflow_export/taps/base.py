@@ -157,23 +157,3 @@ class SteppedTap(SampledTap, Protocol):
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget what was looked at before a step that a gradient scaler skipped."""
-
-
-class ModuleHook:
-    """A forward hook that a copy of the module does not carry along.
-
-    Modules are pickled and deep-copied with their hooks. This one turns into a method of the standard library that does
-    nothing, so that a saved or copied model neither holds nor needs anything of this package.
-    """
-
-    def __init__(self, call: Callable[[Any, Any, Any], None]) -> None:
-        self._call = call
-
-    def __call__(self, module: Any, args: Any, output: Any = None) -> None:
-        """Hand over to the tap, but leave no trace in a graph that is being compiled."""
-        if not torch.compiler.is_compiling():
-            self._call(module, args, output)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle and deep-copy as a stand-in that takes three arguments and returns ``None``."""
-        return getattr, (contextlib.nullcontext(), "__exit__")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.outputs import is_floating
 from gradflow_export.taps.base import Drained, Guard, Part, Pending, unguarded
 from gradflow_export.taps.calls import ModuleCalls
@@ -39,7 +39,8 @@ def output_tensor(output: Any) -> Tensor | None:
     """
     if isinstance(output, Tensor):
         learns = output.requires_grad and is_floating(output)
-        return output if learns and not isinstance(output, FakeTensor) else None  # a fake one has a shape alone
+        # A fake one has a shape alone.
+        return output if learns and not isinstance(output, torch_private.FakeTensor) else None
     for part in _parts(output):
         chosen = output_tensor(part)
         if chosen is not None:

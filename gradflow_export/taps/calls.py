@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.compiled import CompiledCode, Reading
 
 _log = logging.getLogger("gradflow_export")
@@ -22,9 +23,9 @@ UNSEEN_STEPS = 5
 
 Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
-_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
+_is_tracing = torch_private.is_tracing
 _is_grad_enabled = torch.is_grad_enabled
-_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
+_transform = torch_private.transform
 
 
 class ModuleCalls:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
@@ -49,7 +49,7 @@ class ClippingTap:
     def begin(self) -> None:
         """Notice that a backward pass has begun; called from within it."""
         if self.armed:
-            _queue(self._once_more)
+            torch_private.queue_callback(self._once_more)
 
     def compare(self, step: OptimizerStep, norms: Tensor) -> None:
         """Compare with the gradients an optimizer is about to use.
@@ -87,7 +87,7 @@ class ClippingTap:
 
     def _wait(self) -> None:
         # Queued from within the queue, so that it runs after those that average gradients over processes.
-        _queue(self._when_over)
+        torch_private.queue_callback(self._when_over)
 
     def _over(self) -> None:
         model = self._model()
@@ -109,8 +109,3 @@ def _chosen(norms: Tensor, places: list[int]) -> Tensor:
 def _total(norms: Tensor) -> Tensor:
     total: Tensor = torch.linalg.vector_norm(norms.double())
     return total
-
-
-def _queue(call: Callable[[], None]) -> None:
-    engine = Variable._execution_engine  # noqa: SLF001 - no public form; DistributedDataParallel uses it too
-    engine.queue_callback(call)

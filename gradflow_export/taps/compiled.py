@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.taps.base import ModuleHook
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.discover import is_compiled
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 
 Inside = Literal["exact", "always", "never"]
 INSIDE: tuple[Inside, ...] = ("exact", "always", "never")
@@ -86,7 +85,7 @@ class _Operator:
         if device not in self._sinks:
             sink = self._sinks[device] = torch.zeros(1, device=device)
             if device.type != "cpu":  # an input that is mutated keeps a graph off CUDA graphs unless it stays in place
-                torch._dynamo.mark_static_address(sink)  # noqa: SLF001 - no public form
+                torch_private.mark_static(sink)
         return self._sinks[device]
 
     def _called(self, x: Tensor, _sink: Tensor, number: int, backward: bool) -> None:
@@ -182,7 +181,7 @@ class CompiledCode:
         self._parts = [weakref.ref(module) for module in modules]
         self._readers: list[Any] = []
         self._placed = contextlib.ExitStack()
-        self._graphs, self._begun = _graphs(), False
+        self._graphs, self._begun = torch_private.graphs(), False
 
     @property
     def read(self) -> bool:
@@ -210,7 +209,7 @@ class CompiledCode:
         The process-wide hooks that were there when it was compiled go, which has it compiled once more, with hooks of
         its own.
         """
-        if not self.found and _graphs() > self._graphs:
+        if not self.found and torch_private.graphs() > self._graphs:
             self.found = True
             if self.read:
                 self._place()
@@ -218,7 +217,7 @@ class CompiledCode:
 
     def way_out(self) -> str:
         """Return what the user can do where compiled code shows nothing; empty where there is none."""
-        if not _graphs():
+        if not torch_private.graphs():
             return ""
         if not self.read:
             return " Compiled code is left alone."
@@ -244,7 +243,7 @@ class CompiledCode:
             reader.called_eagerly(module, args, output)
 
     def _place(self) -> None:
-        operator, numbers = _operator(), []
+        operator, numbers, hooks = _operator(), [], []
         members = {id(part()) for part in self._parts}
         modules = {id(m): m for reader in self._readers for m in reader.modules() if id(m) in members}
         for key, module in modules.items():
@@ -259,7 +258,8 @@ class CompiledCode:
                 exact=self._inside == "exact",
                 backward=any(reading.backward for reading in inside),
             )
-            self._placed.callback(module.register_forward_hook(hook).remove)
+            hooks.append((module, hook))
+        self._placed.callback(hook_calls(hooks))
         self._placed.callback(operator.release, numbers)
 
 
@@ -268,17 +268,9 @@ def _can_trace(model: nn.Module) -> bool:
     return release >= LEAST_TORCH and not any(hasattr(p, "placements") for p in model.parameters())
 
 
-def _graphs() -> int:
-    """Return how many graphs ``torch.compile`` has captured in this process."""
-    known = sys.modules.get("torch._dynamo.utils")
-    return 0 if known is None else int(known.counters["stats"]["unique_graphs"])
-
-
 def _in_cuda_graph() -> bool:
     """Whether a CUDA graph is being captured, or this process keeps a pool of them, in which nothing may stay."""
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    pools = getattr(getattr(trees, "local", None), "tree_manager_containers", None)
-    return bool(pools) or torch.cuda.is_current_stream_capturing()
+    return torch_private.keeps_cuda_graphs() or torch.cuda.is_current_stream_capturing()
 
 
 def forget_code(modules: Sequence[nn.Module]) -> None:
@@ -287,19 +279,5 @@ def forget_code(modules: Sequence[nn.Module]) -> None:
     ``torch.compile`` does not look whether hooks were added since, nor whether an instance of the same class that it
     has code for had other hooks. Only code that exists is forgotten.
     """
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is None:
-        return
     with contextlib.suppress(Exception):  # no public form: where it has changed, silence is noticed and told of
-        for code in {code for module in modules for code in _codes(module)}:
-            if torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code):  # noqa: SLF001 - as above
-                torch._C._dynamo.eval_frame.reset_code(code)  # noqa: SLF001 - as above
-
-
-def _codes(module: nn.Module) -> Iterable[types.CodeType]:
-    """Yield the code objects that compiled code of a module hangs on."""
-    wrapped = torch._dynamo.external_utils.wrap_inline(_nothing)  # noqa: SLF001 - no public form
-    for function in (type(module).forward, nn.Module._call_impl, wrapped):  # noqa: SLF001 - no public form
-        code = getattr(function, "__code__", None)
-        if isinstance(code, types.CodeType):
-            yield code
+        torch_private.forget_code([type(module).forward for module in modules])

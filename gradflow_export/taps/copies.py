@@ -20,6 +20,7 @@ from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.slots import Slot, slots
 
 Copies = Iterable[Sequence[str]] | None
 """Groups of names of parameters, buffers or modules that should hold the same."""
@@ -31,7 +32,7 @@ LEAST = 8
 """Entries without which parallel gradients are chance."""
 PARALLEL = 1 - 1e-9
 
-_Held = tuple[str, weakref.ref[Tensor], weakref.ref[Tensor]]
+_Held = tuple[str, Slot, Slot]
 
 
 class CopyTap:
@@ -116,33 +117,36 @@ class CopyTap:
     def _alike(self) -> list[_Held]:
         """Find pairs of parameters of like names, each of one shape and with the same entries, once at the start."""
         model = self._model()
-        groups: dict[tuple[object, ...], list[tuple[str, Tensor]]] = defaultdict(list)
+        groups: dict[tuple[object, ...], list[tuple[str, Slot, Tensor]]] = defaultdict(list)
+        places = {} if model is None else {id(p): slot for slot, p in slots(model)}
         for name, parameter in () if model is None else model.named_parameters():
             if parameter.numel() >= LEAST and parameter.requires_grad and not hasattr(parameter, "placements"):
                 last = name.rpartition(".")[2]
-                groups[last, tuple(parameter.shape), parameter.dtype, parameter.device].append((name, parameter))
+                groups[last, tuple(parameter.shape), parameter.dtype, parameter.device].append(
+                    (name, places[id(parameter)], parameter)
+                )
         pairs: list[_Held] = []
         for members in groups.values():
-            first, one = members[0]
-            for name, other in members[1:]:
+            first, here, one = members[0]
+            for name, there, other in members[1:]:
                 if len(pairs) < FOUND and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES)):
-                    pairs.append((f"{site_name(name)} = {site_name(first)}", weakref.ref(one), weakref.ref(other)))
+                    pairs.append((f"{site_name(name)} = {site_name(first)}", here, there))
         return pairs
 
     def _untied(self) -> list[_Held]:
         """Find heads that begin with the entries of an embedding: two kinds of layers do so by intention only."""
         model = self._model()
         modules = [] if model is None else list(model.named_modules())
-        tables = [(name, weight) for name, module in modules for weight in _weight_of(module, nn.Embedding)]
-        heads = [(name, weight) for name, module in modules for weight in _weight_of(module, nn.Linear)]
+        tables = [(name, m, weight) for name, m in modules for weight in _weight_of(m, nn.Embedding)]
+        heads = [(name, m, weight) for name, m in modules for weight in _weight_of(m, nn.Linear)]
         found: list[_Held] = []
-        for (table, one), (head, other) in product(tables, heads):
+        for (table, left, one), (head, right, other) in product(tables, heads):
             if other is one or one.shape != other.shape or one.device != other.device:
                 continue
             here = even_sample(one, ENTRIES)
             if torch.equal(here, even_sample(other, ENTRIES)) and not torch.equal(here, here[:1].expand_as(here)):
                 both = f"{site_name(head)}.weight = {site_name(table)}.weight"
-                found.append((both, weakref.ref(one), weakref.ref(other)))
+                found.append((both, Slot(left, "weight"), Slot(right, "weight")))
         return found[:FOUND]
 
 
@@ -168,6 +172,8 @@ def named_copies(model: nn.Module, copies: Copies) -> list[_Held]:
         ArgumentTypeError: A group is no sequence of at least two names.
     """
     tensors = {site_name(name): tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    places = {id(b): Slot(m, key) for m in model.modules() for key, b in m.named_buffers(recurse=False)}
+    places |= {id(p): slot for slot, p in slots(model)}
     pairs: list[_Held] = []
     groups: Any = () if copies is None else copies
     for group in groups if isinstance(groups, Iterable) else (groups,):
@@ -186,7 +192,7 @@ def named_copies(model: nn.Module, copies: Copies) -> list[_Held]:
                 )
             for key, tensor in part.items():
                 both = f"{name}{key} = {group[0]}{key}"
-                pairs.append((both, weakref.ref(parts[0][key]), weakref.ref(tensor)))
+                pairs.append((both, places[id(parts[0][key])], places[id(tensor)]))
     return pairs
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.hooks import torch_private
 
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 LEAST_BLOCKS = 3
 
@@ -19,7 +19,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile`` wrappers."""
     while True:
         parallel = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-        inner = model.module if parallel else getattr(model, "_orig_mod", None)
+        inner = model.module if parallel else torch_private.inside(model)
         if not isinstance(inner, nn.Module):
             return model
         model = inner
@@ -27,7 +27,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def site_name(name: str) -> str:
     """Strip the wrapper prefixes that ``torch.compile``, FSDP and checkpointing put into dotted names."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in name.split(".") if part not in torch_private.WRAPPERS)
 
 
 def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
@@ -130,4 +130,4 @@ def check_blocks(blocks: Sequence[NamedModule]) -> list[NamedModule]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of this module run inside compiled code."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return torch_private.inside(module) is not None or torch_private.compiles_calls(module)

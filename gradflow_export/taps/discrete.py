@@ -1,43 +1,39 @@
-"""What arrives of an update: in coarse number formats, and split into phase and magnitude."""
+"""What arrives of an update in the weights that forward passes use: on grids, in coarse formats, by phase and size."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.discrete import SCORES, update_scores
+from gradflow_export.metrics.grids import on_grid
 from gradflow_export.metrics.local import local
-from gradflow_export.metrics.phase import correlations, quiet_share
 from gradflow_export.metrics.samples import row_sample
-from gradflow_export.records import RUN_SITE
-from gradflow_export.taps.base import Drained, Pending
+from gradflow_export.taps.base import Drained, Guard, unguarded
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.expected import Meant, master_of, meant_update
-from gradflow_export.taps.nodes import ROWS, Moved, Nodes, Pairs, check_pairs, joined, nodes_of
+from gradflow_export.taps.grids import Grids, check_grids, is_store
+from gradflow_export.taps.nodes import ROWS, Moved, Pairs, check_pairs
 from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.passed import ForwardUse
+from gradflow_export.taps.seenupdates import METRICS, SeenUpdate, SeenUpdates, real
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 ENTRIES = 2**19
-"""Entries looked at in one step, shared out evenly among the parameters; whole rows of each."""
+"""Entries looked at in one step, shared out evenly among the tensors; whole rows of each."""
 
 AT_ONCE = 100
 """Parameters scored in one step, so that its cost is bounded; the others have their turn at the next ones."""
-
-CORRELATED_NODES = 4096
-_SCORE_METRICS = tuple(f"parameter.{name if name.endswith('share') else f'update_{name}'}" for name in SCORES)
-_NODE_METRICS = (
-    "node.phase_gradient", "node.magnitude_gradient", "node.phase_change", "node.magnitude_change",
-    "node.changed_share", "node.quiet_share", "node.count",
-)  # fmt: skip
-_CORRELATIONS = ("phase.correlation", "phase.rank_correlation")
 
 
 def is_coarse(parameter: Tensor) -> bool:
@@ -47,29 +43,40 @@ def is_coarse(parameter: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One parameter before its step."""
+    """One tensor whose update is not complete: the next forward pass has not used it yet.
+
+    ``meant`` takes the gradient that was used, once the step has ended, and turns into ``expected``.
+    """
 
     place: int
-    parameter: Tensor
     before: Tensor
-    gradient: Tensor | None
-    meant: Meant | None
-    has_master: bool
+    gradient: Tensor | None = None
+    meant: Meant | None = None
+    has_master: bool = False
+    expected: Tensor | None = None
 
 
 class DiscreteTap:
-    """Compares weights before and after the steps of an optimizer, while it is armed.
+    """Compares the weights that consecutive forward passes use, while it is armed.
+
+    What a step meant is known when it ends; what came of it only when the next forward pass has used the weights,
+    because a grid may be laid over them inside the step, after it, or in the forward pass. Until then the step's record
+    waits: see :attr:`waits` and :meth:`settle`.
 
     Args:
-        model: Where the parameters are; nothing of it is kept.
-        pairs: Names of parameters that belong together, phase first, magnitude second; ``"rows"`` takes the direction
-            and the length of each row of every real weight, and scores every parameter's update. ``None`` takes complex
+        model: Where the tensors are; nothing of it is kept.
+        pairs: Names of tensors that belong together, phase first, magnitude second; ``"rows"`` takes the direction and
+            the length of each row of every real weight, and scores every parameter's update. ``None`` takes complex
             parameters alone, and scores those in formats coarser than float32.
+        grids: Width of the grid that weights are rounded to when they are used, for all of them or by name. A tensor of
+            whole numbers, which may be a buffer, holds places on its grid. Without one, the grid is the number format.
         entries: How many entries to look at in one step.
+        code: Knows whether the model is compiled.
+        guard: Wraps the hook.
 
     Raises:
-        ArgumentError: A pair names no parameter, or two of different shapes.
-        ArgumentTypeError: ``pairs`` holds something other than two names.
+        ArgumentError: A pair or a grid names no tensor, a pair two of different shapes, or a width is not above 0.
+        ArgumentTypeError: ``pairs`` holds something other than two names, or a width is no number.
     """
 
     instrument: ClassVar[str] = "discrete"
@@ -79,65 +86,100 @@ class DiscreteTap:
         model: nn.Module,
         *,
         pairs: Pairs = None,
+        grids: Grids = None,
         entries: int = ENTRIES,
+        code: CompiledCode | None = None,
+        guard: Guard = unguarded,
     ) -> None:
-        named = {site_name(name): parameter for name, parameter in model.named_parameters()}
+        named = {site_name(name): (name, parameter) for name, parameter in model.named_parameters()}
+        stores = {site_name(name): (name, b) for name, b in model.named_buffers() if is_store(b)}
+        known = {site: tensor for site, (_, tensor) in {**stores, **named}.items()}
         self._all_rows = isinstance(pairs, str) and pairs == ROWS
-        self._magnitude_of = dict(check_pairs(named, pairs))
-        magnitudes = set(self._magnitude_of.values())
-        self._node_sites = tuple(
-            n
-            for n, p in named.items()
-            if n in self._magnitude_of
-            or (n not in magnitudes and (p.is_complex() or (self._all_rows and p.is_floating_point() and p.dim() > 1)))
-        )
-        self._counts = tuple(float(named[n].shape[0]) if named[n].dim() else 1.0 for n in self._node_sites)
-        self._wanted = {n for n, p in named.items() if self._all_rows or is_coarse(p)}
-        self._wanted |= {*self._node_sites, *magnitudes}
+        magnitude_of = dict(check_pairs(known, pairs))
+        paired = {*magnitude_of, *magnitude_of.values()}
+        steps = check_grids(model, grids, tuple(paired))
+        self._sites = tuple(named)
+        every = (*self._sites, *stores)
+        self._whole = {place for place, n in enumerate(every) if is_store(known[n])}
+        rows = {n for n in self._sites if self._all_rows and known[n].is_floating_point() and known[n].dim() > 1}
+        complexes = {n for n in self._sites if known[n].is_complex()}
+        nodes = ({*rows, *complexes, *steps} - paired) | set(magnitude_of)
+        scored = {n for n in self._sites if self._all_rows or n in steps or is_coarse(known[n])}
+        self._scored = {every.index(n) for n in scored} - self._whole
+        self._wanted = {every.index(n) for n in {*scored, *nodes, *paired}}
         # Nodes belong together, and rows were asked for: only parameters that are scored alone can wait.
-        alone = not self._all_rows and not self._node_sites
-        self._turns = max(-(-len(self._wanted) // AT_ONCE), 1) if alone else 1
+        self._turns = max(-(-len(self._wanted) // AT_ONCE), 1) if not (self._all_rows or nodes) else 1
         self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._share = max(entries // max(len(self._wanted), 1), 1)
+        self._steps = {every.index(n): step for n, step in steps.items()}
+        self._updates = SeenUpdates(every, len(self._sites), known, magnitude_of, nodes)
+        raw = {**stores, **named}
+        self._use = ForwardUse(
+            model, {raw[every[place]][0]: place for place in sorted(self._wanted)}, self._used, code=code, guard=guard
+        )
         self._armed = False
         self._open: weakref.WeakKeyDictionary[object, list[_Entry]] = weakref.WeakKeyDictionary()
+        self._seen: dict[int, Tensor] = {}
+        self._waiting: dict[int, _Entry] = {}
+        self._done: dict[int, SeenUpdate] = {}
         self._out: Drained = []
 
     @property
     def modules(self) -> int:
-        """How many parameters are looked at in one step; 0 when none is coarse or complex, nor asked for."""
+        """How many tensors are looked at in one step; 0 when none is coarse, complex or on a grid, nor asked for."""
         return -(-len(self._wanted) // self._turns)
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return tuple(
-            spec(name)
-            for name in (*_SCORE_METRICS, "parameter.numel", "parameter.master", *_NODE_METRICS, *_CORRELATIONS)
-        )
+        return tuple(spec(name) for name in METRICS)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are updates whose step's record must not be handed over before :meth:`settle`."""
+        return bool(self._waiting or self._done)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
-        stack = contextlib.ExitStack()
+        stack = self._use.attach()
         stack.callback(self._close)
         return stack
 
     def arm(self, *, on: bool) -> None:
-        """Begin to look at steps, or with ``on=False`` at no more."""
+        """Begin to look at steps, or with ``on=False`` at no more; updates that wait are still followed."""
         self._armed = on
+        if not on:
+            self._seen.clear()
+        self._use.arm(on=on or bool(self._waiting))
+
+    def settle(self) -> None:
+        """Complete the updates that wait by the weights as they are now; :meth:`drain` then gives all of them out."""
+        with torch.no_grad():
+            for place in list(self._waiting):
+                tensor = self._use.tensor(place)
+                if _is_readable(tensor):
+                    self._complete(place, self._take(tensor))
+            self._waiting.clear()
+            done, self._done = self._done, {}
+            self._out.extend(self._updates.give(done))
+        if not self._armed:
+            self._use.arm(on=False)
 
     def drain(self) -> Drained:
-        """Give out what was measured since the last call."""
+        """Give out what was settled since the last call."""
         out, self._out = self._out, []
         return out
 
     def forget(self) -> None:
-        """Forget what was measured: the step makes no record."""
+        """Forget what was settled, and weights that were seen: the step makes no record."""
         self._out = []
+        self._seen.clear()
 
     def _close(self) -> None:
         self._armed = False
         self._open.clear()
+        self._waiting.clear()
+        self._done.clear()
         self.forget()
 
     def _take(self, tensor: Tensor) -> Tensor:
@@ -147,12 +189,44 @@ class DiscreteTap:
         return wide.resolve_conj()
 
     def _take_real(self, tensor: Tensor) -> Tensor:
-        return _real(self._take(tensor))
+        return real(self._take(tensor))
+
+    def _used(self, places: tuple[int, ...]) -> None:
+        """Take the weights that a forward pass has just used, for the step before and for the one to come."""
+        # Where parameters take turns nobody knows yet whose turn the next step is.
+        look = self._armed and self._turns == 1
+        with torch.no_grad():
+            for place in places:
+                if place not in self._waiting and (not look or place in self._seen):
+                    continue
+                tensor = self._use.tensor(place)
+                if _is_readable(tensor):
+                    taken = self._take(tensor)
+                    self._complete(place, taken)
+                    if look:
+                        self._seen.setdefault(place, taken)
+
+    def _complete(self, place: int, after: Tensor) -> None:
+        """Close the update of a tensor that waits for the weights of the next forward pass."""
+        entry = self._waiting.pop(place, None)
+        if entry is None or entry.before.shape != after.shape:
+            return
+        before, between, step = entry.before, None, self._steps.get(place)
+        if step is not None:
+            whole = place in self._whole
+            before, after, between = (before * step, after * step, None) if whole else on_grid(before, after, step)
+        moved = Moved(before, after, entry.gradient)
+        self._done[place] = SeenUpdate(moved, entry.expected, entry.has_master, step, between)
 
     def before(self, step: OptimizerStep) -> None:
         """Copy some rows of weights and gradients before an optimizer steps."""
-        if self._armed and isinstance(step.optimizer, Optimizer):
-            with torch.no_grad():
+        if not isinstance(step.optimizer, Optimizer):
+            return
+        with torch.no_grad():
+            for parameter, place in zip(step.owned.parameters, step.owned.where, strict=True):
+                if int(place) in self._waiting:  # no hook told of a forward pass: it used them as they are
+                    self._complete(int(place), self._take(parameter))
+            if self._armed:
                 self._open[step.optimizer] = list(self._look(step, step.optimizer))
 
     def skip(self, step: OptimizerStep) -> None:
@@ -162,12 +236,9 @@ class DiscreteTap:
     def _look(self, step: OptimizerStep, optimizer: Optimizer) -> Iterator[_Entry]:
         owned, turn = step.owned, self._turn.get(optimizer, 0)
         self._turn[optimizer] = turn + 1
-        for parameter, place, number in zip(owned.parameters, owned.where, owned.groups, strict=True):
-            if (place + turn) % self._turns:
-                continue
-            if owned.sites[place] not in self._wanted or parameter.layout is not torch.strided:
-                continue
-            if not local(parameter).numel():
+        for parameter, at, number in zip(owned.parameters, owned.where, owned.groups, strict=True):
+            place = int(at)
+            if (place + turn) % self._turns or place not in self._wanted or not _is_readable(parameter):
                 continue
             gradient = None if step.closure else _dense(parameter.grad)
             if gradient is None and not step.closure:
@@ -175,73 +246,42 @@ class DiscreteTap:
             used = None if gradient is None else self._take(gradient)
             if used is not None and step.scale is not None:
                 used = used / step.scale.to(used.device, torch.float64)
-            scored = self._all_rows or is_coarse(parameter)
-            group = optimizer.param_groups[number]
+            group, scored = optimizer.param_groups[number], place in self._scored
             meant = meant_update(optimizer, parameter, group, self._take_real) if scored else None
-            kept = master_of(optimizer, parameter) is not None
-            yield _Entry(int(place), parameter, self._take(parameter), used, meant, kept)
+            seen = self._seen.get(place)
+            before = self._take(parameter) if seen is None else seen
+            yield _Entry(place, before, used, meant, master_of(optimizer, parameter) is not None)
 
     def after(self, step: OptimizerStep) -> None:
-        """Compare with the weights after the step."""
-        entries = self._open.pop(step.optimizer, None)
-        if not entries:
-            return
+        """Learn what the step meant; what came of it the next forward pass shows."""
+        by_place = dict(zip(map(int, step.owned.where), step.owned.parameters, strict=True))
         with torch.no_grad():
-            pairs = [(entry, moved) for entry in entries if (moved := self._moved(entry)) is not None]
-            self._give_scores(step.owned.sites, [(e, m) for e, m in pairs if e.meant is not None])
-            self._give_nodes({step.owned.sites[entry.place]: moved for entry, moved in pairs})
+            if isinstance(step.optimizer, Optimizer):
+                entries = self._open.pop(step.optimizer, [])
+            else:  # a step by hand was told of when it was over
+                entries = [_Entry(place, seen) for place, seen in self._seen.items() if place in by_place]
+            for entry in entries:
+                self._wait(entry, by_place[entry.place])
+            for place in self._whole & self._seen.keys():
+                self._waiting.setdefault(place, _Entry(place, self._seen[place]))
+            for place in (*by_place, *self._whole):
+                self._seen.pop(place, None)
 
-    def _moved(self, entry: _Entry) -> Moved | None:
+    def _wait(self, entry: _Entry, parameter: Tensor) -> None:
         gradient = entry.gradient
         if gradient is None:  # the closure has filled it in since
-            arrived = _dense(entry.parameter.grad)
+            arrived = _dense(parameter.grad)
             if arrived is None:
-                return None
+                return
             gradient = self._take(arrived)
-        after = self._take(entry.parameter)
-        same = entry.before.shape == after.shape == gradient.shape
-        return Moved(entry.before, after, gradient) if same else None
-
-    def _give_scores(self, sites: tuple[str, ...], scored: list[tuple[_Entry, Moved]]) -> None:
-        if not scored:
-            return
-        device = scored[0][1].after.device
-        actual = [(_real(m.after) - _real(m.before)).to(device) for _, m in scored]
-        expected = [e.meant(_real(m.gradient)).to(device) for e, m in scored if e.meant is not None]
-        where = np.array([entry.place for entry, _ in scored], dtype=np.int64)
-        for metric, values in zip(_SCORE_METRICS, update_scores(actual, expected), strict=True):
-            self._out.append(Pending(metric, sites, values, where, nan_is_missing=True))
-        sizes = torch.tensor([float(entry.parameter.numel()) for entry, _ in scored], dtype=torch.float64)
-        self._out.append(Pending("parameter.numel", sites, sizes, where))
-        masters = torch.tensor([float(entry.has_master) for entry, _ in scored], dtype=torch.float64)
-        self._out.append(Pending("parameter.master", sites, masters, where))
-
-    def _give_nodes(self, moved: dict[str, Moved]) -> None:
-        nodes: dict[int, Nodes] = {}
-        for place, site in enumerate(self._node_sites):
-            own, partner = moved.get(site), moved.get(self._magnitude_of.get(site, ""))
-            if own is not None and (partner is not None or site not in self._magnitude_of):
-                nodes[place] = nodes_of(own, partner)
-        if not nodes:
-            return
-        every, where = list(nodes.values()), np.array(list(nodes), dtype=np.int64)
-        first = every[0].phase
-        columns = torch.stack([_node_row(n).to(first.device) for n in every], dim=1)
-        counts = torch.tensor([[self._counts[place] for place in nodes]], dtype=first.dtype, device=first.device)
-        for metric, values in zip(_NODE_METRICS, torch.cat([columns, counts]), strict=True):
-            self._out.append(Pending(metric, self._node_sites, values, where))
-        for metric, value in zip(_CORRELATIONS, correlations(*joined(every, CORRELATED_NODES)), strict=True):
-            self._out.append(Pending(metric, (RUN_SITE,), value.reshape(1), nan_is_missing=True))
+        if gradient.shape == entry.before.shape:
+            expected = None if entry.meant is None else entry.meant(real(gradient))
+            self._waiting[entry.place] = replace(entry, gradient=gradient, meant=None, expected=expected)
 
 
-def _node_row(n: Nodes) -> Tensor:
-    means = [v.mean() for v in (n.phase, n.magnitude, n.phase_change, n.magnitude_change, n.changed.to(n.phase.dtype))]
-    return torch.stack([*means, quiet_share(torch.hypot(n.phase, n.magnitude))])
+def _is_readable(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    return tensor is not None and tensor.layout is torch.strided and local(tensor).numel() > 0
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:
     return gradient if gradient is not None and gradient.layout is torch.strided else None
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -17,8 +17,8 @@ MASTERS = ("master_param", "master_params", "master_weight", "fp32_param")
 """Names under which optimizers keep float32 weights in their state (Apex, Megatron, DeepSpeed and their kin)."""
 
 Take = Callable[[Tensor], Tensor]
-Meant = Callable[[Tensor], Tensor]
-"""Takes the gradient that was used and, after the step, returns the update without rounding."""
+Meant = Callable[[Tensor], Tensor | None]
+"""Takes the gradient that was used and, right after the step, returns the update without rounding, if it is known."""
 
 _CLOSED: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"SGD": sgd_update, "Adam": adam_update, "AdamW": adam_update}
@@ -44,9 +44,14 @@ def meant_update(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, An
     if master is not None:
         before = take(master)
         return lambda _gradient: take(master) - before
-    name = _rule(optimizer)
+    name, inherited = _rule(optimizer)
     if name not in _CLOSED and name not in _SHADOWED:
         return None
+    meant = _by_rule(name, parameter, group, state, take)
+    return _unless_changed(parameter, meant) if inherited else meant
+
+
+def _by_rule(name: str, parameter: Tensor, group: Mapping[str, Any], state: Mapping[str, Any], take: Take) -> Meant:
     kept = {key: _keep(value, parameter, take) for key, value in state.items()}
     options = {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
     del options["params"]
@@ -57,17 +62,47 @@ def meant_update(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, An
     return lambda gradient: _CLOSED[name](weight, gradient, kept, options)
 
 
+def _unless_changed(parameter: Tensor, meant: Meant) -> Meant:
+    """Return what tells nothing where a step of a subclass has changed the gradient before it was used."""
+    gradient = parameter.grad
+    if gradient is None or gradient.is_inference():  # a closure brings it yet; inference tensors count no changes
+        return meant
+    version = gradient._version  # noqa: SLF001 - no public form
+
+    def checked(used: Tensor) -> Tensor | None:
+        now = parameter.grad
+        changed = now is not None and (now is not gradient or now._version != version)  # noqa: SLF001 - as above
+        return None if changed else meant(used)
+
+    return checked
+
+
 def master_of(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
     """Return the float32 weights an optimizer keeps of a parameter, in which no update is lost but only late."""
     state = optimizer.state.get(parameter, {})
     return next((state[name] for name in MASTERS if _is_like(state.get(name), parameter)), None)
 
 
-def _rule(optimizer: Optimizer) -> str:
-    """Return the class of ``torch.optim`` whose ``step`` this is; empty for a subclass with a rule of its own."""
-    step = type(optimizer).step
-    home, _, method = step.__qualname__.partition(".")
-    return home if method == "step" and step.__module__ == f"torch.optim.{home.lower()}" else ""
+def _rule(optimizer: Optimizer) -> tuple[str, bool]:
+    """Return the class of ``torch.optim`` whose ``step`` this is, and whether a subclass calls it in a step of its own.
+
+    A step that calls that of its base class means what the base class means, and then does something to the weights,
+    such as laying a grid over them. The name is empty for a rule of somebody's own.
+    """
+    steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
+    for place, step in enumerate(map(inspect.unwrap, steps)):
+        home, _, method = step.__qualname__.partition(".")
+        if method == "step" and step.__module__ == f"torch.optim.{home.lower()}":
+            return home, place > 0
+        if not _calls_base(step, type(optimizer)):
+            break
+    return "", False
+
+
+def _calls_base(step: Any, kind: type) -> bool:
+    """Return whether the code of a step asks a base class for its step."""
+    names = getattr(getattr(step, "__code__", None), "co_names", ())
+    return "step" in names and not {"super", *(base.__name__ for base in kind.__mro__[1:])}.isdisjoint(names)
 
 
 def _is_like(value: object, parameter: Tensor) -> bool:

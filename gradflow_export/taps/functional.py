@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.compiled import CompiledCode
-from gradflow_export.taps.discover import is_compiled, site_name
+from gradflow_export.taps.discover import is_compiled
+from gradflow_export.taps.parameternames import ParameterNames
 from gradflow_export.taps.passes import ForwardPasses
 from gradflow_export.taps.patches import rectifier_spies
 from gradflow_export.taps.provenance import is_plain, nearest_parameter
@@ -89,14 +90,17 @@ def _may_call(module: nn.Module) -> bool:
     return own or isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
 
 
-def feeding_layer(model: nn.Module, tensor: Tensor, units: int) -> str | None:
+def feeding_layer(names: ParameterNames, tensor: Tensor, units: int) -> str | None:
     """Return the name of the nearest layer before a tensor whose parameter has an entry or a row for each unit.
 
     Args:
-        model: Whose parameters are looked for.
+        names: Of the model's parameters.
         tensor: An activation with a graph.
         units: How many units it has.
     """
-    names = {id(p): name for name, p in model.named_parameters() if p.dim() and p.shape[0] == units}
-    name = nearest_parameter(tensor, names, NEAREST)
-    return None if name is None else site_name(name.rpartition(".")[0])
+
+    def name_of(parameter: Any) -> str | None:
+        return names.name_of(parameter) if parameter.dim() and parameter.shape[0] == units else None
+
+    name = nearest_parameter(tensor, name_of, NEAREST)
+    return None if name is None else name.rpartition(".")[0]

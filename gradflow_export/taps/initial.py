@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import weakref
 from functools import partial
 from typing import ClassVar
 
@@ -15,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.slots import Slot
 
 LATER = 8
 """Armed step at which rows are compared once more."""
@@ -32,11 +33,21 @@ ROWS = 1024
 """Rows of a layer that is looked at for doubles, at most."""
 ENTRIES = 256
 """Evenly spaced entries of a weight that are compared with those of its siblings."""
+KEYS = 4
+"""Numbers of each row that are compared instead of its entries."""
+NEIGHBOURS = 8
+"""Rows next in order of the first number that a row is compared with."""
+ROUNDING = 1e-5
+"""Greatest difference of entries, as a share of the greatest, that rounding makes of equal ones within ``LATER`` steps.
+
+A gradient summed over n samples differs by about ``sqrt(n) * eps`` between two orders of summation: in float32, with a
+million samples, 1e-4 of itself, and a step is a small share of the weights.
+"""
 
 _NO_LAYERS = ("torch.nn.", "torch.ao.")
 """Where modules come from that hold weights of other kinds: norms, tables, attention."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
-_TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.modules.batchnorm._NormBase, *_LAYERS)  # noqa: SLF001 - no other
+_TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
 
 
 class InitialTap:
@@ -50,7 +61,7 @@ class InitialTap:
 
     def __init__(self, model: nn.Module) -> None:
         self._weights = {
-            site_name(f"{name}.{key}".lstrip(".")): weakref.ref(weight)
+            site_name(f"{name}.{key}".lstrip(".")): Slot(module, key)
             for name, module in model.named_modules()
             if isinstance(module, (*_LAYERS, nn.Embedding)) or _is_own(module)
             for key, weight in module.named_parameters(recurse=False)
@@ -64,7 +75,7 @@ class InitialTap:
         )
         # Rows of a table are no units, and are looked at for zeros alone.
         self._tables = frozenset(id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding))
-        self._even: dict[str, Tensor] = {}
+        self._level: dict[str, Tensor] = {}
         self._armed = False
         self._steps = 0
         self._out: Drained = []
@@ -77,14 +88,14 @@ class InitialTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("initial_gain", "initial_mean", "row_spread", "row_doubles", "sibling_gap")
+        names = ("initial_gain", "initial_mean", "row_spread", "row_parting", "row_doubles", "sibling_gap")
         return tuple(spec(f"parameter.{name}") for name in names)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
         stack = contextlib.ExitStack()
         stack.callback(self._weights.clear)
-        stack.callback(self._even.clear)
+        stack.callback(self._level.clear)
         stack.callback(self.forget)
         return stack
 
@@ -111,11 +122,13 @@ class InitialTap:
             weights = [weight for _, weight in named]
             if self._steps == 1:
                 own = [id(weight) in self._own for weight in weights]
-                self._even = {n: _even(w) for (n, w), mine in zip(named, own, strict=True) if mine}
+                self._level = {name: _level(weight) for name, weight in named}
                 self._out.append(_pending("parameter.initial_gain", sites, _gains(weights, own)))
                 self._out.append(_pending("parameter.initial_mean", sites, [_one_sided(weight) for weight in weights]))
             else:
                 self._look_for_doubles([(name, weight) for name, weight in named if id(weight) not in self._own])
+                parting = [self._parting(*each) for each in named]
+                self._out.append(_pending("parameter.row_parting", sites, parting))
             self._out.append(_pending("parameter.row_spread", sites, [self._spread(*each) for each in named]))
 
     def after(self, step: OptimizerStep) -> None:
@@ -136,7 +149,9 @@ class InitialTap:
     def _look_for_doubles(self, named: list[tuple[str, Tensor]]) -> None:
         for name, weight in named:
             if weight.shape[0] <= ROWS:
-                self._out.append(Sample("parameter.row_doubles", name, _mixed(weight), partial(_doubles, name)))
+                tolerance = max(ROUNDING, _rounding(weight.dtype))
+                analyse = partial(_doubles, name, tolerance)
+                self._out.append(Sample("parameter.row_doubles", name, _mixed(weight), analyse))
         siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
         for name, weight in named:
             siblings.setdefault((re.sub(r"\d+", "#", name), weight.shape), []).append((name, weight))
@@ -151,8 +166,18 @@ class InitialTap:
         if id(weight) not in self._own:
             return _spread(weight)
         both = torch.minimum(_spread(weight), _spread(weight.reshape(weight.shape[0], -1).t()))
-        even = self._even.get(name)
-        return torch.full_like(both, torch.nan) if even is None else torch.where(even, both, torch.nan)
+        level = self._level.get(name)
+        return torch.full_like(both, torch.nan) if level is None else torch.where(level.isnan(), torch.nan, both)
+
+    def _parting(self, name: str, weight: Tensor) -> Tensor:
+        """Return how far rows that began at one number have parted; of a layer of somebody's own, rows or columns."""
+        level = self._level.get(name)
+        if level is None:
+            return torch.full((), torch.nan, dtype=torch.float64, device=weight.device)
+        flat = weight.reshape(weight.shape[0], -1)
+        flat = flat[:: -(-flat.shape[0] // ENTRIES), :: -(-flat.shape[1] // ENTRIES)]
+        parted = _parting(flat, level)
+        return torch.minimum(parted, _parting(flat.t(), level)) if id(weight) in self._own else parted
 
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
@@ -178,10 +203,10 @@ def _gains(weights: list[Tensor], own: list[bool]) -> list[Tensor]:
     return [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
 
 
-def _even(weight: Tensor) -> Tensor:
-    """Return whether all entries are one number that is not 0. Shape: scalar."""
+def _level(weight: Tensor) -> Tensor:
+    """Return the number that all entries are, NaN where they differ or are 0. Shape: scalar, float64."""
     low, high = torch.aminmax(weight)
-    return (low == high) & (low != 0)
+    return torch.where((low == high) & (low != 0), low, torch.nan).double()
 
 
 def _spread(weight: Tensor) -> Tensor:
@@ -189,7 +214,31 @@ def _spread(weight: Tensor) -> Tensor:
     flat = weight.reshape(weight.shape[0], -1)
     low, high = torch.aminmax(flat, dim=0)  # by columns, as a difference of all entries would be as large as they are
     apart, sizes = torch.stack((high - flat[0], flat[0] - low)), torch.stack((high, low)).abs()
-    return (apart.amax() / sizes.amax()).double()
+    spread = (apart.amax() / sizes.amax()).double()
+    return torch.where(spread <= _rounding(weight.dtype), 0.0, spread)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return the difference that counts as none, as a share of the greatest entry: two roundings of a coarse format."""
+    eps = torch.finfo(dtype).eps
+    return 2 * eps if eps > ROUNDING else 0.0
+
+
+def _parting(rows: Tensor, level: Tensor) -> Tensor:
+    """Return how far rows are from their mean, as a share of how far they are from where they began.
+
+    Args:
+        rows: Shape: ``[rows, columns]``.
+        level: The number that all entries began at; NaN without one.
+
+    Returns:
+        The ratio of the root mean squares, from 0 for rows that move together to 1 for rows that have nothing in
+        common; 0 where none has moved, NaN without a number. Shape: scalar, float64.
+    """
+    moved = rows.double() - level
+    apart = torch.linalg.vector_norm(moved - moved.mean(dim=0))
+    share: Tensor = apart / torch.linalg.vector_norm(moved).clamp_min(1e-300)
+    return share
 
 
 def _one_sided(weight: Tensor) -> Tensor:
@@ -200,21 +249,36 @@ def _one_sided(weight: Tensor) -> Tensor:
 
 
 def _mixed(weight: Tensor) -> Tensor:
-    """Return a number of each row that only rows have in common whose entries are the same. Shape: ``[rows]``."""
+    """Return numbers of each row that only rows with the same entries have in common, and the sum of its sizes.
+
+    Returns:
+        Shape: ``[rows, KEYS + 1]``, float64.
+    """
     flat = weight.reshape(weight.shape[0], -1)
     rows = flat[:, :: -(-flat.shape[1] // COLUMNS)].double()
     # Sines of whole numbers: no sum of whole multiples of them is 0.
-    factors = torch.from_numpy(np.sin(np.arange(1.0, rows.shape[1] + 1.0))).to(rows.device, non_blocking=True)
-    mixed: Tensor = (rows * factors).sum(dim=1)
-    return mixed
+    places = np.arange(1.0, rows.shape[1] + 1.0)[:, None] * np.arange(1.0, KEYS + 1.0)
+    factors = torch.from_numpy(np.sin(places)).to(rows.device, non_blocking=True)
+    return torch.cat((rows @ factors, rows.abs().sum(dim=1, keepdim=True)), dim=1)
 
 
-def _doubles(name: str, mixed: npt.NDArray[np.floating]) -> dict[str, dict[str, float]]:
-    """Return the share of rows that have a number in common with another one; nothing where all are 0."""
-    ordered = np.sort(mixed)
-    same = ordered[1:] == ordered[:-1]
-    found = np.concatenate(([False], same)) | np.concatenate((same, [False]))
-    return {"parameter.row_doubles": {name: float(found.mean())}} if mixed.any() else {}
+def _doubles(name: str, tolerance: float, mixed: npt.NDArray[np.floating]) -> dict[str, dict[str, float]]:
+    """Return the share of rows that another row is like, but for rounding; nothing where all are 0.
+
+    Args:
+        name: Of the weight.
+        tolerance: Greatest difference of the entries of like rows, as a share of those of the greatest row.
+        mixed: What :func:`_mixed` returns.
+    """
+    if not mixed.any():
+        return {}
+    ordered = mixed[np.argsort(mixed[:, 0], kind="stable")]
+    keys, found, least = ordered[:, :KEYS], np.zeros(len(mixed), dtype=np.bool_), tolerance * mixed[:, KEYS].max()
+    for step in range(1, min(NEIGHBOURS, len(mixed) - 1) + 1):
+        same = np.abs(keys[step:] - keys[:-step]).max(axis=1) <= least
+        found[step:] |= same
+        found[:-step] |= same
+    return {"parameter.row_doubles": {name: float(found.mean())}}
 
 
 def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -222,7 +286,8 @@ def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     samples = [even_sample(weight, ENTRIES).double() for _, weight in alike]
     following = [*samples[1:], samples[0]]
     pairs = zip(alike, samples, following, strict=True)
-    return [(name, (a - b.to(a.device)).abs().amax() / a.abs().amax()) for (name, _), a, b in pairs]
+    gaps = [(name, (a - b.to(a.device)).abs().amax() / a.abs().amax(), weight.dtype) for (name, weight), a, b in pairs]
+    return [(name, torch.where(gap <= _rounding(dtype), 0.0, gap)) for name, gap, dtype in gaps]
 
 
 def _pending(metric: str, sites: tuple[str, ...], values: list[Tensor]) -> Pending:

@@ -16,6 +16,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending
+from gradflow_export.taps.slots import Slot, slots
 
 _log = logging.getLogger("gradflow_export")
 
@@ -40,10 +41,11 @@ class LonelyPasses:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self._model = model
-        self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._before: list[tuple[Slot, Tensor]] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._passes = self._foreign_steps = 0
         self._cleared = True
+        self._within = False
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -55,6 +57,10 @@ class LonelyPasses:
         self._foreign.add(optimizer)
         self._foreign_steps += 1
 
+    def enter(self) -> None:
+        """Take notice of a step that runs backward passes within itself: none of them is lonely."""
+        self._within = True
+
     def begin(self) -> Drained:
         """Count a backward pass that begins.
 
@@ -62,6 +68,8 @@ class LonelyPasses:
             At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
             while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
         """
+        if self._within:
+            return []
         self._passes += 1
         if self._passes == 1:
             self._remember()
@@ -86,9 +94,7 @@ class LonelyPasses:
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         """Return the followed parameters that are still there, and what their entries were."""
-        return [
-            (p, before) for p, before in ((reference(), before) for reference, before in self._before) if p is not None
-        ]
+        return [(p, before) for p, before in ((slot(), before) for slot, before in self._before) if p is not None]
 
     def _rests(self) -> bool:
         """Whether the followed parameters are what they were."""
@@ -114,9 +120,9 @@ class LonelyPasses:
 
     def _remember(self) -> None:
         model = self._model()
-        parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad and p.numel()]
+        found = [] if model is None else [(slot, p) for slot, p in slots(model) if p.requires_grad and p.numel()]
         # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
-        self._before = [(weakref.ref(p), even_sample(p, ENTRIES).clone()) for p in parameters[:FOLLOWED]]
+        self._before = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in found[:FOLLOWED]]
 
 
 def _run(metric: str, value: float) -> Pending:

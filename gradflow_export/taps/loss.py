@@ -28,8 +28,9 @@ from gradflow_export.metrics.logits import (
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.backward import BackwardPasses
-from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.components import LossComponents
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 from gradflow_export.taps.root import Roots
 
 _log = logging.getLogger("gradflow_export")
@@ -102,8 +103,8 @@ class LossTap:
         stack.enter_context(self._roots.attach())
         if self._criterion is not None:
             begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
-            stack.callback(self._criterion.register_forward_pre_hook(begin).remove)
-            stack.callback(self._criterion.register_forward_hook(end).remove)
+            stack.callback(hook_calls([(self._criterion, begin)], before=True))
+            stack.callback(hook_calls([(self._criterion, end)]))
         return stack
 
     def observe(self, tensors: Mapping[str, Any]) -> None:

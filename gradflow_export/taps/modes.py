@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
-from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.hooks import ModuleHook, hook_calls
 from gradflow_export.taps.patches import Spy, spies_on
 
 FIRST_LOOKS = 2
@@ -93,8 +94,8 @@ class ModeTap:
         if model is not None:
             begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
             stack.callback(self._stop)
-            stack.callback(model.register_forward_pre_hook(begin).remove)
-            stack.callback(model.register_forward_hook(end, always_call=True).remove)
+            stack.callback(hook_calls([(model, begin)], before=True))
+            stack.callback(hook_calls([(model, end)], always=True))
             stack.callback(self._parts.close)
             self._called = False
         return stack
@@ -128,8 +129,8 @@ class ModeTap:
         if model is not None and not self._called:  # a step has come, and the model itself was not called for it
             self._called = True
             part = ModuleHook(self._guard(self._part_begins))
-            for child in list(parts_of(model))[:PARTS]:
-                self._parts.callback(child.register_forward_pre_hook(part).remove)
+            children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
+            self._parts.callback(hook_calls(children, before=True))
         return out
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
@@ -245,10 +246,10 @@ class _Look:
         module = self._calls[-1]
         said = len(args) > 2 or "training" in kwargs
         # A layer of the model that stands in training mode was put there by somebody, and so may a literal True be.
-        stray = isinstance(module, _DropoutNd) and id(module) not in self._names and module.training
-        if stray or (not said and not isinstance(module, _DropoutNd)):
+        drops = isinstance(module, torch_private.Dropout)
+        if (drops and id(module) not in self._names and module.training) or (not said and not drops):
             self._tell(share)
-        elif said and not isinstance(module, _DropoutNd) and (args[2] if len(args) > 2 else kwargs["training"]):
+        elif said and not drops and (args[2] if len(args) > 2 else kwargs["training"]):
             self._tell(share, self.fixed)
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -329,8 +330,8 @@ def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:
         for name, module in model.named_modules()
         if module.training is training
         and (
-            (isinstance(module, _DropoutNd) and module.p > 0)
-            or (isinstance(module, _BatchNorm) and module.track_running_stats)
+            (isinstance(module, torch_private.Dropout) and module.p > 0)
+            or (isinstance(module, torch_private.BatchNorm) and module.track_running_stats)
             or (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0)
         )
     ]

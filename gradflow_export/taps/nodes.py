@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
-from gradflow_export.metrics.phase import node_sizes, polar_changes, polar_gradients, row_changes, row_gradients, wrap
+from gradflow_export.metrics.phase import (
+    node_sizes,
+    polar_changes,
+    polar_gradients,
+    row_changes,
+    row_gradients,
+    row_turns,
+    wrap,
+)
 
 Pairs = Iterable[tuple[str, str]] | Literal["rows"] | None
 ROWS: Literal["rows"] = "rows"
@@ -18,17 +26,17 @@ ROWS: Literal["rows"] = "rows"
 
 @dataclass(frozen=True)
 class Moved:
-    """Some rows of one parameter in one step, in double precision.
+    """Some rows of one tensor in one step, in double precision.
 
     Attributes:
-        before: Weights before the step. Shape: ``[rows, entries]``.
-        after: Weights after it. Shape: that of ``before``.
-        gradient: The gradient that was used. Shape: that of ``before``.
+        before: Weights as the forward pass before the step used them. Shape: ``[rows, entries]``.
+        after: Weights as the next forward pass used them. Shape: that of ``before``.
+        gradient: The gradient that was used; ``None`` for a tensor that has none. Shape: that of ``before``.
     """
 
     before: Tensor
     after: Tensor
-    gradient: Tensor
+    gradient: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -36,15 +44,15 @@ class Nodes:
     """What one tensor of nodes did in one step, node by node.
 
     Attributes:
-        phase: Size of the gradient of the phase. Shape: ``[nodes]``.
-        magnitude: Size of the gradient of the magnitude. Shape: ``[nodes]``.
-        phase_change: Size of the change of the phase. Shape: ``[nodes]``.
+        phase: Size of the gradient of the phase; ``None`` where there are no gradients. Shape: ``[nodes]``.
+        magnitude: Size of the gradient of the magnitude; ``None`` with ``phase``. Shape: ``[nodes]``.
+        phase_change: By how much the node turned. Shape: ``[nodes]``. Unit: radian.
         magnitude_change: Size of the change of the magnitude. Shape: ``[nodes]``.
-        changed: Whether a single bit of the node is another. Shape: ``[nodes]``.
+        changed: Whether the node is another. Shape: ``[nodes]``.
     """
 
-    phase: Tensor
-    magnitude: Tensor
+    phase: Tensor | None
+    magnitude: Tensor | None
     phase_change: Tensor
     magnitude_change: Tensor
     changed: Tensor
@@ -60,22 +68,42 @@ def nodes_of(own: Moved, magnitude: Moved | None = None) -> Nodes:
     changed = (own.before != own.after).any(dim=1)
     if magnitude is not None:
         changed = changed | (magnitude.before != magnitude.after).any(dim=1)
-        gradients = own.gradient, magnitude.gradient
-        changes = wrap(own.after - own.before), magnitude.after - magnitude.before
+        turns = row_turns(wrap(own.after - own.before))
+        grown = node_sizes(magnitude.after - magnitude.before)
     elif own.before.is_complex():
-        gradients, changes = polar_gradients(own.before, own.gradient), polar_changes(own.before, own.after)
+        angles, lengths = polar_changes(own.before, own.after)
+        # An entry that is 0 has no phase; among the others it would make the row's turn look smaller.
+        turns, grown = row_turns(angles, (own.before != 0) & (own.after != 0)), node_sizes(lengths)
     else:
-        gradients, changes = row_gradients(own.before, own.gradient), row_changes(own.before, own.after)
-    sizes = [values.abs() if values.dim() == 1 else node_sizes(values) for values in (*gradients, *changes)]
-    return Nodes(sizes[0], sizes[1], sizes[2], sizes[3], changed)
+        turns, longer = row_changes(own.before, own.after)
+        grown = longer.abs()
+    phase, along = _gradients(own, magnitude)
+    return Nodes(phase, along, turns, grown, changed)
 
 
-def joined(nodes: Iterable[Nodes], limit: int) -> tuple[Tensor, Tensor]:
-    """Return phase and magnitude gradients of all nodes, evenly thinned. Shape of both: ``[<= limit]``."""
-    every = list(nodes)
-    device = every[0].phase.device
-    phase = torch.cat([n.phase.to(device) for n in every])
-    magnitude = torch.cat([n.magnitude.to(device) for n in every])
+def _gradients(own: Moved, magnitude: Moved | None) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return the sizes of the gradients of phase and magnitude, node by node."""
+    if own.gradient is None or (magnitude is not None and magnitude.gradient is None):
+        return None, None
+    if magnitude is not None and magnitude.gradient is not None:
+        return node_sizes(own.gradient), node_sizes(magnitude.gradient)
+    if own.before.is_complex():
+        phase, along = polar_gradients(own.before, own.gradient)
+        return node_sizes(phase), node_sizes(along)
+    across, along = row_gradients(own.before, own.gradient)
+    return across, along.abs()
+
+
+def joined(nodes: Iterable[Nodes], limit: int) -> tuple[Tensor, Tensor] | None:
+    """Return phase and magnitude gradients of all nodes, evenly thinned. Shape of both: ``[<= limit]``.
+
+    ``None`` where no node has a gradient.
+    """
+    every = [(n.phase, n.magnitude) for n in nodes if n.phase is not None and n.magnitude is not None]
+    if not every:
+        return None
+    device = every[0][0].device
+    phase, magnitude = (torch.cat([sides[which].to(device) for sides in every]) for which in (0, 1))
     stride = -(-phase.numel() // limit)
     return phase[::stride], magnitude[::stride]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.shards import Layout, batches_of, layout_of
@@ -102,7 +103,7 @@ def only_reads(optimizer: object) -> bool:
     """Return whether a step is known to leave gradients as they are, and nobody hooks into it."""
     if type(optimizer) not in _ONLY_READ or not isinstance(optimizer, Optimizer):
         return False
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # noqa: SLF001 - no public form
+    if torch_private.has_step_hooks(optimizer):
         return False
     # Those for many tensors at once write to gradients: momentum by Nesterov, the scale of a gradient scaler.
     several = (group.get(way) for group in optimizer.param_groups for way in ("foreach", "fused", "differentiable"))
@@ -114,7 +115,7 @@ _CALLS_BETWEEN = 12
 
 def called_by_scaler() -> bool:
     """Return whether a ``GradScaler`` is calling; a default optimizer hears nothing of the steps it skips."""
-    code = torch.amp.GradScaler._maybe_opt_step.__code__  # noqa: SLF001 - no public form
+    code = torch_private.scaler_step()
     frame = sys._getframe(1)  # noqa: SLF001 - no public form
     for _ in range(_CALLS_BETWEEN):
         if frame.f_code is code:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.layergraph import is_factor, is_straight
 from gradflow_export.taps.lossgraph import LAYERS, through_shapes
 from gradflow_export.taps.lossshape import adds_bias, below, kind_of
@@ -98,7 +98,7 @@ def pairs_of(made: list[tuple[Node, str]], root: Node, modules: Mapping[str, nn.
 def _plain(module: nn.Module | None) -> bool:
     if isinstance(module, _CONVOLUTIONS):
         return module.groups == 1 and len({*module.kernel_size}) == 1
-    return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return isinstance(module, nn.Linear) and not isinstance(module, torch_private.AttentionOutput)
 
 
 def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:

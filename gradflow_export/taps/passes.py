@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.patches import Spy
 
@@ -119,7 +120,7 @@ class ForwardPasses(Generic[KnownT]):
         known = self._members.get(id(module))
         if known is None or not torch.is_grad_enabled() or known.module() is not module:
             return
-        if torch._C._is_tracing():  # noqa: SLF001 - the public form has no types
+        if torch_private.is_tracing():
             return
         self.calls.append(Call(known, given))
         if len(self.calls) == 1:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradflow_export.hooks import torch_private
+
 See = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -76,7 +78,7 @@ def _is_seen(always: bool) -> bool:
     """Whether a call has gradients, unless that does not matter, and is neither compiled nor traced."""
     if torch.compiler.is_compiling() or not (always or torch.is_grad_enabled()):
         return False
-    return torch._C._get_tracing_state() is None  # noqa: SLF001 - torch.jit.is_tracing is untyped
+    return not torch_private.is_tracing()
 
 
 def attention_spies(see_attention: See, see_softmax: See) -> list[Spy]:

@@ -18,7 +18,7 @@ from gradflow_export.errors import nearest
 from gradflow_export.metrics.policy import discrete_entropy, gaussian_entropy, mean_std
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, stack_scalars
-from gradflow_export.taps.discover import site_name
+from gradflow_export.taps.parameternames import ParameterNames
 from gradflow_export.taps.provenance import nearest_parameter
 
 _log = logging.getLogger("gradflow_export")
@@ -43,7 +43,7 @@ class PolicyTap:
     instrument: ClassVar[str] = "policy"
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
+        self._names = ParameterNames(weakref.ref(model))
         self._on = False
         self._told: set[str] = set()
         self._values: dict[str, dict[str, Tensor]] = {}
@@ -67,6 +67,7 @@ class PolicyTap:
     def arm(self, *, on: bool) -> None:
         """Begin to read what is handed over, or with ``on=False`` only look at its names."""
         self._on = on
+        self._names.begin()
 
     def observe(self, policy: Any) -> None:
         """Take the distribution of actions for the batch at hand.
@@ -106,11 +107,9 @@ class PolicyTap:
 
     def _head(self, tensor: Tensor) -> str:
         """Return the layer a tensor comes from, or the parameter where it belongs to no layer; empty when unknown."""
-        model = self._model()
-        names = {} if model is None else {id(p): site_name(name) for name, p in model.named_parameters()}
-        name = nearest_parameter(tensor, names, NEAREST)
+        name = nearest_parameter(tensor, self._names.name_of, NEAREST)
         layer, _, own = (name or "").rpartition(".")
-        if name is None or id(tensor) in names:
+        if name is None or tensor.grad_fn is None:
             return name or RUN_SITE
         return layer if layer and own in {"weight", "bias"} else name
 

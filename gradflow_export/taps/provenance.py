@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+
+from gradflow_export.hooks import torch_private
 
 _RESHAPES = frozenset(
     ("Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View")
@@ -26,7 +28,7 @@ def is_plain(tensor: object) -> TypeGuard[Tensor]:
         return False
     if tensor.is_nested or tensor.layout is not torch.strided:
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - torch has no public question
+    if torch_private.is_transformed(tensor):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -63,25 +65,26 @@ def _kind(node: Any) -> str:
     return "" if node is None else str(node.name()).partition("Backward")[0]
 
 
-def nearest_parameter(tensor: Tensor, names: Mapping[int, str], within: int) -> str | None:
+def nearest_parameter(tensor: Tensor, name_of: Callable[[object], str | None], within: int) -> str | None:
     """Return the name of the parameter that stands nearest before a tensor in the graph of autograd.
 
     Args:
         tensor: What was computed, or a parameter itself.
-        names: Names of the parameters that are looked for, by ``id``.
+        name_of: Returns the name of a parameter that is looked for, ``None`` for any other tensor.
         within: How many nodes before the tensor are looked at.
 
     Returns:
         The name; ``None`` where none is among these nodes.
     """
-    if id(tensor) in names:
-        return names[id(tensor)]
+    if tensor.grad_fn is None:
+        return name_of(tensor)
     nodes: deque[Any] = deque([tensor.grad_fn])
     for _ in range(within):
         if not nodes:
             break
         node = nodes.popleft()
-        name = names.get(id(getattr(node, "variable", None)))
+        variable = getattr(node, "variable", None)
+        name = None if variable is None else name_of(variable)
         if name is not None:
             return name
         nodes.extend(before for before, _ in getattr(node, "next_functions", ()) if before is not None)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.direction import ENTRIES, evenly_chosen
 from gradflow_export.metrics.onepass import tensor_reader
 from gradflow_export.native.tensors import TensorReader
@@ -20,7 +21,7 @@ from gradflow_export.taps.path import Followed
 
 Floats = npt.NDArray[np.float64]
 GRADIENT = attrgetter("grad")
-_VERSION = attrgetter("_version")
+_VERSION = torch_private.version
 _PLAIN = frozenset({Tensor})
 LATER_ENTRIES = 2**18
 """Least number of entries for which a thread of its own is worth starting."""

@@ -13,8 +13,10 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
-from gradflow_export.taps.base import Drained, Guard, ModuleHook, Pending, unguarded
+from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.hooks import ModuleHook, hook_loading
 from gradflow_export.taps.optimizers import OptimizerStep
+from gradflow_export.taps.slots import Slot, slots
 
 FOLLOWED = 4
 ENTRIES = 256
@@ -35,7 +37,7 @@ class ReloadTap:
     def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self._model = weakref.ref(model)
         self._guard = guard
-        self._first: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._first: list[tuple[Slot, Tensor]] = []
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._back: list[Tensor] = []
         self._waiting: list[Tensor] = []
@@ -57,8 +59,7 @@ class ReloadTap:
         model = self._model()
         stack.callback(self._first.clear)
         if model is not None:
-            hook = ModuleHook(self._guard(self._loaded))
-            stack.callback(model.register_load_state_dict_post_hook(hook).remove)  # type: ignore[no-untyped-call]
+            stack.callback(hook_loading(model, ModuleHook(self._guard(self._loaded))))
         return stack
 
     def arm(self, *, on: bool) -> None:
@@ -75,7 +76,10 @@ class ReloadTap:
             with torch.no_grad():
                 # Weights, which training changes at every step, rather than what may be 0 throughout.
                 largest = sorted(plain, key=lambda p: -p.numel())[:FOLLOWED]
-                self._first = [(weakref.ref(p), even_sample(p, ENTRIES).clone()) for p in largest]
+                model = self._model()
+                places = {} if model is None else {id(p): slot for slot, p in slots(model)}
+                kept = [(places[id(p)], p) for p in largest if id(p) in places]
+                self._first = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in kept]
             self._back, self._waiting = [], []
         elif self._waiting:
             self._back, self._waiting = [*self._back, *self._waiting][-64:], []
@@ -97,7 +101,7 @@ class ReloadTap:
         """Keep everything: it concerns the whole run."""
 
     def _loaded(self, _model: nn.Module, _keys: Any, _output: Any = None) -> None:
-        pairs = [(p, first) for p, first in ((reference(), first) for reference, first in self._first) if p is not None]
+        pairs = [(p, first) for p, first in ((slot(), first) for slot, first in self._first) if p is not None]
         if not pairs:
             return
         with torch.no_grad():

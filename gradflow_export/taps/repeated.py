@@ -6,18 +6,19 @@ import contextlib
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.root import reaches
+from gradflow_export.taps.slots import briefly
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
@@ -48,7 +49,7 @@ class RepeatedTap:
         self._enter = guard(self._entered)
         self._armed: contextlib.ExitStack | None = None
         self._steps = 0
-        self._inputs: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._inputs: dict[int, list[Callable[[], Tensor | None]]] = {}
         self._rows: dict[str, float] = {}
 
     @property
@@ -104,7 +105,7 @@ class RepeatedTap:
             follows = first.requires_grad and reaches(first, {id(p) for p in module.parameters()})
             if again or follows:
                 self._rows[name] = float(count)
-        before.append(weakref.ref(first))
+        before.append(briefly(first))
 
 
 def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
@@ -114,8 +115,9 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
         if not isinstance(module, _CONTAINERS):
             continue
         names = {id(child): key for key, child in reversed(list(module.named_children()))}
+        members = {id(child): child for child in _children(module)}
         for identity, count in Counter(id(child) for child in _children(module)).items():
-            child = next(child for child in _children(module) if id(child) == identity)
+            child = members[identity]
             path = f"{name}.{names[identity]}".lstrip(".")
             if count == 1 or holders[identity] != count or _is_meant(path, child, model):
                 continue
@@ -124,7 +126,7 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
 
 
 def _children(module: nn.Module) -> list[nn.Module]:
-    return [child for child in module._modules.values() if child is not None]  # noqa: SLF001 - named_children skips
+    return torch_private.children(module)
 
 
 def _is_meant(path: str, child: nn.Module, model: nn.Module) -> bool:
@@ -133,4 +135,4 @@ def _is_meant(path: str, child: nn.Module, model: nn.Module) -> bool:
 
 def _draws(module: nn.Module) -> bool:
     """Whether two calls with the same input differ, as of a head behind dropout that is averaged."""
-    return any(isinstance(part, _DropoutNd) and part.p > 0 for part in module.modules())
+    return any(isinstance(part, torch_private.Dropout) and part.p > 0 for part in module.modules())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import PLAIN, shards
 from gradflow_export.metrics.norms import norm
 from gradflow_export.metrics.onepass import usable_interface
@@ -77,12 +77,7 @@ class GradientStore:
         if node is None:
             output.register_hook(hook)  # type: ignore[no-untyped-call]
             return
-        # What Tensor.register_hook does, less the handle that would remove the hook again, which costs most of it.
-        hooks = output._backward_hooks  # noqa: SLF001 - no public form
-        if hooks is None:
-            hooks = output._backward_hooks = OrderedDict()  # noqa: SLF001 - as above
-            node._register_hook_dict(output)  # noqa: SLF001 - as above
-        hooks[hook] = hook
+        torch_private.hook_gradient(output, node, hook)
 
     def expect(self, index: int) -> Callable[[Tensor], None]:
         """Return what takes the gradient of an output that was made just now."""

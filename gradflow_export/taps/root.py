@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.local import local
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
@@ -41,7 +42,7 @@ class _Listeners:
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             # Compiled code holds no trace of this; a checkpoint that is computed again is no pass of its own.
-            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - no other
+            if not torch.compiler.is_compiling() and torch_private.backward_number() == -1:
                 for see in listeners.current:
                     see(tensors)
             original(tensors, *args, **kwargs)
@@ -104,7 +105,6 @@ class Roots:
     ) -> None:
         self._model, self._on_root, self._see = model, on_root, guard(self._called)
         self._values: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=ROOTS)
-        self._parameters: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._checks = self._until = 0
         self._alone = True
         self._blind = self._told = 0
@@ -158,14 +158,14 @@ class Roots:
         model = self._model()
         if model is None:
             return False
-        self._parameters = weakref.WeakValueDictionary({id(p): p for p in model.parameters()})
-        mine = reaches(root, self._parameters)
+        mine = reaches(root, map(id, model.parameters()))
         self._alone &= mine
         return mine
 
     def _cleared(self) -> bool:
         """Whether the gradients of the roots before this one are gone, so that no optimizer will use them."""
-        return not any(p.grad is not None for p in self._parameters.values())
+        model = self._model()
+        return model is None or not any(p.grad is not None for p in model.parameters())
 
 
 def reaches(root: Tensor, parameters: Iterable[int]) -> bool:
@@ -216,6 +216,12 @@ def scale_of(node: Any) -> Tensor | None:
         return None
     other = saved(node, "other")
     return other if other is not None and other.dim() == 0 and other.dtype == torch.float32 else None
+
+
+def is_scaled(root: Tensor) -> bool:
+    """Whether a root looks like what a ``GradScaler`` gives out, whose steps may overflow; waits for its device."""
+    scale = None if root.grad_fn is None else scale_of(root.grad_fn)
+    return scale is not None and float(scale) > 1.0 and math.frexp(float(scale))[0] == 0.5
 
 
 def _unscaled(value: Tensor, scale: Tensor | None) -> Tensor:

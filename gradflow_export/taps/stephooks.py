@@ -7,13 +7,19 @@ share one pair of hooks, which is taken away only where nobody can be walking.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradflow_export.hooks import torch_private
+
+_log = logging.getLogger("gradflow_export")
 
 StepHook = Callable[[Optimizer, Any, Any], None]
 """Called with an optimizer, and the positional and named arguments of its step."""
@@ -31,15 +37,39 @@ class _Shared:
 
     Attributes:
         listeners: Who is told; replaced as a whole, so that a walk through it is never disturbed.
+        whole: Whether it was told that steps in a compiled graph are not seen.
     """
 
     def __init__(self) -> None:
         self.listeners: tuple[_Listener, ...] = ()
+        self.eagerly_before: StepHook = self.tell_before
+        self.eagerly_after: StepHook = self.tell_after
+        self.whole = False
         self._stepped: frozenset[int] = frozenset()
         self._handles = register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Tell that a step begins."""
+        if not torch.compiler.is_compiling():
+            self.tell_before(optimizer, args, kwargs)
+        elif _breaks():
+            self.eagerly_before(optimizer, args, kwargs)
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell that a step has ended."""
+        if not torch.compiler.is_compiling():
+            self.tell_after(optimizer, args, kwargs)
+        elif _breaks():
+            self.eagerly_after(optimizer, args, kwargs)
+
+    def prepare(self) -> None:
+        """Make the forms for a step that ``torch.compile`` traces: they break the graph and run outside of it."""
+        if self.eagerly_before == self.tell_before:
+            self.eagerly_before = torch.compiler.disable(self.tell_before)  # type: ignore[no-untyped-call]
+            self.eagerly_after = torch.compiler.disable(self.tell_after)  # type: ignore[no-untyped-call]
+
+    def tell_before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell each listener that a step begins."""
         thread = threading.get_ident()
         if thread not in self._stepped:
             self._stepped |= {thread}
@@ -47,8 +77,8 @@ class _Shared:
             if listener.before is not None:
                 listener.before(optimizer, args, kwargs)
 
-    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Tell that a step has ended."""
+    def tell_after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Tell each listener that a step has ended."""
         for listener in self.listeners:
             if listener.after is not None:
                 listener.after(optimizer, args, kwargs)
@@ -83,10 +113,28 @@ def listen(before: StepHook | None = None, after: StepHook | None = None) -> Cal
     return stop
 
 
+@torch_private.constant_when_traced
+def _breaks() -> bool:
+    """Return whether the graph that is traced may break for a step to be seen; ``torch.compile`` calls this itself."""
+    shared = _known()
+    if shared is None:
+        return False
+    if not torch_private.traces_one_graph():
+        shared.prepare()
+        return True
+    if shared.listeners and not shared.whole:
+        shared.whole = True
+        _log.warning(
+            "gradflow: an optimizer steps inside one compiled graph (fullgraph=True), where nothing is called back. "
+            "Leave optimizer.step() out of the compiled function, compile with fullgraph=False, or call "
+            "exporter.step() after each call of it."
+        )
+    return False
+
+
 def _known() -> _Shared | None:
     """Return the hooks that are there already."""
-    hooks = list(torch_optimizer._global_optimizer_pre_hooks.values())  # noqa: SLF001 - no public form
-    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    owners = [getattr(hook, "__self__", None) for hook in torch_private.step_hooks()]
     return next((owner for owner in owners if isinstance(owner, _Shared)), None)
 
 

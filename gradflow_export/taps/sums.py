@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending
@@ -168,5 +169,5 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
             waiting.extend(source for source in sources if source not in seen)
             seen.update(sources)
         elif here.name() != _LEAF:
-            terms.add((here._sequence_nr(), kind))  # noqa: SLF001 - no public form
+            terms.add((torch_private.sequence_number(here), kind))
     return frozenset(terms), not waiting

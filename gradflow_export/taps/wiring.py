@@ -23,6 +23,7 @@ from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.optimizers import OptimizerStep, names_of
+from gradflow_export.taps.slots import Slot, slots
 
 LOOKS = 8
 """Armed steps in which calls of modules are looked at."""
@@ -62,7 +63,7 @@ class WiringTap:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._calls = Calls(self._model, guard=guard) if calls else None
-        self._hidden: dict[str, weakref.ref[Tensor]] = {}
+        self._hidden: dict[str, Slot | None] = {}
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._armed = False
         self._steps = 0
@@ -129,8 +130,9 @@ class WiringTap:
             name = names[id(parameter)][1]
             code = _code(parameter, owned, waiting) | Wiring.STEPPED * (id(parameter) in mine)
             self._codes[name] = self._codes.get(name, 0) | code
-        for path, reference in self._hidden.items():
-            held = reference()
+        outside = dict(_kept_outside(model)) if self._hidden else {}
+        for path, slot in self._hidden.items():
+            held = outside.get(path) if slot is None else slot()
             tensor = None if held is None else source_of(held)
             if tensor is not None and id(tensor) not in names:
                 self._hidden_codes[path] = self._hidden_codes.get(path, 0) | _code(tensor, owned, waiting)
@@ -172,12 +174,13 @@ class WiringTap:
     def _search_hidden(self, model: nn.Module) -> None:
         known = {id(p) for p in model.parameters()}
         called = () if self._calls is None else self._calls.strangers()
-        for path, tensor in (*_kept_outside(model), *called):
+        outside = ((path, None, tensor) for path, tensor in _kept_outside(model))
+        for path, slot, tensor in (*outside, *called):
             if id(tensor) in known or len(self._hidden) >= HIDDEN:
                 continue
             if tensor.is_leaf or self._lasts(path, tensor):
                 known.add(id(tensor))
-                self._hidden.setdefault(path, weakref.ref(tensor))
+                self._hidden.setdefault(path, slot)
 
     def _lasts(self, path: str, tensor: Tensor) -> bool:
         """Whether a tensor with a graph has been the same for several looks."""
@@ -242,13 +245,14 @@ class Calls:
         self._codes = {site_name(name): called if m in self._seen else not_called for name, m in model.named_modules()}
         return self._codes
 
-    def strangers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters of modules that were called and are no part of the model, with a name."""
+    def strangers(self) -> Iterator[tuple[str, Slot, Tensor]]:
+        """Yield the parameters of modules that were called and are no part of the model: a name, the place, itself."""
         model = self._model()
         members = set() if model is None else {id(m) for m in model.modules()}
         for module in list(self._seen):
             if id(module) not in members:
-                yield from ((f"{type(module).__name__} (called).{name}", p) for name, p in module.named_parameters())
+                names = {id(p): f"{type(module).__name__} (called).{name}" for name, p in module.named_parameters()}
+                yield from ((names[id(p)], slot, p) for slot, p in slots(module))
 
     def made(self) -> set[str]:
         """Return where modules with weights were called that are gone already; they were made for that call."""

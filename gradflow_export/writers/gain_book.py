@@ -66,6 +66,7 @@ class GainMap:
         values: Of the readings of a column the one farthest from 1. Shape: ``[columns, sites]``.
         present: False where nothing arrived. Shape: ``[columns, sites]``.
         readings: How many readings a column joins, but for the last, which may have fewer.
+        newest: The newest reading alone.
     """
 
     sites: tuple[str, ...]
@@ -73,6 +74,7 @@ class GainMap:
     values: Floats
     present: Flags
     readings: int
+    newest: Profile | None = None
 
 
 @final
@@ -91,12 +93,14 @@ class GainBook:
         self._spans: list[tuple[int, int]] = []
         self._width, self._filled = 1, 0
         self._norms: Profile | None = None
+        self._newest: Profile | None = None
 
     def add(self, record: StepRecord) -> None:
         """Take in one record; a change of the blocks begins the map anew."""
         gains = record.get(GAIN)
         if gains is not None:
             self._add_gains(gains, record.step)
+            self._newest = _profile(gains, record.step)
         known = self._norms
         norms = record.get(NORM)
         if norms is None and (known is None or known.metric == PARAMETER_NORM):
@@ -111,7 +115,12 @@ class GainBook:
         if not count:
             return None
         return GainMap(
-            self._sites, tuple(self._spans), self._values[:count].copy(), self._present[:count].copy(), self._width
+            self._sites,
+            tuple(self._spans),
+            self._values[:count].copy(),
+            self._present[:count].copy(),
+            self._width,
+            self._newest,
         )
 
     @property

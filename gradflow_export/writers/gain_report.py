@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from gradflow_export.records import Issue
+from gradflow_export.writers.gain_advice import gain_advice
 from gradflow_export.writers.gain_book import NORM, Flags, Floats, GainMap, Profile, extremeness
 
 MOST_ROWS = 40
@@ -109,7 +110,8 @@ def gain_report(
     """
     what = f" of {escape(_short(printable(model), 60))}" if model else ""
     body = [f"<h1>{_verdict(issues)}</h1>", f"<p>Gain report{what} at step {step}; {_healed(found, len(issues))}</p>"]
-    body += ["<div class=figures>", _map_figure(gains), _norm_figure(norms), "</div>", _issue_table(issues)]
+    body += ["<div class=figures>", _map_figure(gains), _norm_figure(norms), "</div>", _advice(gains)]
+    body.append(_issue_table(issues))
     # The policy is a second fence behind the escaping: whatever a layer is called, no script of this page ever runs.
     return (
         '<!doctype html><html lang=en><head><meta charset="utf-8"><title>Gain report</title>'
@@ -243,6 +245,19 @@ def _norm_figure(norms: Profile | None) -> str:
     for power, anchor, x in ((low, "start", _NAMES), (high, "end", _NAMES + _BARS)):
         body.append(f"<text class=soft x={x} y={bottom + 14} text-anchor={anchor}>1e{power}</text>")
     return f"<section><h2>{escape(title)}</h2>{_svg(_NAMES + _BARS + 10, bottom + 20, title, body)}</section>"
+
+
+def _advice(gains: GainMap | None) -> str:
+    """Say what most of the newest gains have in common, and what to do about it."""
+    newest = None if gains is None else gains.newest
+    if newest is None:
+        return ""
+    each = zip(newest.values.tolist(), newest.present.tolist(), strict=True)
+    told, *advice = gain_advice(value if here else None for value, here in each) or ("",)
+    if not told:
+        return ""
+    items = "".join(f"<li>{escape(what)}" for what in advice)
+    return f"<section><h2>Gains at step {newest.step}</h2><p>{escape(told)}</p><ul>{items}</ul></section>"
 
 
 def _issue_table(issues: Sequence[Issue]) -> str:

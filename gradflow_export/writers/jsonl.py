@@ -8,15 +8,18 @@ from typing import final
 
 from gradflow_export.errors import StorageError
 from gradflow_export.lines import LineEncoder
-from gradflow_export.records import RunInfo, StepRecord
-from gradflow_export.writers.places import AppendFile, prepare_directory
+from gradflow_export.records import Gap, RunInfo, StepRecord
+from gradflow_export.writers.journal import Journal
+from gradflow_export.writers.places import prepare_directory
 
 
 @final
 class JsonlWriter:
     """Writes one JSON object per line, each line as soon as it is known; see :mod:`gradflow_export.lines`.
 
-    What was written is readable after ``kill -9``: at most the last line is cut short, and readers skip it.
+    What was written is readable after ``kill -9``: at most the last line is cut short, and readers skip it. A disk that
+    is full or gone is waited for, and a file that was removed is begun anew; see
+    :class:`~gradflow_export.writers.journal.Journal`.
 
     Args:
         path: A file that ends in ``.jsonl``, which is appended to, or a directory, in which each session gets the file
@@ -39,36 +42,54 @@ class JsonlWriter:
                 "pass another path."
             )
         self._encoder = LineEncoder()
-        self._file: AppendFile | None = None
+        self._journal: Journal | None = None
 
     @property
     def path(self) -> Path | None:
         """The file written to; ``None`` before a run is opened in a directory."""
         return self._path
 
+    @property
+    def lost(self) -> Gap | None:
+        """Steps that could not be written, ``None`` when there are none."""
+        return None if self._journal is None else self._journal.lost
+
     def open(self, run: RunInfo) -> None:
         """Open the file and write the run's description as the first line of its session."""
-        if self._path is None:
-            self._path = self._directory / f"gradflow-{run.session}.jsonl"
-        self._file = AppendFile(self._path, fresh=False)
-        self._file.append(self._encoder.run(run))
+        path = self._path = self._path or self._directory / f"gradflow-{run.session}.jsonl"
+        encoder = self._encoder = LineEncoder(run.session)
+        self._journal = Journal(
+            self.name,
+            lambda _number: path,
+            preamble=lambda _number: encoder.run(run),
+            mark=lambda gap, _number: encoder.gap(gap),
+            exclusive=False,
+        )
+        self._journal.open()
 
     def write(self, record: StepRecord) -> None:
-        """Write one record; ignored after ``close`` and after a failure.
+        """Write one record, or keep it until the disk can be written to again; ignored after ``close``.
 
         Raises:
-            OSError: The disk is full or gone; the file keeps every line written before, and is closed for good.
             StorageError: No run was opened.
         """
-        if self._file is None:
+        journal = self._journal
+        if journal is None:
             raise StorageError("JsonlWriter expects open(run) before write(record); call open first.")
-        if not self._file.closed:
-            self._file.append(self._encoder.record(record))
+        journal.retry()
+        if journal.full:
+            journal.lose(record.step)
+        elif not journal.closed:
+            journal.append(self._encoder.record(record), (record.step, record.step, 1))
 
-    def flush(self) -> None:
-        """Do nothing: each line was handed to the system when it was written."""
+    def keep(self) -> None:
+        """Try again to write what waits for the disk: each line was handed to the system when it was written."""
+        if self._journal is not None:
+            self._journal.retry()
+
+    flush = keep
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        if self._journal is not None:
+            self._journal.close()

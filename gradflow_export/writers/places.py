@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -49,33 +50,45 @@ class AppendFile:
         fresh: Whether it must not exist yet.
 
     Raises:
-        StorageError: The file cannot be opened, or exists though it must not.
+        OSError: The file cannot be opened, or exists though it must not.
     """
 
     def __init__(self, path: Path, *, fresh: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if fresh else 0) | getattr(os, "O_BINARY", 0)
         self.path = path
+        self._descriptor: int | None = self._opened(path, os.O_CREAT | (os.O_EXCL if fresh else 0))
+        found = os.fstat(self._descriptor)
+        self._identity = found.st_dev, found.st_ino
+        self._end = found.st_size
         try:
-            self._descriptor: int | None = os.open(path, flags, 0o644)
-        except OSError as error:
-            raise StorageError(
-                f"expected to {'create' if fresh else 'append to'} {str(path)!r}, got: {error.strerror or error}; "
-                "give each session and each writer a file of its own in a directory that can be written to."
-            ) from error
-        self._size = os.fstat(self._descriptor).st_size
-        if self._size and self._last_byte() != b"\n":
-            self.append(b"\n")  # a line that a kill cut short must not swallow the next one
+            self._mend()
+        except OSError:
+            self.close()
+            raise
 
-    def _last_byte(self) -> bytes:
-        assert self._descriptor is not None
-        os.lseek(self._descriptor, -1, os.SEEK_END)
-        return os.read(self._descriptor, 1)
+    @staticmethod
+    def _opened(path: Path, flags: int) -> int:
+        return os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0) | flags, 0o644)
+
+    def _mend(self) -> None:
+        """End a line that a kill or a full disk cut short, which must not swallow the next one."""
+        if self._descriptor is not None and self._end:
+            os.lseek(self._descriptor, self._end - 1, os.SEEK_SET)
+            if os.read(self._descriptor, 1) != b"\n":
+                self.append(b"\n")
+
+    @property
+    def gone(self) -> bool:
+        """Whether the file was removed, or cut by somebody else; one that was moved is still there."""
+        if self._descriptor is None:
+            return False
+        found = os.fstat(self._descriptor)
+        return found.st_nlink == 0 or found.st_size < self._end
 
     def append(self, data: bytes) -> None:
         """Write all of ``data``, or nothing.
 
         Raises:
-            OSError: The disk is full or gone. The file is cut back to what it was and closed for good.
+            OSError: The disk is full or gone. The file is cut back to what it was, unless others append to it too.
         """
         if self._descriptor is None:
             return
@@ -84,28 +97,95 @@ class AppendFile:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            self._cut_back()
+            self._cut_back(len(data) - len(rest))
             raise
-        self._size += len(data)
+        self._end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
-    def _cut_back(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        assert descriptor is not None
-        # The first error is the one to report; a partial tail is skipped by every reader anyway.
+    def _cut_back(self, written: int) -> None:
+        assert self._descriptor is not None
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+            if written and os.fstat(self._descriptor).st_size == end:
+                os.ftruncate(self._descriptor, end - written)
+
+    def reopened(self, *, exclusive: bool) -> AppendFile:
+        """Return the file that stands at the path now, ready to go on where this one ended.
+
+        Args:
+            exclusive: Whether nobody else appends to it, so that what stands behind that is cut off.
+
+        Raises:
+            FileNotFoundError: There is none, or another one.
+            OSError: It cannot be opened or cut.
+        """
+        again = object.__new__(AppendFile)
+        again.path, again._identity, again._end = self.path, self._identity, self._end
+        again._descriptor = descriptor = self._opened(self.path, 0)
         try:
-            os.ftruncate(descriptor, self._size)
+            found = os.fstat(descriptor)
+            if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._end:
+                raise FileNotFoundError(f"{self.path} is another file by now")
+            if exclusive:
+                os.ftruncate(descriptor, self._end)
+            else:
+                again._end = found.st_size
+                again._mend()
         except OSError:
-            pass
-        finally:
-            os.close(descriptor)
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing will be written any more."""
-        return self._descriptor is None
+            again.close()
+            raise
+        return again
 
     def close(self) -> None:
         """Close the file; calling it again does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):  # a disk that fails now has failed before
+                os.close(descriptor)
+
+
+class DraftFile:
+    """A file of what waits for another one, in case the process ends before; a disk that fails costs only that.
+
+    Args:
+        path: The file; created by the first draft, removed by :meth:`close`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._empty = True
+
+    def add(self, data: bytes) -> None:
+        """Append a draft."""
+        try:
+            if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
+                self._shut()
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_BINARY", 0)
+                self._descriptor = os.open(self._path, flags, 0o644)
+            self._empty = False
+            os.write(self._descriptor, data)
+        except OSError:
+            self._shut()
+
+    def clear(self) -> None:
+        """Forget the drafts: what they hold stands in the other file."""
+        if self._descriptor is not None and not self._empty:
+            try:
+                os.ftruncate(self._descriptor, 0)
+                self._empty = True
+            except OSError:
+                self._shut()
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._shut()
+        if not self._empty or self._path.exists():
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def _shut(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -21,11 +21,15 @@ _BLANK = b"\xfe" * 4
 
 
 class StockPages:
-    """Builds the Events of one session; readers need metadata in the first Event of a tag only, so only that has it."""
+    """Builds the Events of one session; readers need metadata in the first Event of a tag only, so few have it."""
 
     def __init__(self) -> None:
         self._described: set[str] = set()
         self._templates: dict[tuple[str, ...], list[bytes]] = {}
+
+    def describe_again(self) -> None:
+        """Give the next Event of each tag its metadata once more, for it may be the first of a file."""
+        self._described.clear()
 
     def events(self, record: StepRecord) -> list[bytes]:
         """Return the record's headline scalars as one Event, and its histograms, if any, as another.

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from gradflow_export.chunks import Packer, pack_info
+from gradflow_export.chunks import DRAFTS, pack_gap, pack_info
 from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.framing import blob_event, frame, version_event
-from gradflow_export.records import RunInfo, StepRecord
-from gradflow_export.writers.places import AppendFile, prepare_directory
+from gradflow_export.packing import Packer
+from gradflow_export.records import Gap, RunInfo, StepRecord
+from gradflow_export.writers.journal import Journal
+from gradflow_export.writers.places import DraftFile, prepare_directory
 from gradflow_export.writers.stock import StockPages
 
 _SHORTEST, _LONGEST, _SHARE = 2.0, 60.0, 1 / 20
+_KEEP = 0.5
 
 
 @final
@@ -27,7 +30,10 @@ class TensorBoardWriter:
 
     Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.chunks` describes: when
     ``rows`` of them wait, when the flush interval is over, at once when a record carries an issue (at most every 2 s),
-    when the phase changes, and on ``flush`` and ``close``. After ``kill -9`` the loss is at most the flush interval.
+    when the phase changes, and on ``flush`` and ``close``. What waits for that is drafted twice a second into a second
+    file, which readers of ours look at, so that ``kill -9`` costs at most a second; ``close`` removes it. A disk that
+    is full or gone is waited for, and a file that was removed is begun anew; see
+    :class:`~gradflow_export.writers.journal.Journal`.
 
     The file is our own: TensorBoard's ``EventFileWriter`` and torch's ``SummaryWriter`` are neither used nor patched,
     so tools that hook into them, such as wandb's ``sync_tensorboard``, see nothing of it.
@@ -65,45 +71,73 @@ class TensorBoardWriter:
         self._kind, self._last = ("", 0), 0.0
         self._frames = bytearray()
         self._urgent, self._alarmed = False, -math.inf
-        self._opened = self._flushed = self._clock()
-        self._packer: Packer | None = None
-        self._file: AppendFile | None = None
+        self._opened = self._flushed = self._kept = self._clock()
+        self._run: RunInfo | None = None
+        self._packer = Packer("")
+        self._second = 0
+        self._journal: Journal | None = None
+        self._drafts, self._outdated = DraftFile(self._directory), False
         self._lock = threading.Lock()  # a reader asks for a flush from a thread of its own
 
     @property
     def path(self) -> Path | None:
         """The event file; ``None`` before a run is opened."""
-        return None if self._file is None else self._file.path
+        return None if self._journal is None else self._journal.path
+
+    @property
+    def lost(self) -> Gap | None:
+        """Steps that could not be written, ``None`` when there are none."""
+        return None if self._journal is None else self._journal.lost
 
     def open(self, run: RunInfo) -> None:
         """Create the event file and describe the run in it.
 
         Raises:
-            StorageError: The file cannot be created, or one of this session exists already.
-            OSError: The disk is full.
+            StorageError: One of this session exists already.
         """
+        self._run, self._packer = run, Packer(run.session)
+        self._drafts = DraftFile(self._directory / f"gradflow-{run.session}{DRAFTS}")
+        self._journal = Journal(
+            self.name,
+            self._path_of,
+            preamble=self._preamble,
+            mark=lambda gap, number: frame(blob_event(pack_gap(run.session, gap, number), self._last)),
+            exclusive=True,
+            clock=self._clock,
+        )
+        self._journal.open()
+        self._opened = self._flushed = self._kept = self._clock()
+
+    def _path_of(self, number: int) -> Path:
         # Some readers never return to a file once they saw a later one, and the user's own file may lie beside ours.
         # TensorBoard's Python reader goes by name: the leading zero puts ours first. wandb's sync goes by
         # "tfevents.<seconds>.<this host>": no host name holds an @, so ours is not followed at all.
-        second, host = f"0{int(run.started):010d}", f"@{socket.gethostname()}"
-        name = f"events.out.tfevents.{second}.{host}.{os.getpid()}.{run.session}.gradflow"
-        self._file = AppendFile(self._directory / name, fresh=True)
-        self._packer = Packer(run.session)
-        head = (version_event(run.started), blob_event(pack_info(run), run.started))
-        self._file.append(b"".join(map(frame, head)))
-        self._opened = self._flushed = self._clock()
+        assert self._run is not None
+        self._second = max(int(time.time()), self._second + 1) if number else int(self._run.started)
+        second, host = f"0{self._second:010d}", f"@{socket.gethostname()}"
+        name = f"events.out.tfevents.{second}.{host}.{os.getpid()}.{self._run.session}.gradflow"
+        return self._directory / name
+
+    def _preamble(self, number: int) -> bytes:
+        assert self._run is not None
+        began = time.time() if number else self._run.started
+        blobs = [pack_info(self._run, number), *self._packer.tables()]
+        return b"".join(map(frame, (version_event(began), *(blob_event(blob, began) for blob in blobs))))
 
     def write(self, record: StepRecord) -> None:
-        """Buffer one record, and write a chunk when one is due; ignored after ``close`` and after a failure.
+        """Buffer one record, and write a chunk when one is due; ignored after ``close``.
 
         Raises:
-            OSError: The disk is full or gone. Chunks written before stay readable, and the writer is closed for good.
             StorageError: No run was opened.
         """
-        if self._file is None or self._packer is None:
+        if self._journal is None:
             raise StorageError("TensorBoardWriter expects open(run) before write(record); call open first.")
         with self._lock:
-            if self._file.closed:
+            if self._journal.closed:
+                return
+            self._journal.retry()
+            if self._journal.full:
+                self._journal.lose(record.step)
                 return
             if (record.phase, record.rank) != self._kind:
                 self._flush()
@@ -114,40 +148,61 @@ class TensorBoardWriter:
             self._urgent = self._urgent or bool(record.issues)
             if self._due():
                 self._flush()
+            elif self._clock() - self._kept >= _KEEP:
+                self._keep(self._journal)
 
     def flush(self) -> None:
-        """Write what is buffered as one chunk; any thread may ask for it.
-
-        Raises:
-            OSError: As for ``write``.
-        """
+        """Write what is buffered as one chunk; any thread may ask for it."""
         with self._lock:
             self._flush()
 
+    def keep(self) -> None:
+        """Hand what is buffered to the system, so that it outlives the process; any thread may ask for it."""
+        with self._lock:
+            if self._journal is not None and not self._journal.closed:
+                self._keep(self._journal)
+
+    def _keep(self, journal: Journal) -> None:
+        self._kept = self._clock()
+        journal.retry()
+        if not journal.failing:
+            self._clear_drafts()
+            frames, self._frames = self._frames, bytearray()
+            if frames:
+                journal.append(bytes(frames))
+            drafted = b"".join(frame(blob_event(blob, self._last)) for blob in self._packer.draft())
+            if drafted:
+                self._drafts.add(drafted)
+
     def _flush(self) -> None:
-        if self._file is None or self._packer is None or self._file.closed or not self._packer.rows:
+        if self._journal is None or self._journal.closed or not self._packer.rows:
             return
         frames, self._frames = self._frames, bytearray()
-        self._urgent, self._flushed = False, self._clock()
+        self._urgent, self._flushed, steps = False, self._clock(), self._packer.steps
         frames += b"".join(frame(blob_event(blob, self._last)) for blob in self._packer.take())
+        self._stock.describe_again()
         # One write for the whole chunk: a reader sees all of it or a truncated tail, and a full disk loses it whole.
-        self._file.append(bytes(frames))
+        self._journal.append(bytes(frames), steps)
+        self._outdated = True
+        if not self._journal.failing:  # until then the drafts are all that is on disk
+            self._clear_drafts()
+
+    def _clear_drafts(self) -> None:
+        if self._outdated:
+            self._outdated = False
+            self._drafts.clear()
 
     def close(self) -> None:
-        """Write what is buffered and close the file.
-
-        Raises:
-            OSError: As for ``write``.
-        """
+        """Write what is buffered and close the file."""
         with self._lock:
-            try:
+            if self._journal is not None and not self._journal.closed:
                 self._flush()
-            finally:
-                if self._file is not None:
-                    self._file.close()
+                self._journal.close()
+                if not self._journal.failing:
+                    self._drafts.close()
 
     def _due(self) -> bool:
-        if self._packer is not None and self._packer.rows >= self._rows:
+        if self._packer.rows >= self._rows:
             return True
         now = self._clock()
         if self._urgent and now - self._alarmed >= _SHORTEST:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,6 +14,7 @@ from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62
 _REMEMBERED = 2**15
+_BESIDE = re.compile(r"(.*) \[\d+-[0-9a-f]+-\d+\]", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Session:
     """One process start of a run.
 
     Attributes:
-        name: Start time in milliseconds and rank.
+        name: Start time in milliseconds, a random word and the rank.
         chunks: By the name that other chunks use.
         cut: First step that a later session wrote again; steps from here on do not count any more.
     """
@@ -72,10 +75,10 @@ class Session:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """All sessions of one run, oldest first.
+    """The sessions of one run, oldest first, each begun after the one before it had ended.
 
     Attributes:
-        run: TensorBoard's name of the run.
+        run: TensorBoard's name of the run; with that of a session behind it where several were written at a time.
         sessions: Sessions of the lowest rank present.
         updated: Wall time of the newest tensor, in seconds since the epoch.
         too_new: How many tensors a newer version of the writer wrote; they are left out.
@@ -123,21 +126,24 @@ class RunIndex:
         return f"{self.tensors}.{self.last_step}.{self.sessions[-1].name if self.sessions else ''}"
 
 
-def build_index(run: str, listing: Mapping[str, Any]) -> RunIndex:
-    """Sort the tensors of one run into sessions.
+def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
+    """Sort the tensors of one folder into sessions.
 
     Several sessions of one run are one history: where a later session begins at a step that an earlier one had passed
-    already (a resumed checkpoint), the later one counts.
+    already (a resumed checkpoint), the later one counts. Sessions that were written at the same time are runs of their
+    own.
 
     Args:
-        run: TensorBoard's name of the run.
+        run: TensorBoard's name of the folder.
         listing: Tag to time series, as ``list_tensors`` returns it.
 
     Returns:
-        The index; empty when no tag is ours.
+        The run that began first, then the others; never empty, and without sessions when no tag is ours.
     """
     found: dict[str, dict[str, Chunk]] = {}
-    updated, too_new = 0.0, 0
+    times: dict[str, list[float]] = {}
+    updated: dict[str, float] = {}
+    too_new = 0
     for tag, series in listing.items():
         chunk = _described(tag, series.plugin_content)
         if chunk is None:
@@ -145,16 +151,47 @@ def build_index(run: str, listing: Mapping[str, Any]) -> RunIndex:
         if chunk.content["v"] > FORMAT:
             too_new += 1
             continue
-        found.setdefault(chunk.parts.session, {})[chunk.key] = chunk
-        updated = max(updated, float(series.max_wall_time))
+        name, wall = chunk.parts.session, float(series.max_wall_time)
+        found.setdefault(name, {})[chunk.key] = chunk
+        updated[name] = max(updated.get(name, 0.0), wall)
+        if chunk.content.get("kind") == "clock":
+            times.setdefault(name, []).append(wall)
     lowest = min((_order(name)[1] for name in found), default=0)
-    names = sorted((name for name in found if _order(name)[1] == lowest), key=_order, reverse=True)
-    sessions, cut = [], _NO_CUT
+    names = sorted((name for name in found if _order(name)[1] == lowest), key=_order)
+    out: list[RunIndex] = []
+    for history in _histories(names, times) or [[]]:
+        sessions, cut = [], _NO_CUT
+        for name in reversed(history):
+            session = Session(name, found[name], cut)
+            sessions.append(session)
+            cut = min([cut, *_first_steps(session.of_kind("clock"))])
+        shown = f"{run} [{history[0]}]" if out else run
+        newest = max((updated[name] for name in history), default=0.0)
+        out.append(RunIndex(shown, tuple(reversed(sessions)), newest, 0 if out else too_new))
+    return out
+
+
+def _histories(names: Sequence[str], times: Mapping[str, Sequence[float]]) -> list[list[str]]:
+    """Tell sessions that follow each other from those whose steps were recorded at the same time."""
+    histories: list[list[str]] = []
+    ends: list[float] = []
     for name in names:
-        session = Session(name, found[name], cut)
-        sessions.append(session)
-        cut = min([cut, *_first_steps(session.of_kind("clock"))])
-    return RunIndex(run, tuple(reversed(sessions)), updated, too_new)
+        began, ended = min(times.get(name, [math.inf])), max(times.get(name, [0.0]))
+        over = [place for place, end in enumerate(ends) if end <= max(_order(name)[0] / 1000, began)]
+        if over:
+            place = max(over, key=ends.__getitem__)
+            histories[place].append(name)
+            ends[place] = max(ends[place], ended)
+        else:
+            histories.append([name])
+            ends.append(ended)
+    return histories
+
+
+def folder_of(run: str) -> str:
+    """Return TensorBoard's name of the folder that a run lies in."""
+    found = _BESIDE.fullmatch(run)
+    return run if found is None else found.group(1)
 
 
 def started(session: str) -> float | None:
@@ -174,5 +211,5 @@ def _first_steps(clocks: Iterable[Chunk]) -> list[int]:
 
 
 def _order(session: str) -> tuple[int, int, str]:
-    head, _, tail = session.partition("-")
+    head, tail = session.partition("-")[0], session.rpartition("-")[2]
     return (int(head) if head.isdecimal() else 0, int(tail) if tail.isdecimal() else 0, session)

@@ -11,7 +11,7 @@ from tensorboard.data import provider
 
 from tensorboard_plugin_gradflow.cache import IndexCache, Stored, TensorCache
 from tensorboard_plugin_gradflow.errors import RequestError
-from tensorboard_plugin_gradflow.index import Chunk, RunIndex, build_index
+from tensorboard_plugin_gradflow.index import Chunk, RunIndex, build_indexes, folder_of
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME
 
 _BATCH_BYTES = 32 * 2**20
@@ -42,7 +42,7 @@ class Source:
     def indexes(self) -> list[RunIndex]:
         """Return every run that holds something of ours, as of now, the most recently written first."""
         with self._kept.listing:
-            built = [build_index(run, tags) for run, tags in self._list(None).items()]
+            built = [index for run, tags in self._list(None).items() for index in build_indexes(run, tags)]
             chosen = [index for index in built if index.sessions or index.too_new]
             chosen.sort(key=lambda index: (-index.updated, index.run))
             for index in reversed(chosen):
@@ -63,14 +63,13 @@ class Source:
             known = self._kept.get(key)
             if known is not None:
                 return known
-            listing = self._list(provider.RunTagFilter(runs=[run]))
-            if run not in listing:
-                raise RequestError(
-                    404, f"Expected a run with GradFlow data; got {run!r}. Ask /runs for those there are."
-                )
-            index = build_index(run, listing[run])
-            self._kept.put(key, index)
-        return index
+            folder = folder_of(run)
+            listing = self._list(provider.RunTagFilter(runs=[folder]))
+            for index in build_indexes(folder, listing[folder]) if folder in listing else ():
+                if index.run == run:
+                    self._kept.put(key, index)
+                    return index
+        raise RequestError(404, f"Expected a run with GradFlow data; got {run!r}. Ask /runs for those there are.")
 
     def read(self, run: str, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Stored]]:
         """Yield the tensors of ``chunks``, those in the cache first, the rest in batches of bounded size.
@@ -111,8 +110,8 @@ class Source:
             experiment_id=self._experiment,
             plugin_name=PLUGIN_NAME,
             downsample=_KEEP_LAST,
-            run_tag_filter=provider.RunTagFilter(runs=[run], tags=[chunk.tag for chunk in chunks]),
-        ).get(run, {})
+            run_tag_filter=provider.RunTagFilter(runs=[folder_of(run)], tags=[chunk.tag for chunk in chunks]),
+        ).get(folder_of(run), {})
         for chunk in chunks:
             data = found.get(chunk.tag)
             if data:

@@ -17,12 +17,13 @@ from gradflow_export.catalog import CATALOG
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.taps.activations import ActivationTap
 from gradflow_export.taps.attention import AttentionTap
-from gradflow_export.taps.base import ModuleHook, Pending, Sample
+from gradflow_export.taps.base import Pending, Sample
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.calls import ModuleCalls
 from gradflow_export.taps.clipping import ClippingTap
 from gradflow_export.taps.discover import find_blocks
 from gradflow_export.taps.discrete import DiscreteTap
+from gradflow_export.taps.hooks import ModuleHook
 from gradflow_export.taps.inputs import InputTap
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.moments import MomentTap
@@ -111,9 +112,7 @@ class Rig:
         if self.name == "attention":
             return AttentionTap(self.model, guard=self.guard)
         if self.name == "discrete":
-            tap = DiscreteTap(self.model, pairs="rows")
-            tap.arm(on=True)
-            return tap
+            return DiscreteTap(self.model, pairs="rows", guard=self.guard)
         if self.name == "replicas":
             tap = ReplicaTap(self.model)
             tap.arm(on=True)
@@ -147,6 +146,8 @@ class Rig:
         """Read what is read after it."""
         if self.name in {"updates", "moments", "discrete", "replicas"}:
             self.results.append(self.tap.after(step))
+        if self.name == "discrete":  # which a loop asks for once the next forward pass has used the weights
+            self.results.append(self.tap.settle())
 
     @contextlib.contextmanager
     def attached(self):
@@ -156,7 +157,7 @@ class Rig:
         with steps.attach(), attach():
             self.calls.arm()
             self.tap.armed = True
-            arms = self.name in {"attention", "recurrent", "policy", "inputs"}
+            arms = self.name in {"attention", "recurrent", "policy", "inputs", "discrete"}
             if arms:
                 self.tap.arm(on=True)
             try:

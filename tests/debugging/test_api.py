@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,6 +27,7 @@ from gradflow_export import (
 from gradflow_export.debugging.api import create_app, serve, serving
 
 TOKEN = "a-token-of-some-length"
+LOCAL = "http://127.0.0.1:8008"
 HOLDER = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -46,7 +48,7 @@ def debuggers():
 @pytest.fixture
 def client(debuggers):
     """A client of an application whose token is known."""
-    return TestClient(create_app(*debuggers, token=TOKEN))
+    return TestClient(create_app(*debuggers, token=TOKEN), base_url=LOCAL)
 
 
 def test_the_summary_is_matched_key_for_key(client):
@@ -151,7 +153,7 @@ def test_a_token_is_made_and_written_to_the_console_once(capsys, monkeypatch, ca
     """Without a token one is made; it goes to the console alone, and works."""
     monkeypatch.delenv("GRADFLOW_API_TOKEN", raising=False)
     with caplog.at_level(logging.DEBUG):
-        client = TestClient(create_app())
+        client = TestClient(create_app(), base_url=LOCAL)
         printed = capsys.readouterr()
         token = printed.err.partition("Bearer ")[2].rstrip("'\n")
         assert printed.err.count("Bearer") == 1
@@ -166,7 +168,7 @@ def test_a_token_is_made_and_written_to_the_console_once(capsys, monkeypatch, ca
 def test_the_environment_gives_the_token(capsys, monkeypatch):
     """A token in the environment is used and not written anywhere."""
     monkeypatch.setenv("GRADFLOW_API_TOKEN", TOKEN)
-    client = TestClient(create_app())
+    client = TestClient(create_app(), base_url=LOCAL)
     assert client.post("/training-logs/debug/clear", headers=HOLDER).status_code == 200
     assert capsys.readouterr().err == ""
 
@@ -247,3 +249,99 @@ def test_two_hundred_requests_while_training_see_whole_summaries(debuggers):
         assert told.get("debug_history_length", min(steps, 100)) == min(steps, 100)
         assert told.get("loss_anomalies", wrong) == wrong
     assert len({summary.get("training_debugger", summary)["total_steps"] for summary in whole}) > 10
+
+
+PAGES = ("/training-logs/debug/summary", "/training-logs/debug/training/summary", "/health", "/metrics")
+
+OWN = (
+    "127.0.0.1", "127.0.0.1:8008", "localhost", "LOCALHOST:1", "localhost.", "127.8.9.1", "[::1]", "[::1]:8008",
+    "[::ffff:127.0.0.1]:80", "gpu7.lan", "GPU7.lan:8008", "10.1.2.3", "[fe80::1]:9",
+)  # fmt: skip
+
+FOREIGN = (
+    "evil.example", "evil.example:8008", "localhost.evil.example", "127.0.0.1.evil.example", "testserver", "gpu7",
+    "10.1.2.4", "0.0.0.0", "2130706433", "127.1", "[::2]", "127.0.0.1.nip.io:8008", "localhostx", "x.localhost",
+)  # fmt: skip
+
+
+@pytest.fixture
+def served(debuggers):
+    """A client of an application that has further names."""
+    app = create_app(*debuggers, token=TOKEN, hosts=["gpu7.lan", "10.1.2.3", "fe80::1"])
+    return TestClient(app, base_url=LOCAL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_only_names_of_its_own_are_answered(served, page):
+    """A page under a name of its own that leads to this machine (DNS rebinding) reads nothing, whatever it asks for."""
+    for host in OWN:
+        assert served.get(page, headers={"Host": host}).status_code == 200, host
+    for host in FOREIGN:
+        refused = served.get(page, headers={"Host": host})
+        assert refused.status_code == 403, host
+        assert f"got {host!r}; use http://127.0.0.1" in refused.json()["error"]
+        assert "hosts=[name]" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a b", "user@127.0.0.1", "127.0.0.1:port", "127.0.0.1/x", "[::1", "http://localhost"]
+)
+def test_a_host_that_is_none_is_refused(served, host):
+    """What is no name and no address is a bad request."""
+    refused = served.get("/health", headers={"Host": host})
+    assert refused.status_code == 400
+    assert "expected one header 'Host'" in refused.json()["error"]
+
+
+def test_a_foreign_host_changes_nothing_even_with_the_token(served, debuggers):
+    """The host is looked at first."""
+    for path in ("/training-logs/debug/level/extreme", "/training-logs/debug/clear"):
+        assert served.post(path, headers={**HOLDER, "Host": "evil.example"}).status_code == 403
+    assert {debugger.level for debugger in debuggers} == {DebugLevel.BASIC}
+    assert debuggers[0].get_debug_summary()["debug_history_length"] == 4
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "Cross-Site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[::bad"}, 403),
+        ({"Origin": "http://127.0.0.1:8008"}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "https://gpu7.lan"}, 200),
+    ],
+)
+def test_what_a_browser_sends_for_another_site_is_refused(served, headers, status):
+    """By what browsers say of where a request comes from."""
+    assert served.get("/training-logs/debug/summary", headers=headers).status_code == status
+    path = "/training-logs/debug/level/advanced"
+    assert served.post(path, headers={**HOLDER, **headers}).status_code == status
+
+
+def test_a_server_answers_under_the_address_it_was_told_to_listen_at(debuggers):
+    """Over a real socket: the address that is yielded works, a foreign name does not."""
+    with serving(create_app(*debuggers, token=TOKEN), port=0) as address:
+        assert urllib.request.urlopen(f"{address}/health").status == 200
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(f"{address}/health", headers={"Host": "evil.example"}))
+    assert refused.value.code == 403
+    refused.value.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "error", "words"),
+    [
+        ("gpu7.lan", ArgumentTypeError, "hosts must be a list of names, got 'gpu7.lan'"),
+        ([7], ArgumentTypeError, "a host must be a name or an address, got 7"),
+        (["http://gpu7.lan"], ArgumentError, "without scheme, got 'http://gpu7.lan'"),
+    ],
+)
+def test_hosts_that_are_none_are_told(hosts, error, words):
+    """At construction."""
+    with pytest.raises(error, match=words):
+        create_app(token=TOKEN, hosts=hosts)

@@ -21,6 +21,7 @@ from gradflow_export import (
     MemoryWriter,
     TrainingPhase,
 )
+from gradflow_export.debugging.loglines import LogLines
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_the_summary_has_the_documented_keys(logger):
     logger.log_error("lost", TrainingPhase.CHECKPOINTING, {"loss": math.nan, "at": [1, {"x": torch.ones(2, 3)}]})
     summary = logger.get_training_summary()
     assert set(summary) == {
-        "user_id", "model_name", "phase", "progress", "seconds_by_phase", "warnings", "errors", "events", "debug",
+        "user_id", "model_name", "phase", "progress", "seconds_by_phase", "warnings", "errors", "events", "log", "debug",
     }  # fmt: skip
     progress = summary["progress"]
     assert {key: progress[key] for key in ("total_epochs", "total_steps", "epoch", "step", "loss", "learning_rate")} == {
@@ -187,6 +188,7 @@ def test_the_summary_has_the_documented_keys(logger):
         ("error", "checkpointing"),
     ]
     assert summary["events"][2]["context"] == {"loss": "NaN", "at": [1, {"x": "tensor of shape (2, 3)"}]}
+    assert set(summary["log"]) == {"written", "waiting", "left_out", "late", "latest_seconds"}
     assert summary["debug"] == {"total_anomalies": 0, "debug_history_length": 0}
     json.dumps(summary, allow_nan=False)
 
@@ -223,15 +225,99 @@ def test_events_are_bounded_and_hold_no_tensor():
 
 
 def test_the_log_is_written_in_order_by_another_thread(caplog):
-    """A handler that is slow holds up nobody but the logger's thread; all lines are there once it has ended."""
+    """All lines are there once it has ended, and the thread that spoke did not write them."""
     caplog.set_level(logging.INFO, logger="gradflow_export.training")
-    with AsyncTrainingLogger(user_id=1, model_name="net") as logger:
+    sink = Sink()
+    with sink, AsyncTrainingLogger(user_id=1, model_name="net") as logger:
         logger.start_training()
         for number in range(5):
             logger.log_warning(str(number))
     messages = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert messages == ["training of net began", *"01234"]
-    assert {record.threadName for record in caplog.records} == {"gradflow-logger_0"}
+    assert sink.threads == {"gradflow-logger-lines"}
+
+
+class Sink(logging.Handler):
+    """A handler of the logger's lines that takes its time: it waits for an event, or is open to all."""
+
+    def __init__(self, gate=None):
+        super().__init__()
+        self.gate, self.lines, self.threads, self.reached = gate, [], set(), threading.Event()
+
+    def emit(self, record):
+        self.reached.set()
+        if self.gate is not None:
+            self.gate.wait(60)
+        self.threads.add(threading.current_thread().name)
+        self.lines.append(record.getMessage().rpartition(": ")[2])
+
+    def __enter__(self):
+        logging.getLogger("gradflow_export").addHandler(self)
+        return self
+
+    def __exit__(self, *error):
+        logging.getLogger("gradflow_export").removeHandler(self)
+
+
+def test_a_slow_sink_does_not_hold_an_awaited_check(caplog):
+    """A check is answered while a handler has not even taken in the first of many lines, a warning of its own included."""
+    caplog.set_level(logging.INFO, logger="gradflow_export")
+    gate = threading.Event()
+    with Sink(gate) as sink, AsyncTrainingLogger(user_id=1, model_name="net", most_waiting=1000) as logger:
+        logger.start_training()
+        for number in range(40):
+            logger.log_info(str(number))
+        assert sink.reached.wait(60)
+        assert asyncio.run(logger.check_tensor_anomalies_async(torch.ones(3)))["mean_value"] == 1.0
+        assert asyncio.run(logger.check_gradient_anomalies_async(with_gradients(math.nan)))["has_anomaly"]
+        assert not sink.lines
+        assert logger.get_training_summary()["log"]["waiting"] >= 41
+        gate.set()
+    assert [line for line in sink.lines if line.isdigit()] == [str(number) for number in range(40)]
+    assert any("NaN" in record.getMessage() for record in caplog.records)
+    assert logger.get_training_summary()["log"]["left_out"] == 0
+
+
+def test_lines_that_a_slow_sink_cannot_take_are_counted_and_said(caplog):
+    """At most so many wait; the oldest are left out, in order, a line says how many, and events are all there."""
+    caplog.set_level(logging.INFO, logger="gradflow_export")
+    gate = threading.Event()
+    with Sink(gate) as sink, AsyncTrainingLogger(user_id=1, model_name="net", most_waiting=10) as logger:
+        logger.log_info("first")
+        assert sink.reached.wait(60)
+        for number in range(60):
+            logger.log_info(str(number))
+        log = logger.get_training_summary()["log"]
+        assert (log["waiting"], log["left_out"]) == (10, 50)
+        gate.set()
+    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("gradflow: 50 log lines were left out")
+    assert [line for line in sink.lines if line.isdigit() or line == "first"] == ["first", *map(str, range(50, 60))]
+    summary = logger.get_training_summary()
+    assert (summary["log"]["written"], summary["log"]["left_out"]) == (11, 50)
+    assert len(summary["events"]) == 61
+
+
+def test_a_sink_that_hangs_does_not_keep_the_run_from_ending(monkeypatch):
+    """After a limited time the end comes, and what was not written is counted."""
+    monkeypatch.setattr("gradflow_export.debugging.loglines._GRACE", 0.05)
+    gate = threading.Event()
+    with Sink(gate) as sink:
+        lines = LogLines(logging.getLogger("gradflow_export"), drain=0.05)
+        for number in range(5):
+            lines.put(logging.ERROR, "line: %d", number)
+        assert sink.reached.wait(60)
+        lines.close()
+        assert not sink.lines
+        assert lines.counts()["waiting"] == 4
+        lines.put(logging.ERROR, "after the end")
+        lines.reopen()
+        lines.put(logging.ERROR, "line: %d", 5)
+        gate.set()
+        lines.close()
+    assert sink.lines[0] == "0"
+    assert lines.counts()["waiting"] == 0
 
 
 def test_a_problem_reaches_the_exporter_that_watches(logger):

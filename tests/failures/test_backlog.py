@@ -5,9 +5,12 @@ import time
 
 import pytest
 
-from gradflow_export import Exporter, MemoryWriter, backlog
+from gradflow_export import Exporter, JsonlWriter, MemoryWriter, backlog
 from gradflow_export import exporter as exporter_module
 from gradflow_export.cli.report import summarise
+from gradflow_export.lines import LineEncoder
+from gradflow_export.records import Gap, Reading, RunInfo, StepRecord
+from gradflow_export.store import read_run
 
 
 class Slow:
@@ -174,7 +177,23 @@ def test_the_report_of_a_folder_tells_what_was_lost(loop, tmp_path, monkeypatch)
     monkeypatch.setattr(exporter._judge, "check", broken)
     loop.train(8)
     exporter.close()
-    assert summarise(tmp_path).verdict == "healthy: no open problem in the 6 recorded steps; 2 steps were lost"
+    assert (
+        summarise(read_run(tmp_path)).verdict
+        == "healthy: no open problem in the 6 recorded steps; 2 steps were lost (without a record)"
+    )
+
+
+def test_a_gap_in_the_files_stands_in_the_first_line_too(tmp_path):
+    """What a writer could not write, and said so in its file, is lost to whoever reads it."""
+    info = RunInfo(session="1732143600123-0", started=1732143600.123)
+    writer = JsonlWriter(tmp_path)
+    writer.open(info)
+    writer.write(StepRecord(1, 1.0, (Reading.run("loss", 1.0),)))
+    writer.close()
+    with writer.path.open("ab") as file:
+        file.write(LineEncoder(info.session).gap(Gap(2, 5, 4, "No space left on device")))
+    verdict = summarise(read_run(tmp_path)).verdict
+    assert verdict == "healthy: no open problem in the 1 recorded steps; 4 steps were lost (not written)"
 
 
 def test_steps_left_out_on_purpose_are_counted_apart(loop):

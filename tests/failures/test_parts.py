@@ -62,6 +62,12 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
     assert len(said()) == len(said(f"the broken writer failed in {method}() and is set aside")) == 1
     assert broken.calls.count(method) == 1
     assert exporter.summary()["set_aside"] == ["broken"]
+    lost = exporter._worker.lost
+    if method in {"open", "write"}:
+        assert (lost["broken"].first, lost["broken"].last, lost["broken"].steps) == (1, 5, 5)
+        assert "No space left on device" in lost["broken"].reason
+    else:
+        assert lost == {}
     if method != "close":
         assert broken.calls[-1] == "close"
         assert "set aside after an error: broken" in exporter.report()

@@ -7,13 +7,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.cli import main
 from gradflow_export.store import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SETUP = """
 import os, sys, time, torch
@@ -78,7 +82,7 @@ for _ in range(20):
     train(10)
     exporter.summary()
 exporter.close()
-print(len(memory.records), exporter.summary()["set_aside"])
+print(len(memory.records), exporter.summary()["set_aside"], sorted(exporter._worker.lost))
 print([float(p.detach().sum()) for p in model.parameters()])
 """
 
@@ -94,21 +98,98 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_stops_the_files_and_not_the_training(small_disk):
-    """With the disk full, training ends as unwatched, one line per writer says so, and the part written reads back."""
+    """With the disk full to the end, training ends as unwatched, what is lost is told, and the rest reads back."""
     place, kind = small_disk
     done = subprocess.run([*script(FULL), str(place), kind], capture_output=True, text=True, timeout=250, check=True)
     plain = {}
     exec(SETUP + "train(200)", plain)
     weights = [float(p.detach().sum()) for p in plain["model"].parameters()]
-    assert done.stdout.splitlines() == ["200 ['jsonl', 'tensorboard']", str(weights)]
-    assert len(done.stderr.splitlines()) == 2, done.stderr
-    assert all("is set aside; training and the other writers go on" in line for line in done.stderr.splitlines())
+    assert done.stdout.splitlines() == ["200 [] ['jsonl', 'tensorboard']", str(weights)]
+    for name in ("jsonl", "tensorboard"):
+        lines = [line for line in done.stderr.splitlines() if f"the {name} writer" in line]
+        assert "cannot write to" in lines[0]
+        assert f"the {name} writer could not write steps" in lines[-1]
     counts = []
     for where in ("tb", "lines"):
         records = list(read_run(place / where).records)
         assert [r.step for r in records] == list(range(1, len(records) + 1))
         counts.append(len(records))
     assert 5 < min(counts) <= max(counts) < 200
+
+
+def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk):
+    """Once there is room again the rest is written; what is missing is told by the run and by its files."""
+    place, kind = small_disk
+    body = """
+    from gradflow_export.writers import TensorBoardWriter, JsonlWriter, journal
+    import resource, signal
+    journal.HELD_BYTES, journal.MOST_SECONDS = 100_000, 0.2
+    place, limited = sys.argv[1], sys.argv[2] == "limit"
+    if limited:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))
+    else:
+        open(place + "/other", "wb").write(bytes(150_000))
+    writers = [TensorBoardWriter(place + "/tb", flush_seconds=0.0), JsonlWriter(place + "/lines")]
+    exporter = Exporter(model, backends=writers).watch(criterion)
+    for part in range(20):
+        if part == 10:
+            assert all(writer.lost for writer in writers)
+            os.remove(place + "/other") if not limited else resource.setrlimit(
+                resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            if not limited:
+                os.system(f"mount -o remount,size=20m {place}")
+            time.sleep(1)
+        train(30)
+        exporter.summary()
+    exporter.close()
+    for writer in writers:
+        print(writer.lost.first, writer.lost.last, writer.lost.steps)
+    """
+    done = subprocess.run([*script(body), str(place), kind], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    for where, line in zip(("tb", "lines"), done.stdout.splitlines(), strict=True):
+        run, (first, last, steps) = read_run(place / where), map(int, line.split())
+        assert [(gap.first, gap.last, gap.steps) for gap in run.gaps] == [(first, last, steps)]
+        assert sorted({*run.records.steps, *range(first, last + 1)}) == list(range(1, 601))
+        assert len(run.records) + steps == 600
+        assert run.skipped == 0
+
+
+def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys):
+    """Their sessions differ though they start together; each is read by itself, and the report shows both and why."""
+    body = """
+    exporter = Exporter(model, backends=[sys.argv[2]], logdir=sys.argv[1]).watch(criterion)
+    train(3)
+    open(sys.argv[1] + "/ready" + sys.argv[3], "w").close()
+    while len([name for name in os.listdir(sys.argv[1]) if name.startswith("ready")]) < 2:
+        time.sleep(0.01)
+    train(4)
+    exporter.close()
+    """
+    for backend in ("tensorboard", "jsonl"):
+        place = tmp_path / backend
+        children = [subprocess.Popen([*script(body), str(place), backend, each]) for each in "ab"]
+        assert [child.wait(250) for child in children] == [0, 0]
+        first = read_run(place)
+        (other,) = first.beside
+        second = read_run(place, session=other)
+        assert first.sessions != second.sessions == (other,)
+        assert second.beside == first.sessions
+        for run in (first, second):
+            assert run.records.steps == tuple(range(1, 8))
+        assert main(["report", str(place)]) == 0
+        said = capsys.readouterr().out
+        assert said.count("2 runs wrote to this folder at the same time; this is session") == 2
+        assert all(name in said for name in (*first.sessions, *second.sessions))
+
+
+def test_kill_9_costs_at_most_a_second(tmp_path):
+    """At random moments of the default backend's life; the script counts from the steps that the child told of."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "kill.py"), "--times", "5", "--logdir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("steps read back") == 5
 
 
 def test_exit_without_close_writes_everything(tmp_path):

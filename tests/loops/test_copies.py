@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
 
-from gradflow_export.taps.base import ModuleHook
+from gradflow_export.taps.hooks import ModuleHook
 
 
 class Net(nn.Module):
@@ -88,7 +88,7 @@ def test_four_hooks_on_the_model_are_all_that_modules_hold(watching):
     def attributes(model):
         keys = [sorted(vars(m)) for m in model.modules()] + [sorted(vars(p)) for p in model.parameters()]
         return keys, [
-            hook for m in model.modules() for k, v in vars(m).items() if k.endswith("hooks") for hook in v.values()
+            hook for m in model.modules() for k, v in vars(m).items() if k.endswith("hooks") for _, hook in v.items()
         ]
 
     model = Net().body
@@ -101,7 +101,7 @@ def test_four_hooks_on_the_model_are_all_that_modules_hold(watching):
         assert len(hooks) == 4
         assert all(isinstance(hook, ModuleHook) for hook in hooks)
         places = (model._forward_pre_hooks, model._forward_hooks, model._load_state_dict_post_hooks)
-        assert {*hooks} == {hook for place in places for hook in place.values()}
+        assert {*hooks} == {hook for place in places for _, hook in place.items()}
         optimizer.zero_grad(set_to_none=True)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

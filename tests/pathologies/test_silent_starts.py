@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from gradflow_export import Exporter, IssueType, MemoryWriter
 
 
-def told(model, loss, *, parameters=None, steps=12, lr=1e-2):
+def told(model, loss, *, parameters=None, steps=12, lr=1e-2, kind=torch.optim.AdamW):
     """Train on fresh batches; return cause and layers of what is found of the first weights."""
-    optimizer = torch.optim.AdamW(model.parameters() if parameters is None else parameters, lr)
+    optimizer = kind(model.parameters() if parameters is None else parameters, lr)
     with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
         for _ in range(steps):
             optimizer.zero_grad()
@@ -55,10 +55,11 @@ def test_layers_that_torch_copies_one_from_another_are_in_order():
     assert told(model, lambda x: (model(x[:, None]) - x[:, None]).square().mean()) == []
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["parts", "parts at random", "classes of which two are seen"])
-def test_parts_of_one_layer_that_begin_alike(kind):
+def test_parts_of_one_layer_that_begin_alike(kind, seed):
     """Three parts with two numbers each stay alike if they begin as zeros; classes that none has seen yet may."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     body, head = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 6)
     if kind != "parts at random":
         nn.init.zeros_(head.weight)
@@ -71,7 +72,9 @@ def test_parts_of_one_layer_that_begin_alike(kind):
         weight, mean = model(x).chunk(2, 1)
         return -(weight.log_softmax(1) - (mean - x[:, :1] - 1).square()).logsumexp(1).mean()
 
-    assert told(model, loss) == ([("units have doubles", "1.weight")] if kind == "parts" else [])
+    # Which part is taken has a gradient of 0, and what a processor rounds it to is what Adam would divide by itself.
+    found = told(model, loss, kind=torch.optim.SGD)
+    assert found == ([("units have doubles", "1.weight")] if kind == "parts" else [])
 
 
 @pytest.mark.parametrize(("scale", "found"), [(1.0, [("one-sided", "2.weight")]), (0.02, [])])

@@ -9,6 +9,7 @@ from gradflow_export.catalog import MetricSpec
 from gradflow_export.cli.report import summarise
 from gradflow_export.records import IssueType, Reading, Severity, StepRecord
 from gradflow_export.schedule import INTERVALS
+from gradflow_export.store import read_run
 from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.howto import how_to_read
@@ -152,7 +153,7 @@ def lossy_records(logs, first, last, lost=None):
 def test_first_and_last_loss_are_those_of_the_command_line(tmp_path, logs, open_source, steps, rows):
     """However the records lie in chunks, panel and ``gradflow report`` tell the same two numbers, or none."""
     logs.write_run(tmp_path / "a", lossy_records(logs, 1, steps + 1), rows=rows)
-    expected = summarise(tmp_path / "a").loss
+    expected = summarise(read_run(tmp_path / "a")).loss
     found = run_meta(open_source(tmp_path), "a")["loss"]
     assert found == (None if expected is None else {"first": expected[0], "last": expected[1]})
     assert (expected is None) == (steps < 10)
@@ -165,5 +166,5 @@ def test_lost_steps_are_added_up_over_sessions(tmp_path, logs, open_source):
     logs.write_run(tmp_path / "b", [StepRecord(1, logs.EPOCH, (Reading.run("gain.depth", 1.0),))])
     source = open_source(tmp_path)
     assert run_meta(source, "a")["lost"] == 5
-    assert summarise(tmp_path / "a").lost_steps.total == 5
+    assert summarise(read_run(tmp_path / "a")).lost_steps.total == 5
     assert (run_meta(source, "b")["lost"], run_meta(source, "b")["loss"]) == (0, None)

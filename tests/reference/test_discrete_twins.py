@@ -273,6 +273,44 @@ def test_the_meant_update_is_the_one_that_float64_weights_take(name, dtype):
         assert torch.allclose(meant(take(parameter.grad)), take(parameter) - before, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_that_calls_its_base_class_means_what_that_means(name):
+    """Whatever it does to the weights afterwards; a subclass with no step of its own is its base class."""
+    plain = nn.Parameter(torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    base = type(OPTIMIZERS[name]([plain]))
+
+    class Rounded(base):
+        """Lays the weights on a grid after each step."""
+
+        def step(self, closure=None):
+            """Step."""
+            loss = super().step(closure)
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.copy_(torch.round(p * 4) / 4)
+            return loss
+
+    class Named(base):
+        """Has no step of its own."""
+
+    for kind in (Rounded, Named):
+        parameter = nn.Parameter(plain.detach().clone())
+        optimizer = kind([parameter], lr=0.05)
+        for _ in range(3):
+            parameter.grad = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            twin = nn.Parameter(parameter.detach().clone())
+            twin.grad = parameter.grad.clone()
+            other = base([twin], lr=0.05)
+            other.state[twin] = {
+                k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[parameter].items()
+            }
+            before = twin.detach().clone()
+            meant = meant_update(optimizer, parameter, optimizer.param_groups[0], lambda t: t.detach().clone())
+            optimizer.step()
+            base.step(other)
+            assert torch.allclose(meant(parameter.grad), twin.detach() - before, rtol=1e-6, atol=1e-12)
+
+
 def test_master_weights_say_what_was_meant():
     """An optimizer that keeps float32 weights means their change, whatever its rule."""
 
@@ -345,7 +383,8 @@ def test_complex_weights_have_phases_and_magnitudes():
         parts = [(w.conjugate() / abs(w) * one, abs(w)) for w, one in zip(before, g, strict=True)]
         phase.append(math.hypot(*(size * part.imag for part, size in parts)))
         magnitude.append(math.hypot(*(part.real for part, _ in parts)))
-        turned.append(math.hypot(*(cmath.phase(b / a) for a, b in zip(before, after, strict=True))))
+        angles = [cmath.phase(b / a) for a, b in zip(before, after, strict=True)]
+        turned.append(math.sqrt(math.fsum(angle * angle for angle in angles) / len(angles)))
     assert record.value("phase.gradient") == pytest.approx(sum(phase) / 9, rel=1e-6)
     assert record.value("magnitude.gradient") == pytest.approx(sum(magnitude) / 9, rel=1e-6)
     assert record.value("phase.change") == pytest.approx(sum(turned) / 9, rel=1e-6)

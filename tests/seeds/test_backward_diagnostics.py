@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+import time
 import types
 
 import pytest
@@ -392,3 +393,88 @@ def test_the_names_of_the_document_are_public():
     """Coordinator, flow analysis and discrete analysis are what the document calls them."""
     for name in ("BackwardPassDiagnostics", "GradientFlowAnalyzer", "DiscreteUpdateAnalyzer"):
         assert getattr(gradflow_export, name).__name__ == name
+
+
+def plainly(diagnostics_of, steps, *, criterion=None):
+    """Use the diagnostics as the document does, without a word about intervals; return them, closed."""
+    parts = build()
+    model, optimizer, samples = parts["model"], parts["optimizer"], parts["dataset"]
+    criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+    with diagnostics_of(model, criterion) as diagnostics:
+        for step in range(steps):
+            x, y = samples[step % 16]
+            optimizer.zero_grad()
+            criterion(model(x[None]), torch.tensor([y])).backward()
+            optimizer.step()
+            yield diagnostics, step
+
+
+@pytest.mark.parametrize("steps", [1, 7, 130])
+def test_the_json_export_has_one_value_for_each_backward_pass(steps, tmp_path):
+    """In every series, however long the run, before and after it is closed, without any setting."""
+    for diagnostics, step in plainly(BackwardPassDiagnostics, steps):
+        if step == steps - 1:
+            diagnostics.save_diagnostic_data(tmp_path / "open.json")
+    diagnostics.save_diagnostic_data(tmp_path / "closed.json")
+    for name in ("open", "closed"):
+        data = json.loads((tmp_path / f"{name}.json").read_text())
+        assert {section: list(series) for section, series in data.items()} == JSON_KEYS
+        lengths = {name: len(values) for part in list(JSON_KEYS)[:4] for name, values in data[part].items()}
+        assert lengths == dict.fromkeys(lengths, steps)
+
+
+def test_chosen_intervals_are_kept(tmp_path):
+    """Those that are named, in arguments or in the configuration; the others are read at every step."""
+    by_argument = BackwardPassDiagnostics(build()["model"], intervals={"updates": 7})
+    (tmp_path / "config.yaml").write_text("diagnostics:\n  intervals: {updates: 7}\n")
+    by_file = BackwardPassDiagnostics(build()["model"], config=str(tmp_path / "config.yaml"))
+    for diagnostics in (by_argument, by_file):
+        told = diagnostics.exporter.settings.schedule.intervals
+        assert (told["updates"], told["logits"], told["discrete"], told["blocks"]) == (7, 1, 1, 25)
+        diagnostics.close()
+
+
+def test_a_summary_waits_for_what_was_handed_over():
+    """A worker that is slow makes it late and not incomplete; so does one asked in the middle of training."""
+    for diagnostics, step in plainly(BackwardPassDiagnostics, 60):
+        if step == 0:
+            diagnostics.register_analyzer("slow", lambda _: time.sleep(0.01))
+        if step in {30, 59}:
+            told = diagnostics.get_diagnostic_summary()
+            assert told["backward_pass_diagnostics"]["records"] == step + 1
+            assert told["discrete_update_analysis"]["samples"] == step + 1
+
+
+def test_small_nodes_are_named():
+    """A row whose gradient is far below that of the others, in summary and report; nothing is said where none is."""
+
+    class Uneven(nn.Module):
+        def __init__(self, quiet):
+            super().__init__()
+            self.linear = nn.Linear(6, 9)
+            self.register_buffer("scale", torch.ones(9))
+            self.scale[list(quiet)] = 1e-6
+
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    for quiet in ((), (4,), (2, 7)):
+        torch.manual_seed(0)
+        model = Uneven(quiet)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with BackwardPassDiagnostics(model, strict=True) as diagnostics:
+            for _ in range(10):
+                optimizer.zero_grad()
+                model(torch.randn(32, 6)).sum().square().backward()
+                optimizer.step()
+            summary, report = diagnostics.get_diagnostic_summary(), diagnostics.diagnostic_report()
+        named = [f"linear.weight[{row}]" for row in quiet]
+        expected = [{"node": node, "count": 10, "share": 1.0} for node in named]
+        assert summary["gradient_flow_analysis"]["small_nodes"] == expected
+        assert summary["discrete_update_analysis"]["small_nodes"] == expected
+        assert ("NODES" in report) is bool(quiet)
+        for node in named:
+            assert f"{node} (100 % of readings)" in report
+    assert set(summary["discrete_update_analysis"]["nodes"]["update_frequency"].values()) == {1.0}
+    assert len(summary["discrete_update_analysis"]["nodes"]["effectiveness"]) == 9
+    json.dumps(summary, allow_nan=False)

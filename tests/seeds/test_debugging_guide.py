@@ -10,12 +10,21 @@ import inspect
 import json
 import math
 import types
+import urllib.request
 
 import pytest
 import torch
 from torch import nn
 
-from gradflow_export import AsyncTrainingLogger, DebugLevel, PyTorchDebugger, TrainingDebugger, TrainingPhase
+from gradflow_export import (
+    AsyncTrainingLogger,
+    DebugLevel,
+    DiffusionModelDebugger,
+    PyTorchDebugger,
+    TrainingDebugger,
+    TrainingPhase,
+)
+from gradflow_export.debugging.api import create_app, serving
 
 CONTEXT = """
 from gradflow_export import PyTorchDebugger, debug_context
@@ -489,3 +498,57 @@ def test_the_training_summary_is_matched_key_for_key(parts):
         "anomaly_rate": 0.005,
         "gradient_explosion_rate": 0.002,
     }
+
+
+SUMMARY = """
+{
+  "training_debugger": {
+    "total_anomalies": 5,
+    "debug_history_length": 100,
+    "total_steps": 1000,
+    "anomaly_rate": 0.005,
+    "gradient_explosion_rate": 0.002
+  },
+  "diffusion_debugger": {
+    "total_anomalies": 2,
+    "debug_history_length": 50
+  },
+  "general_debugger": {
+    "total_anomalies": 3,
+    "debug_history_length": 75
+  }
+}
+"""
+
+
+def test_the_four_requests_of_the_guide_are_answered_over_http(parts):
+    """The debug summary is the guide's own JSON; level and history change by POST with the token."""
+    model = parts["model"]
+    model(parts["inputs"]).backward()
+    training, diffusion, general = TrainingDebugger(), DiffusionModelDebugger(), PyTorchDebugger()
+    for step in range(1000):
+        if step in {10, 20}:
+            model.body[0].weight.grad.fill_(50.0)
+        elif step in {11, 21}:
+            model.body[0].weight.grad.fill_(0.1)
+        training.monitor_training_step(model, math.nan if step in {30, 40, 50} else 0.5, step)
+    for step in range(50):
+        diffusion.monitor_diffusion_step(model, step, torch.randn(4, 4) * (math.nan if step in {7, 8} else 1.0))
+    for number in range(75):
+        general.analyze_tensor(torch.tensor([math.inf if number < 3 else 1.0]), "x")
+    app = create_app(training, diffusion, general, token="a-token-of-some-length")
+    with serving(app, port=0) as address:
+
+        def request(method, path):
+            asked = urllib.request.Request(f"{address}{path}", method=method)
+            asked.add_header("Authorization", "Bearer a-token-of-some-length")
+            with urllib.request.urlopen(asked) as answer:
+                return json.loads(answer.read())
+
+        assert request("GET", "/training-logs/debug/summary") == json.loads(SUMMARY)
+        counts = request("GET", "/training-logs/debug/training/summary")
+        assert (counts["total_steps"], counts["anomaly_steps"], counts["gradient_explosions"]) == (1000, 5, 2)
+        assert request("POST", "/training-logs/debug/level/advanced") == {"level": "advanced"}
+        assert training.level is diffusion.level is general.level is DebugLevel.ADVANCED
+        request("POST", "/training-logs/debug/clear")
+        assert request("GET", "/training-logs/debug/summary")["training_debugger"]["total_steps"] == 0

@@ -368,3 +368,48 @@ def test_the_step_record_has_the_structure_of_the_document(loop):
     theirs["memory_info"]["cuda_memory"] = ours["memory_info"]["cuda_memory"] = {}
     assert shape_of(ours) == shape_of(theirs)
     assert list(ours) == list(theirs)
+
+
+class Off(torch.autograd.Function):
+    """The identity, with a backward that is off by 0.1 %."""
+
+    @staticmethod
+    def forward(_ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        return gradient * 1.001
+
+
+class Wrong(nn.Module):
+    """A model whose first layer gets wrong gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(Off.apply(self.first(x)).tanh())
+
+
+def test_a_session_finds_a_wrong_backward(loop):
+    """Catching such bugs early is the first benefit that the document names: what fails is told with its parameters."""
+    exec(GRADIENT_CHECKING, loop)
+    model = Wrong()
+    optimizer = torch.optim.Adam(model.parameters())
+    with NumericalStabilityManager(debug_config=loop["debug_config"]).watch(model) as manager:
+        loss = loop["criterion"](model(loop["dataloader"][0]), loop["target"])
+        loss.backward()
+        details = manager.step(model, loss, optimizer)["debug_info"]["anomaly_details"]
+    assert [detail["type"] for detail in details] == ["gradient_check"]
+    assert details[0]["parameters"] == ["first.weight", "first.bias", "input 0"]
+
+
+def test_the_pictures_of_the_document_are_drawn(loop):
+    """Anomalies, gradient norms, memory and the kinds of anomalies: one picture each."""
+    loop["dataloader"][3][0, 0] = float("nan")
+    exec(BASIC, loop)
+    pictures = loop["stability_manager"].debugging.plot()
+    assert len(pictures) == 4
+    assert all(path.stat().st_size > 1000 and path.suffix == ".png" for path in pictures.values())

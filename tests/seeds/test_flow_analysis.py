@@ -3,6 +3,7 @@
 Only the package's name in the import is changed.
 """
 
+import dataclasses
 import math
 
 import pytest
@@ -311,3 +312,41 @@ def test_the_bottleneck_the_document_misses_is_found():
     analyzer = gradflow_export.GradientFlowAnalyzer(model)
     (issue,) = analyzer.analyze(lambda: torch.randn(32, 784), lambda output: output.square().mean(), steps=5)
     assert (issue.issue_type, issue.layer) == (IssueType.BOTTLENECK, "encoder.4.0")
+
+
+def test_layers_that_no_issue_is_about_are_healthy(names):
+    """All of a healthy model; without the block that stops the gradient, and what holds or belongs to a named layer."""
+    analyzer = gradflow_export.GradientFlowAnalyzer(names["model"])
+    with pytest.raises(RuntimeError, match="call analyze"):
+        analyzer.get_healthy_layers()
+    assert analyzer.analyze(names["input_fn"], names["loss_fn"], steps=5) == []
+    layers = [name for name, module in names["model"].named_modules() if not list(module.children())]
+    assert analyzer.get_healthy_layers() == layers
+    torch.manual_seed(0)
+    model = chain(7, nn.Tanh, 1.0)
+    with torch.no_grad():
+        model.encoder[4][0].weight.mul_(1e-3)
+    analyzer = gradflow_export.GradientFlowAnalyzer(model)
+    issues = analyzer.analyze(lambda: torch.randn(32, 784), lambda output: output.square().mean(), steps=5)
+    healthy = analyzer.get_healthy_layers()
+    assert "encoder.4.0" not in healthy
+    assert {"encoder.3.0", "encoder.5.0"} <= set(healthy)
+    assert analyzer.get_healthy_layers(issues) == healthy
+    assert "encoder.4.0" in analyzer.get_healthy_layers([])
+
+
+@pytest.mark.parametrize("site", ["encoder.4", "encoder.4.0", "encoder.4.0.weight"])
+def test_an_issue_about_a_block_or_a_parameter_is_one_about_its_layer(site):
+    """Names count from dot to dot: encoder.40 is not encoder.4. An issue that has healed, or of no layer, counts not."""
+    model = chain(3, nn.Tanh, 1.0)
+    model.encoder = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(41)))
+    analyzer = gradflow_export.GradientFlowAnalyzer(model)
+    issue = gradflow_export.Issue(
+        IssueType.DEAD, gradflow_export.Severity.HIGH, site, 1, 0.0, 0.0, "It is dead.", "Do something."
+    )
+    healthy = analyzer.get_healthy_layers([issue])
+    assert "encoder.4.0" not in healthy
+    assert "encoder.40.0" in healthy
+    healed = dataclasses.replace(issue, healed_step=2)
+    whole = dataclasses.replace(issue, layer="", layers=("",))
+    assert analyzer.get_healthy_layers([healed, whole]) == analyzer.get_healthy_layers([])

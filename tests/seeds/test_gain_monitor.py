@@ -217,14 +217,20 @@ def test_summary_stats(names):
     stats = monitor.summary_stats()
     for key, kind in names["described"].items():
         assert type(stats[key]) is kind
+    assert set(stats) == {*names["described"], "num_nonfinite"}
     assert sum(stats[key] for key in stats if key.startswith("num_")) == 4
 
 
 def test_basic_diagnostic(names, capsys):
-    """A loss made before the monitor was opened is reported as missing, not as an error."""
-    exec(BASIC_DIAGNOSTIC, names)
-    assert capsys.readouterr().out.count("[MISSING]") == 4
-    assert names["monitor"].norms() == [None] * 5
+    """Where the loss was made before the monitor was opened it says so; with the forward pass inside it reports."""
+    with pytest.raises(RuntimeError, match="Run the forward pass inside the with statement too"):
+        exec(BASIC_DIAGNOSTIC, names)
+    forward_inside = BASIC_DIAGNOSTIC.replace(
+        "    loss.backward()", "    loss = run_model(blocks)\n    loss.backward()"
+    )
+    exec(forward_inside, names)
+    assert capsys.readouterr().out.count("Transition") == 4
+    assert len(names["monitor"].norms()) == len(names["monitor"]) == 5
 
 
 def test_training_loop(names, capsys):

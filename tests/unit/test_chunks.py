@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradflow_export.chunks import Packer, SiteTables, Unpacker, pack_info, parse_tag
+from gradflow_export.chunks import Unpacker, pack_info, parse_tag
 from gradflow_export.lines import LineDecoder, LineEncoder
+from gradflow_export.packing import Packer, SiteTables
 from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 
 VALUES = st.one_of(

@@ -84,7 +84,7 @@ def golden(name, text):
         ("gain_monitor_damping", [0.3421 * 0.2134 * 0.0891, 0.2134 * 0.0891, 0.0891, 1.0]),
         ("gain_monitor_amplifying", [3.4512 * 5.2341, 5.2341, 1.0]),
         ("gain_monitor_mixed", [0.5, 1.0, 0.0, 2.0, None, 4.0, math.nan, 1.0, math.inf, 1.0]),
-        ("gain_monitor_missing", [None, None, None]),
+        ("gain_monitor_missing", [None, None, 1.0]),
     ],
 )
 def test_the_report_reads_as_it_always_did(name, norms):
@@ -137,7 +137,7 @@ def test_a_nonfinite_norm_is_counted_apart_and_said_so():
 
 def test_without_a_finite_gain_the_means_are_nan():
     """There is nothing to average over one block or over none that got a gradient."""
-    for monitor in (monitor_of([1.0]), monitor_of([None, None])):
+    for monitor in (monitor_of([1.0]), monitor_of([None, 1.0])):
         stats = monitor.summary_stats()
         assert all(math.isnan(stats[key]) for key in ("mean_gain", "min_gain", "max_gain", "mean_log_gain"))
 
@@ -197,7 +197,8 @@ def test_reset_forgets_and_allows_the_next_backward():
     with GradientGainMonitor(model.blocks) as monitor:
         (model(inputs()) * 100).backward()
         monitor.reset()
-        assert monitor.norms() == [None] * 3
+        with pytest.raises(RuntimeError, match="since the monitor was made or reset"):
+            monitor.norms()
         model(inputs()).backward()
         assert monitor.norms() == pytest.approx(plain_norms())
 
@@ -351,7 +352,11 @@ def test_checkpointing_changes_no_norm(reentrant, whole):
             x.square().sum().backward()
         return monitor.norms()
 
-    assert all(n is not None for n in run(lambda block, x: block.linear(x))) is whole
+    if whole:
+        assert None not in run(lambda block, x: block.linear(x))
+    else:
+        with pytest.raises(RuntimeError, match="none was called"):
+            run(lambda block, x: block.linear(x))
     expected = run(lambda block, x: block(x))
     plain = [b.linear for b in blocks]
     with GradientGainMonitor(plain) as monitor:
@@ -472,3 +477,56 @@ def test_a_block_named_twice_is_refused():
     block = nn.Identity()
     with pytest.raises(ArgumentError, match="the same module twice, as '0' and '2'"):
         GradientGainMonitor([block, nn.Identity(), block])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_length_is_the_number_of_blocks(count):
+    """Whatever was seen; a monitor of any length is true."""
+    monitor = GradientGainMonitor(nn.ModuleList(nn.Linear(2, 2) for _ in range(count)))
+    assert len(monitor) == monitor.num_blocks == count
+    assert monitor
+    monitor.close()
+
+
+@pytest.mark.parametrize("method", ["norms", "gains", "log_gains", "summary_stats", "report"])
+def test_reading_before_any_backward_pass_is_an_error(method):
+    """It says what is missing: the forward pass, or the backward pass; after one, all is told."""
+    model = Chain()
+    with GradientGainMonitor(model.blocks) as monitor:
+        with pytest.raises(RuntimeError, match=r"expected a backward pass through the 3 blocks.*forward pass inside"):
+            getattr(monitor, method)()
+        loss = model(inputs())
+        with pytest.raises(RuntimeError, match=r"since the monitor was made or reset\. Call loss\.backward\(\) first"):
+            getattr(monitor, method)()
+        loss.backward()
+        assert getattr(monitor, method)()
+        monitor.reset()
+        with pytest.raises(RuntimeError, match="made or reset"):
+            getattr(monitor, method)()
+
+
+def test_blocks_that_need_no_gradient_are_named_as_the_reason():
+    """A backward pass that reaches no block is told from one that was forgotten as far as that is possible."""
+    model = Chain()
+    model.requires_grad_(False)
+    with GradientGainMonitor(model.blocks) as monitor:
+        model(inputs())
+        with pytest.raises(RuntimeError, match="nothing in or before them requires a gradient"):
+            monitor.report()
+
+
+@pytest.mark.parametrize(
+    ("factor", "told"),
+    [
+        (0.3, "4 of 4 transitions damp the gradient (gamma < 0.5). From the last block to the first it becomes 0.0081"),
+        (3.0, "4 of 4 transitions amplify the gradient (gamma > 2.0). From the last block to the first it becomes 81"),
+    ],
+)
+def test_the_report_ends_with_advice_where_most_transitions_go_wrong(factor, told):
+    """It counts them, says what comes of all together, and names what to change; a healthy chain gets no advice."""
+    text = monitor_of([factor**depth for depth in (4, 3, 2, 1, 0)]).report()
+    assert told in text
+    assert text.count("\n  - ") >= 3
+    assert ("skip connections" in text) is (factor < 1)
+    assert ("clip_grad_norm_" in text) is (factor > 1)
+    assert "  - " not in monitor_of([1.0, 1.1, 0.9, 1.0, 1.0]).report()

@@ -32,6 +32,7 @@ PUBLIC = [
     "MetricSpec",
     "MissingPackageError",
     "NaNHandlingConfig",
+    "NoiseSchedule",
     "NumericalAnomalyError",
     "NumericalStabilityManager",
     "PyTorchDebugger",

@@ -44,7 +44,7 @@ def opened(tmp_path, **kwargs):
     """Return an open writer, and a function that gives the steps on disk."""
     writer = TensorBoardWriter(tmp_path, **kwargs)
     writer.open(INFO)
-    return writer, lambda: read_run(tmp_path).records.steps
+    return writer, lambda: read_run(writer.path).records.steps
 
 
 def provider(logdir):

@@ -252,3 +252,17 @@ def test_any_gains_and_norms_make_a_page(data, blocks, steps):
     assert page.count("<svg ") == page.count("</svg>") == 2 * bool(blocks)
     assert page.count("<section>") == page.count("</section>")
     assert page.endswith("</body></html>")
+
+
+@pytest.mark.parametrize(("gain", "advice"), [(0.3, "add skip connections"), (3.0, "clip the gradient"), (1.0, "")])
+def test_the_page_says_what_to_do_where_most_blocks_damp_or_amplify(gain, advice):
+    """By the newest reading, not by the extremes that a column joins; nothing is said of gains near 1."""
+    book = GainBook(columns=2)
+    for step in range(1, 9):
+        book.add(record(step, [1.0 if step < 8 else gain] * 5))
+    page = page_of(book, step=8)
+    told = "5 of 5 transitions"
+    assert (told in page) is bool(advice)
+    assert advice in page
+    book.add(record(9, [1.0] * 5))
+    assert told not in page_of(book, step=9)

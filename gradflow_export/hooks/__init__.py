@@ -1,0 +1,1 @@
+"""What stands between this package and torch."""

@@ -1,0 +1,159 @@
+"""Hooks in a module that its copies, its files and TorchScript know nothing of."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
+_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
+
+
+class ModuleHook:
+    """A hook of a module that leaves no trace in a graph that is being compiled."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        """Hand over to the tap, but leave no trace in a graph that is being compiled."""
+        if not torch.compiler.is_compiling():
+            self._call(*args)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle as a stand-in that does nothing, where somebody takes single hooks out of a module to store them."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def is_plain_call() -> bool:
+    """Whether a hook is given tensors that may outlive the call: no graph is traced, nothing is transformed."""
+    return not _is_tracing() and _transform() is None
+
+
+class _Hooks(OrderedDict[int, Any]):
+    """The hooks of one kind in one module: the user's under numbers from 0 on, ours under negative ones.
+
+    It stands in the place of the module's own dictionary. Where it is copied or pickled, a plain one with the user's
+    hooks alone is.
+    """
+
+    def plain(self) -> OrderedDict[int, Any]:
+        """Return the user's alone."""
+        return OrderedDict((key, hook) for key, hook in self.items() if key >= 0)
+
+    def free(self) -> int:
+        """Return a number for one more of ours; not from torch's count, by which pickles number the user's."""
+        return next(key for key in range(-1, -len(self) - 2, -1) if key not in self)
+
+    def copy(self) -> OrderedDict[int, Any]:  # type: ignore[override]  # a copy is a plain one on purpose
+        """Return the user's alone."""
+        return self.plain()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.plain().__reduce_ex__(protocol)
+
+
+class _CalledHooks(_Hooks):
+    """The same for hooks that calls of the module run.
+
+    ``nn.Module`` runs them by ``items()``; ``values()`` is what TorchScript compiles.
+    """
+
+    def values(self) -> Any:
+        """Return the user's alone."""
+        return self.plain().values()
+
+
+_LOADED = "_load_state_dict_post_hooks"
+
+
+def hook_calls(
+    hooks: Iterable[tuple[nn.Module, Any]],
+    *,
+    before: bool = False,
+    with_kwargs: bool = False,
+    always: bool = False,
+) -> Callable[[], None]:
+    """Have calls of modules run hooks, as ``register_forward_hook`` does.
+
+    Args:
+        hooks: Modules, each with what is called: ``hook(module, arguments, output)``.
+        before: Call ``hook(module, arguments)`` before the module's own ``forward`` instead.
+        with_kwargs: Give the keyword arguments too, as another argument.
+        always: Call also when ``forward`` raises.
+
+    Returns:
+        A function that takes them away; calling it again does nothing.
+    """
+    kind = "_forward_pre_hooks" if before else "_forward_hooks"
+    marks = [f"{kind}_with_kwargs"] * with_kwargs + ["_forward_hooks_always_called"] * always
+    return _place([(module, kind, hook, marks) for module, hook in hooks])
+
+
+def hook_loading(module: nn.Module, hook: Any) -> Callable[[], None]:
+    """Call ``hook(module, keys)`` after ``load_state_dict``; return a function that ends that."""
+    return _place([(module, _LOADED, hook, [])])
+
+
+def _place(entries: Iterable[tuple[nn.Module, str, Any, list[str]]]) -> Callable[[], None]:
+    entries = list(entries)
+    _exchange((module, name) for module, kind, _, marks in entries for name in (kind, *marks))
+    placed: list[tuple[weakref.ref[nn.Module], str, int]] = []
+    for module, kind, hook, marks in entries:
+        key = module.__dict__[kind].free()
+        for name, value in ((kind, hook), *((mark, True) for mark in marks)):
+            module.__dict__[name][key] = value
+            placed.append((weakref.ref(module), name, key))
+
+    def remove() -> None:
+        removed, emptied = placed.copy(), []
+        placed.clear()
+        for reference, name, key in removed:
+            found = reference()
+            if found is None or not isinstance(hooks := found.__dict__.get(name), _Hooks):
+                continue
+            hooks.pop(key, None)
+            if not any(other < 0 for other in hooks):
+                emptied.append((found, name))
+        _exchange(emptied, back=True)
+
+    return remove
+
+
+def _exchange(places: Iterable[tuple[nn.Module, str]], *, back: bool = False) -> None:
+    """Put dictionaries of ours in the place of the modules' own, or with ``back`` plain ones again."""
+    moved: dict[int, tuple[Mapping[int, Any], OrderedDict[int, Any]]] = {}
+    for module, name in places:
+        old = module.__dict__[name]
+        if isinstance(old, _Hooks) is not back:
+            continue
+        new = old.plain() if back else (_Hooks if name == _LOADED else _CalledHooks)(old)
+        module.__dict__[name] = new
+        if old:
+            moved[id(old)] = old, new
+    if moved:
+        _lead(moved)
+
+
+def _lead(moved: Mapping[int, tuple[Mapping[int, Any], OrderedDict[int, Any]]]) -> None:
+    """Lead the handles of the user's hooks to the dictionary that holds these now, so that they still remove them.
+
+    A handle knows its dictionary by a weak reference, and nobody knows the handles.
+    """
+
+    def led(reference: Any) -> Any:
+        old = reference() if isinstance(reference, weakref.ref) else None
+        return weakref.ref(moved[id(old)][1]) if id(old) in moved else reference
+
+    for handle in gc.get_objects():
+        if type(handle) is RemovableHandle:
+            handle.hooks_dict_ref = led(handle.hooks_dict_ref)
+            handle.extra_dict_ref = tuple(map(led, handle.extra_dict_ref))

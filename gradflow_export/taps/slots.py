@@ -1,0 +1,52 @@
+"""Finds parameters again by the place where a module holds them.
+
+No weak reference stands on a parameter: PyTorch refuses to convert one that has any, as ``model.to()`` does for tensor
+subclasses and where ``torch.__future__.set_swap_module_params_on_conversion(True)`` was called.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+from torch import Tensor, nn
+
+from gradflow_export.hooks import torch_private
+
+
+class Slot:
+    """The place of a parameter or buffer in a module, which is held weakly.
+
+    Args:
+        module: The module that holds it directly.
+        key: Its name there.
+    """
+
+    __slots__ = ("_key", "_module")
+
+    def __init__(self, module: nn.Module, key: str) -> None:
+        self._module, self._key = weakref.ref(module), key
+
+    def __call__(self) -> Tensor | None:
+        """Return what stands there now; ``None`` where nothing does, or the module is gone."""
+        module = self._module()
+        return None if module is None else torch_private.own_tensor(module, self._key)
+
+
+def slots(model: nn.Module) -> Iterator[tuple[Slot, Tensor]]:
+    """Yield each parameter once with its place, in the order of ``model.parameters()``."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for key, parameter in torch_private.parameters(module):
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield Slot(module, key), parameter
+
+
+def briefly(tensor: Tensor) -> Callable[[], Tensor | None]:
+    """Return what gives a tensor back as long as somebody else keeps it, which a parameter is taken to be for a step.
+
+    Args:
+        tensor: One that a forward pass takes or gives; what holds the result is cleared when the step ends.
+    """
+    return (lambda: tensor) if isinstance(tensor, nn.Parameter) else weakref.ref(tensor)
