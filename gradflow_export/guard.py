@@ -16,6 +16,7 @@ from gradflow_export.taps.base import Part
 
 _log = logging.getLogger("gradflow_export")
 _is_tracing = torch_private.is_tracing
+_modes = torch_private.function_modes
 
 
 class Guard:
@@ -98,7 +99,11 @@ class _GuardedPart(Part):
             began, outermost = time.perf_counter(), guard.depth == 0
             guard.depth += 1
             try:
-                hook(*args, **kwargs)
+                if outermost and _modes():  # the loop's default device may be another, or one that holds no numbers
+                    with torch.device("cpu"):
+                        hook(*args, **kwargs)
+                else:
+                    hook(*args, **kwargs)
             except Exception as error:
                 self.failed(error)
             finally:

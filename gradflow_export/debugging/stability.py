@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradflow_export.arguments import check_module, check_optimizer
 from gradflow_export.debugging.batch import BatchState, BatchWatch
@@ -87,9 +88,9 @@ class NumericalStabilityManager:
         self._scaling = Scaling(scaler, self._nan.scaler_patience)
         self._loops = Loops(schedulers, scaler if is_enabled(scaler) else None)
         self._guards: weakref.WeakKeyDictionary[Optimizer, UpdateGuard] = weakref.WeakKeyDictionary()
-        self._batches: weakref.WeakKeyDictionary[nn.Module, BatchWatch] = weakref.WeakKeyDictionary()
-        self._keepers: weakref.WeakKeyDictionary[nn.Module, BufferKeeper] = weakref.WeakKeyDictionary()
-        self._locators: weakref.WeakKeyDictionary[nn.Module, Locator] = weakref.WeakKeyDictionary()
+        self._batches: MutableMapping[nn.Module, BatchWatch] = WeakIdKeyDictionary()
+        self._keepers: MutableMapping[nn.Module, BufferKeeper] = WeakIdKeyDictionary()
+        self._locators: MutableMapping[nn.Module, Locator] = WeakIdKeyDictionary()
         self._steps = self._buffers_repaired = 0
 
     def watch(self, model: nn.Module) -> Self:
