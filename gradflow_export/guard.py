@@ -19,6 +19,13 @@ _is_tracing = torch_private.is_tracing
 _modes = torch_private.function_modes
 
 
+def where_numbers_are() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which new tensors hold numbers, also where the loop's default device is ``meta``."""
+    if _modes() and torch.get_default_device().type == "meta":
+        return torch.device("cpu")
+    return contextlib.nullcontext()
+
+
 class Guard:
     """Wraps hooks so that an error is logged once with the way out, counted, and the part concerned is set aside.
 
@@ -99,8 +106,8 @@ class _GuardedPart(Part):
             began, outermost = time.perf_counter(), guard.depth == 0
             guard.depth += 1
             try:
-                if outermost and _modes():  # the loop's default device may be another, or one that holds no numbers
-                    with torch.device("cpu"):
+                if outermost and _modes():
+                    with where_numbers_are():
                         hook(*args, **kwargs)
                 else:
                     hook(*args, **kwargs)

@@ -250,7 +250,7 @@ class Calls:
         """Yield the parameters of modules that were called and are no part of the model: a name, the place, itself."""
         model = self._model()
         members = set() if model is None else {id(m) for m in model.modules()}
-        for module in list(self._seen.keys()):
+        for module in list(self._seen.keys()):  # type: ignore[no-untyped-call]  # torch leaves it untyped
             if id(module) not in members:
                 names = {id(p): f"{type(module).__name__} (called).{name}" for name, p in module.named_parameters()}
                 yield from ((names[id(p)], slot, p) for slot, p in slots(module))

@@ -14,6 +14,7 @@ from gradflow_export import (
     NaNHandlingConfig,
     NumericalStabilityManager,
     PyTorchDebugger,
+    PyTorchDebuggingConfig,
 )
 
 
@@ -45,12 +46,11 @@ def model_of(kind):
 
 def train(model, x, around=contextlib.nullcontext, manager=None):
     """Train while watched, strictly and within a context, and return what was recorded."""
-    y = torch.arange(16) % 3
     optimizer, writer = torch.optim.Adam(model.parameters()), MemoryWriter()
     with around(), Exporter(model, backends=[writer], strict=True).watch() as exporter:
         for _ in range(12):
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x), Y)
             loss.backward()
             if manager is not None:
                 manager.step(model, loss, optimizer)
@@ -80,6 +80,7 @@ def default_device(device):
 
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(16) % 3
 
 AROUND = {
     "a device context": lambda: torch.device("meta"),
@@ -148,3 +149,28 @@ def test_complex_inputs_are_read_without_a_warning(kind):
         warnings.simplefilter("error")
         found = train(model, x)
     assert {"loss", "gradient.total_norm", "input.rms"} <= metrics(found)
+
+
+@pytest.mark.parametrize("policy", ["zero", "clamp", "skip", "rewind"])
+def test_the_stability_manager_works_beside_a_default_device(policy):
+    """What it finds and tells is the same where new tensors of the program's hold no numbers."""
+    told = []
+    for around in (contextlib.nullcontext, *AROUND.values()):
+        model = nn.Sequential(*model_of(Block), nn.BatchNorm1d(3))
+        x = X.clone()
+        x[0, 0] = float("nan")
+        optimizer, writer = torch.optim.SGD(model.parameters(), lr=0.1), MemoryWriter()
+        config = NaNHandlingConfig(policy=policy)
+        debug = PyTorchDebuggingConfig(enable_autograd_anomaly=True, save_debug_info=False)
+        manager = NumericalStabilityManager(nan_config=config, debug_config=debug)
+        with around(), Exporter(model, backends=[writer], strict=True).watch(), manager.watch(model):
+            for inputs in (X, x, X):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(inputs), Y)
+                loss.backward()
+                manager.step(model, loss, optimizer)
+                optimizer.step()
+            told.append(manager.get_debug_summary()["anomalies_by_type"])
+        assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert told[0] == told[1] == told[2]
+    assert told[0]["nan_loss"] == 1
