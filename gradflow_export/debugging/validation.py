@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
