@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -69,8 +70,9 @@ class ForwardUse:
         module = reference()
         if module is None:
             return None
-        found = module._parameters.get(name)  # noqa: SLF001 - getattr would run a parametrization
-        return found if found is not None else module._buffers.get(name)  # noqa: SLF001 - as above
+        # As an attribute it might be computed anew, where it is parametrized.
+        own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        return next((tensor for found, tensor in own if found == name), None)
 
     def _called(self, places: tuple[int, ...], _module: nn.Module, _args: Any, _output: Any) -> None:
         self._used(places)
