@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
-_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
+from gradflow_export.hooks import torch_private
 
 
 class ModuleHook:
@@ -35,7 +34,7 @@ class ModuleHook:
 
 def is_plain_call() -> bool:
     """Whether a hook is given tensors that may outlive the call: no graph is traced, nothing is transformed."""
-    return not _is_tracing() and _transform() is None
+    return not torch_private.is_tracing() and torch_private.transform() is None
 
 
 class _Hooks(OrderedDict[int, Any]):
