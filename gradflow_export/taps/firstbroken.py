@@ -99,7 +99,8 @@ def first_broken(root: Tensor, model: nn.Module, mark: str, outputs: Sequence[Te
         ``None`` where the graph is too large, or does not tell.
     """
     nodes = _in_order(root.grad_fn)
-    return None if not nodes else _Search(nodes, model, mark, outputs).run()
+    search = _Search(nodes, model, mark, outputs) if nodes else None
+    return search.run() if search is not None and search.knows else None
 
 
 def _in_order(root: Node) -> list[Node]:
@@ -173,6 +174,11 @@ class _Search:
             for source in _sources(node):
                 self._takers.setdefault(source, []).append(node)
         self._look(outputs)
+
+    @property
+    def knows(self) -> bool:
+        """Whether anything is known but that the loss is not finite."""
+        return len(self._state) > 1
 
     def run(self) -> Begin | None:
         """Return where it began."""

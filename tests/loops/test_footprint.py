@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import weakref
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -23,11 +24,31 @@ class Loose(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
         self.criterion = nn.MSELoss()
-        self.first.register_forward_hook(shifted)
+        self.handle = self.first.register_forward_hook(shifted)
         self.register_forward_pre_hook(nothing)
 
     def forward(self, x, **options):
         return self.second(functional.relu(self.first(x), **options))
+
+
+class Odd(nn.Module):
+    """Parameters in unusual places: in a list, in a hidden module, tied, looked up, and given to modules as input."""
+
+    def __init__(self):
+        super().__init__()
+        self.loose = [nn.Parameter(torch.randn(4))]
+        self.hidden = [nn.Linear(4, 4)]
+        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4, 6)
+        self.head.weight = self.table.weight
+        self.layers = nn.ModuleList([nn.Linear(4, 4)] * 3)
+        self.position = nn.Parameter(torch.randn(3, 4))
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        h = self.table(x) + self.norm(self.position) + self.loose[0]
+        for layer in self.layers:
+            h = torch.relu(layer(self.hidden[0](h)) + layer(self.position))
+        return self.head(h)
 
 
 def shifted(_module, _given, output):
@@ -273,3 +294,37 @@ def test_two_who_watch_leave_one_after_the_other(watching):
         model(torch.ones(2, 4)).sum().backward()
         exporters[1 - first].close()
         assert hooks_of(model) == 0
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_no_weak_reference_stands_on_a_parameter(closure, watching):
+    """At no moment of a step, and in no place of the model, does anything refer to a parameter weakly."""
+    torch.manual_seed(0)
+    model = Odd()
+    every = [*model.parameters(), *model.loose, *model.hidden[0].parameters()]
+    watching(model)
+    others = [p for p in every if p is not model.position]
+    optimizers = [torch.optim.AdamW(others, lr=0.01), torch.optim.SGD([model.position], lr=0.01)]
+
+    def free():
+        return not any(weakref.getweakrefs(p) for p in every)
+
+    def passes():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        out = model(torch.randint(6, (5, 3)))
+        assert free()
+        loss = functional.cross_entropy(out.flatten(0, 1), torch.randint(6, (15,)))
+        loss.backward()
+        assert free()
+        return loss
+
+    for step in range(12):
+        if not closure:
+            passes()
+        for optimizer in optimizers:
+            optimizer.step(*[passes] * closure)
+            assert free()
+        if step == 5:
+            model.load_state_dict(model.state_dict())
+            assert free()
