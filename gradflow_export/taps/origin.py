@@ -126,12 +126,13 @@ class OriginTap:
         if root.device.type != "cpu" or isinstance(root, torch_private.FakeTensor):
             self._unread += 1
             return
-        if math.isfinite(float(local(root.detach()))) or is_scaled(root):
+        if math.isfinite(float(local(root.detach()))):
             return
         model = self._model()
-        if model is not None:
+        if model is not None and not is_scaled(root):
             self._left -= 1
             self._found = self._behind(root, model)
+        self._unread += self._found is None
 
     def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None, *, stepped: bool = False) -> None:
         """Look whether the gradients that are about to be used are finite, and if not, tell where that began.
@@ -249,14 +250,14 @@ class OriginTap:
 
 
 def _seen(values: Any) -> list[_Seen]:
-    # At every step: the usual call, tensors by position, is spared the walk through nested arguments.
-    flat = values if isinstance(values, tuple) else (values,)
-    leaves = flat if all(isinstance(value, Tensor) for value in flat) else torch_private.tree_leaves(values)
-    return [
-        (briefly(leaf), torch_private.version(leaf))
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()) and not leaf.is_inference()
-    ]
+    flat: Any = values if isinstance(values, tuple) else (values,)
+    seen: list[_Seen] = []
+    for value in flat:
+        if not isinstance(value, Tensor):  # the usual call, tensors by position, is spared the walk through the others
+            return _seen(tuple(leaf for leaf in torch_private.tree_leaves(values) if isinstance(leaf, Tensor)))
+        if (value.is_floating_point() or value.is_complex()) and not value.is_inference():
+            seen.append((briefly(value), torch_private.version(value)))
+    return seen
 
 
 def _there(seen: list[_Seen]) -> list[Tensor]:
