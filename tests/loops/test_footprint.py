@@ -14,6 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.hooks import RemovableHandle
 
+from gradflow_export.schedule import INTERVALS
+
 SAFE = [nn.Sequential, nn.Linear, nn.ReLU, nn.BatchNorm1d, nn.Embedding, nn.Dropout]
 
 
@@ -64,6 +66,7 @@ def plain():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
 
 
+ALL = dict.fromkeys(INTERVALS, 1)
 MODELS = {"layers of torch": plain, "hooks of the user's": Loose}
 STATES = {"before the first step": 0, "after 3 steps": 3, "after 150 steps": 150, "closed": 30}
 
@@ -76,7 +79,9 @@ def made(kind, steps, watch=None, *, close=False):
         model = MODELS[kind]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         criterion = getattr(model, "criterion", nn.MSELoss())
-        exporter = None if watch is None else watch(model, criterion)
+        # Everything at every step at first, and after many steps what is read by default.
+        often = {} if steps > 100 else {"intervals": ALL}
+        exporter = None if watch is None else watch(model, criterion, **{"intervals": None, **often})
         for step in range(steps):
             optimizer.zero_grad()
             criterion(model(torch.randn(6, 4)), torch.zeros(6, 2)).backward()
@@ -173,29 +178,43 @@ WAYS = {
     "torch.jit.script": scripted,
     "torch.jit.trace": traced,
     "torch.export": exported,
+    "share_memory": lambda model: sorted(model.share_memory().state_dict()),
+}
+
+
+CHANGES = {
     "to, swapping": swapped,
     "to, tensor subclasses": of_subclasses,
     "to another dtype": lambda model: pickled(model.to(torch.bfloat16)),
-    "share_memory": lambda model: sorted(model.share_memory().state_dict()),
 }
 
 
 def outcome(way, model):
     """Return what comes of a way to use a model, or the error."""
     try:
-        return WAYS[way](model)
+        return way(model)
     except Exception as error:
         return type(error), str(error)
+    finally:
+        model.train()
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("way", WAYS)
-def test_nobody_can_tell_that_a_model_is_watched(way, state, kind, watching):
+def test_nobody_can_tell_that_a_model_is_watched(state, kind, watching):
     """Bytes, code and errors of a watched model are those of one that was trained alike and never watched."""
-    expected = outcome(way, made(kind, STATES[state]))
-    model = made(kind, STATES[state], watching, close=state == "closed")
-    assert outcome(way, model) == expected
+    plain, model = made(kind, STATES[state]), made(kind, STATES[state], watching, close=state == "closed")
+    for name, way in WAYS.items():
+        assert (name, outcome(way, model)) == (name, outcome(way, plain))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("way", CHANGES)
+def test_a_watched_model_is_converted_as_any_other(way, state, kind, watching):
+    """Conversions give the same parameters or the same error, whatever was read before."""
+    expected = outcome(CHANGES[way], made(kind, STATES[state]))
+    assert outcome(CHANGES[way], made(kind, STATES[state], watching, close=state == "closed")) == expected
 
 
 @pytest.mark.parametrize("state", STATES)
