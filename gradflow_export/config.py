@@ -33,7 +33,7 @@ class Settings:
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
         rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
-            where it costs no waiting for a device.
+            and False leave it at what the graph of its loss tells.
         budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.

@@ -77,9 +77,11 @@ class Exporter(Reports):
             ``diagnostics``. Keyword arguments win.
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
-        rerun_nonfinite: Whether a step whose gradients are NaN or Inf has its forward passes repeated before the
-            optimizer uses them, which tells the layer where it began: True, False, or by default on the CPU only,
-            because on other devices looking makes the training thread wait for the device at every step.
+        rerun_nonfinite: True has the forward passes of a step whose gradients are NaN or Inf repeated before the
+            optimizer uses them, to name the module where it began; state that ``forward`` changes outside of buffers
+            and generators is then changed twice. By default, and with False, ``forward`` is never called: where it
+            began is read off the graph of a loss that is NaN on the CPU. On other devices that would make the training
+            thread wait at every step, and the readings of the step are all there is to go by.
         budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
             stretched until it is kept. What is read at every step is never given up.
         preflight: Read the first 50 steps, or the number of steps given, densely, and print what was found in them.

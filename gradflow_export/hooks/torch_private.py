@@ -197,8 +197,9 @@ def parameters(module: nn.Module) -> list[tuple[str, Tensor | None]]:
 def own_tensor(module: nn.Module, name: str) -> Tensor | None:
     """Return a module's own parameter or buffer, never what a parametrization computes; ``None`` where none is."""
     for kind in ("_parameters", "_buffers"):
-        found = getattr(module, kind, {}).get(name)
-        if isinstance(found, Tensor):
+        held = getattr(module, kind, {})  # of a scripted module it is no dictionary
+        if name in held and isinstance(held[name], Tensor):
+            found: Tensor = held[name]
             return found
     return None if hasattr(module, "_parameters") else dict(module.named_parameters(recurse=False)).get(name)
 

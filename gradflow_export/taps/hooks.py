@@ -46,7 +46,7 @@ class _Hooks(OrderedDict[int, Any]):
 
     def plain(self) -> OrderedDict[int, Any]:
         """Return the user's alone."""
-        return OrderedDict((key, hook) for key, hook in self.items() if key >= 0)
+        return OrderedDict((key, hook) for key, hook in self.items() if not _is_ours(key))
 
     def free(self) -> int:
         """Return a number for one more of ours; not from torch's count, by which pickles number the user's."""
@@ -58,6 +58,10 @@ class _Hooks(OrderedDict[int, Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.plain().__reduce_ex__(protocol)
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, int) and key < 0
 
 
 class _CalledHooks(_Hooks):
@@ -120,7 +124,7 @@ def _place(entries: Iterable[tuple[nn.Module, str, Any, list[str]]]) -> Callable
             if found is None or not isinstance(hooks := found.__dict__.get(name), _Hooks):
                 continue
             hooks.pop(key, None)
-            if not any(other < 0 for other in hooks):
+            if not any(map(_is_ours, hooks)):
                 emptied.append((found, name))
         _exchange(emptied, back=True)
 

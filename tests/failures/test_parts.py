@@ -84,7 +84,7 @@ PARTS = {
     "activations": "gradflow_export.taps.activations.ActivationTap._unit_dim",
     "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
     "loss logits": "gradflow_export.taps.loss.as_samples",
-    "origin": "gradflow_export.taps.origin.OriginTap._hold",
+    "origin": "gradflow_export.taps.origin._seen",
     "moments": "gradflow_export.taps.moments._read",
     "clipping": "gradflow_export.taps.clipping._total",
     "transfer": "gradflow_export.loop.pack",
