@@ -157,6 +157,7 @@ class TrainingLoop:
 
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
+        self.lonely.over = True
         if self._open is not None and self._partners.has_stepped(step.optimizer):
             self._finish()
         self._held.release()
@@ -244,7 +245,7 @@ class TrainingLoop:
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
-        if self.clock.last is None and self._open is None:
+        if self.clock.last is None and self._open is None and not self.lonely.over:
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:
