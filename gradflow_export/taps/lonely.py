@@ -38,9 +38,9 @@ _WAITING = (
     "step() before zero_grad()."
 )
 _COPIED = (
-    "steps of an optimizer that holds tensors shaped as this model's parameters, and no step of the model's own. If the "
-    "model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that holds "
-    "what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
+    "steps of an optimizer that holds tensors shaped as this model's parameters, and no step of the model's own. If "
+    "the model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that "
+    "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
 )
 
 

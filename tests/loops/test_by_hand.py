@@ -135,7 +135,7 @@ def step_copies(model, kind, params, optimizer):
 def test_copies_that_are_trained_in_the_models_place_are_told_once(kind, watching, said):
     """functional_call and ensembles under vmap: the line says what to watch, and that is recorded."""
     model = net()
-    params, held, optimizer = copies_of(model, kind)
+    params, _, optimizer = copies_of(model, kind)
     watching(model)
     for _ in range(40):
         step_copies(model, kind, params, optimizer)
