@@ -163,8 +163,6 @@ class TrainingLoop:
         self._held.release()
         # With a closure backward runs inside the step, and where it ended is not known.
         self._backward_ended = None if step.closure else time.perf_counter()
-        if step.closure:
-            self.lonely.enter()
         if not self._recorded:
             return
         if not step.closure:

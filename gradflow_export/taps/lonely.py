@@ -64,7 +64,6 @@ class LonelyPasses:
         self.over = self._told = False
         self._passes = self._foreign_steps = 0
         self._cleared = True
-        self._within = False
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -81,10 +80,6 @@ class LonelyPasses:
         if self._foreign_steps == LONELY_BACKWARD_PASSES and self._share() >= MOST:
             self._tell(_COPIED)
 
-    def enter(self) -> None:
-        """Take notice of a step that runs backward passes within itself: none of them is lonely."""
-        self._within = True
-
     def begin(self) -> Drained:
         """Count a backward pass that begins.
 
@@ -92,8 +87,6 @@ class LonelyPasses:
             At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
             while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
         """
-        if self._within:
-            return []
         self._passes += 1
         if self._passes == 1:
             self._remember()
