@@ -133,7 +133,6 @@ class Exporter(Reports):
         self._model = weakref.ref(inner)
         self._compiled = is_compiled(model)
         self._guard = Guard(strict=strict)
-        self._pid = os.getpid()
         self._start_step = start_step
         self._closed = False
         self._hooks = contextlib.ExitStack()
@@ -261,7 +260,7 @@ class Exporter(Reports):
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
         if self._closed:
             return
-        if os.getpid() != self._pid:  # a fork: the thread and the files belong to the parent
+        if self._worker.inherited:  # the thread and the files belong to the parent
             self._closed = True
             self._hooks.close()
             return

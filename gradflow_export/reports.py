@@ -129,14 +129,15 @@ class Reports:
 
     def _records(self) -> Iterable[StepRecord]:
         """Return the records that a writer keeps, file or memory; nothing is held here."""
-        for writer in self._writers:
+        for writer in self._worker.writers:
             if isinstance(writer, MemoryWriter):
                 return writer.records
             if isinstance(writer, (TensorBoardWriter, JsonlWriter)):
                 from gradflow_export.store import read_run  # noqa: PLC0415 - memory that most runs have no use for
 
                 writer.flush()
-                session = self._worker.session
+                info = self._worker.summary.info
+                session = None if info is None else info.session
                 return read_run(writer.path.parent, session=session).records if writer.path is not None else ()
         names = ", ".join(writer.name for writer in self._writers) or "none"
         raise ArgumentError(

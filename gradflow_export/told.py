@@ -29,6 +29,12 @@ class ToldJudge(Judge):
         self._waiting: deque[tuple[float, Issue]] = deque(maxlen=CAPACITY)
         self._told: dict[tuple[str, str, int], Issue] = {}
 
+    def begin_again(self) -> None:
+        """Forget all records and issues, those that wait too."""
+        super().begin_again()
+        self._waiting.clear()
+        self._told.clear()
+
     @property
     def waiting(self) -> bool:
         """Whether an issue waits for a record."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.metrics.algebra import use_one_thread
 from gradflow_export.records import Gap, Issue, Reading, RunInfo, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.summary import RunSummary
 from gradflow_export.transfer import Bundle
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.together import WriterSet
 
 _log = logging.getLogger("gradflow_export")
 
@@ -29,6 +33,9 @@ POLL_SECONDS = 0.1
 MOST_PAUSE_SECONDS = 0.02
 IDLE_SECONDS = 5.0
 """After this long without a step, writers are asked to make what they hold readable."""
+CHILD_SECONDS = 10.0
+"""How long the end of a forked child may wait for its last steps to be written."""
+
 KEEP_SECONDS = 0.4
 """Between two times that writers are asked to see to it that what they hold outlives the process."""
 
@@ -52,13 +59,18 @@ class Worker:
         on_issue: Callable[[Issue], None],
         strict: bool = False,
     ) -> None:
-        self.summary = RunSummary(info)
-        self.dropped = 0
-        self.error: BaseException | None = None
-        self._judge, self._writers = judge, list(writers)
-        self._all = tuple(writers)
+        self._judge = judge
         self._device, self._on_issue, self._strict = device, on_issue, strict
         self._analyzers: dict[str, Analyze] = {}
+        self._begin(info, writers)
+
+    def _begin(self, info: RunInfo | None, writers: Sequence[Writer]) -> None:
+        """Take the state of a worker that has done nothing, in this process."""
+        self._pid = os.getpid()
+        self.summary = RunSummary(info)
+        self.dropped = 0
+        self._error: BaseException | None = None
+        self._writers = WriterSet(writers)
         self._assembler = Assembler()
         self._queue: deque[Bundle] = deque()
         self._lock = threading.Lock()
@@ -69,20 +81,32 @@ class Worker:
         self._last_record = time.monotonic()
         self._unflushed = False
         self._kept = self._last_record
-        self._aside: dict[str, str] = {}
-        self._missed: dict[str, Gap] = {}
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a forked child that has not trained yet: all of it is the parent's."""
+        return os.getpid() != self._pid
+
+    @property
+    def error(self) -> BaseException | None:
+        """What a step first failed with, or where errors are let through a writer; ``None`` when nothing failed."""
+        return self._error or (self._writers.error if self._strict else None)
+
+    @property
+    def writers(self) -> tuple[Writer, ...]:
+        """All writers, those that were set aside too."""
+        return self._writers.all
 
     @property
     def failed_writers(self) -> tuple[str, ...]:
         """Names of writers that were set aside."""
-        return tuple(writer.name for writer in self._all if writer not in self._writers)
+        return self._writers.failed
 
     @property
     def lost(self) -> Mapping[str, Gap]:
         """Recorded steps that are not in what a writer left behind, by the writer's name."""
-        told = ((writer.name, getattr(writer, "lost", None)) for writer in self._all)
-        return {**self._missed, **{name: gap for name, gap in told if gap is not None}}
+        return self._writers.lost
 
     def describe(self, blocks: tuple[str, ...], intervals: Mapping[str, int]) -> None:
         """Complete the run's description before :meth:`start`."""
@@ -93,8 +117,7 @@ class Worker:
 
     def start(self) -> None:
         """Open the writers and start the thread."""
-        for writer in self._all:
-            self._tell(writer, "open", self.summary.info)
+        self._writers.open(self.summary.info)
         self._thread.start()
 
     def join(self, ranks: Ranks) -> None:
@@ -103,11 +126,21 @@ class Worker:
 
     def put(self, bundle: Bundle) -> None:
         """Hand over one step; never waits."""
+        if self.inherited:
+            self._begin_in_child()
         if len(self._queue) >= CAPACITY or self._closing:
             self.dropped += 1
             return
         self._taken += 1
         self._queue.append(bundle)
+
+    def _begin_in_child(self) -> None:
+        """Go on in a forked child, with a session of its own: the thread did not come along."""
+        spread = self._assembler.ranks is not None  # the parent is the one that the other ranks know
+        self._begin(begun_here(self.summary.info), () if spread else writers_here(self._writers.working))
+        self._judge.begin_again()
+        call_at_exit(partial(self.close, CHILD_SECONDS))
+        self.start()
 
     def add_analyzer(self, name: str, analyzer: Any) -> None:
         """Ask an analyzer about every record from now on.
@@ -176,8 +209,7 @@ class Worker:
                 break
         if self._assembler.ranks is not None:
             self._assembler.ranks.close()
-        for writer in list(self._writers):
-            self._tell(writer, "close")
+        self._writers.close()
 
     def _process(self, bundle: Bundle) -> None:
         try:
@@ -188,14 +220,10 @@ class Worker:
                 self.summary.add(record)
             for issue in issues:
                 self._on_issue(issue)
-            for writer in self._all:
-                if writer in self._writers:
-                    self._tell(writer, "write", record)
-                elif writer.name in self._aside:
-                    self._miss(writer.name, record.step)
+            self._writers.write(record)
         except Exception as error:
-            self.error = self.error or error
-            if self.error is error:
+            self._error = self._error or error
+            if self._error is error:
                 _log.warning("gradflow: step %d could not be recorded; training goes on", bundle.step, exc_info=True)
         finally:
             self._done += 1
@@ -209,11 +237,6 @@ class Worker:
         record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=self._rank)
         custom = [reading for name in tuple(self._analyzers) for reading in self._analyze(name, record)]
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
-
-    @property
-    def session(self) -> str | None:
-        """Name of the session that is written."""
-        return None if self.summary.info is None else self.summary.info.session
 
     @property
     def _rank(self) -> int:
@@ -232,35 +255,9 @@ class Worker:
     def _keep(self) -> None:
         if time.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = time.monotonic()
-            for writer in [writer for writer in self._writers if hasattr(writer, "keep")]:
-                self._tell(writer, "keep")
-
-    def _miss(self, name: str, step: int) -> None:
-        self._missed[name] = Gap(step, step, 1, self._aside[name]).after(self._missed.get(name))
+            self._writers.keep()
 
     def _flush_when_idle(self) -> None:
         if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
             self._unflushed = False
-            for writer in list(self._writers):
-                self._tell(writer, "flush")
-
-    def _tell(self, writer: Writer, what: str, *args: Any) -> None:
-        """Call one method of a writer; on an error set the writer aside."""
-        try:
-            getattr(writer, what)(*args)
-        except Exception as error:
-            if self._strict and self.error is None:
-                self.error = error
-            if writer in self._writers:
-                self._writers.remove(writer)
-            _log.warning(
-                "gradflow: the %s writer failed in %s() and is set aside; training and the other writers go on: %r",
-                writer.name,
-                what,
-                error,
-            )
-            self._aside.setdefault(writer.name, f"set aside after {error!r}")
-            if what == "write":
-                self._miss(writer.name, args[0].step)
-            if what != "close":
-                self._tell(writer, "close")
+            self._writers.flush()
