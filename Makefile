@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 
-.PHONY: help demo screenshots performance test lint types format frontend schema clean
+.PHONY: help demo screenshots performance test test-versions lint types format frontend schema clean
 .DELETE_ON_ERROR:
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make screenshots  take the pictures of docs/images anew, over the demo's runs (needs Chromium)"
 	@echo "make performance  measure what watching costs, beside other tools and at many sizes; writes docs/performance.md"
 	@echo "make test      run the tests"
+	@echo "make test-versions  run unit, contract and loop tests on the oldest and newest torch; writes docs/versions.md"
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
 	@echo "make format    let ruff rewrite what it can"
@@ -47,6 +48,10 @@ performance: $(VENV)/.stamp-test,benchmarks
 test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
+test-versions:
+	$(PYTHON) benchmarks/versions.py $(VERSIONS)
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

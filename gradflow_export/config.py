@@ -36,7 +36,7 @@ class Settings:
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
         rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
-            where it costs no waiting for a device.
+            and False leave it at what the graph of its loss tells.
         budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
         synchronous: Whether everything of a step is done before the next begins; then there is no budget.
         preflight: First steps that are read densely and summed up in print, 0 for none.

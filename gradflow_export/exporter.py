@@ -77,9 +77,11 @@ class Exporter(Reports):
             ``diagnostics``. Keyword arguments win.
         enabled: False watches nothing.
         alerts_enabled: False judges nothing.
-        rerun_nonfinite: Whether a step whose gradients are NaN or Inf has its forward passes repeated before the
-            optimizer uses them, which tells the layer where it began: True, False, or by default on the CPU only,
-            because on other devices looking makes the training thread wait for the device at every step.
+        rerun_nonfinite: True has the forward passes of a step whose gradients are NaN or Inf repeated before the
+            optimizer uses them, to name the module where it began; state that ``forward`` changes outside of buffers
+            and generators is then changed twice. By default, and with False, ``forward`` is never called: where it
+            began is read off the graph of a loss that is NaN on the CPU. On other devices that would make the training
+            thread wait at every step, and the readings of the step are all there is to go by.
         budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
             stretched until it is kept, by powers of two. What is read at every step is never given up.
         synchronous: Judge and write each step before the next begins. Records and issues are then the same bits in
@@ -135,7 +137,6 @@ class Exporter(Reports):
         self._model = weakref.ref(inner)
         self._compiled = is_compiled(model)
         self._guard = Guard(strict=strict)
-        self._pid = os.getpid()
         self._start_step = start_step
         self._closed = False
         self._hooks = contextlib.ExitStack()
@@ -266,7 +267,7 @@ class Exporter(Reports):
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
         if self._closed:
             return
-        if os.getpid() != self._pid:  # a fork: the thread and the files belong to the parent
+        if self._worker.inherited:  # the thread and the files belong to the parent
             self._closed = True
             self._hooks.close()
             return

@@ -16,6 +16,14 @@ from gradflow_export.taps.base import Part
 
 _log = logging.getLogger("gradflow_export")
 _is_tracing = torch_private.is_tracing
+_modes = torch_private.function_modes
+
+
+def where_numbers_are() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which new tensors hold numbers, also where the loop's default device is ``meta``."""
+    if _modes() and torch.get_default_device().type == "meta":
+        return torch.device("cpu")
+    return contextlib.nullcontext()
 
 
 class Guard:
@@ -98,7 +106,11 @@ class _GuardedPart(Part):
             began, outermost = time.perf_counter(), guard.depth == 0
             guard.depth += 1
             try:
-                hook(*args, **kwargs)
+                if outermost and _modes():
+                    with where_numbers_are():
+                        hook(*args, **kwargs)
+                else:
+                    hook(*args, **kwargs)
             except Exception as error:
                 self.failed(error)
             finally:

@@ -155,13 +155,12 @@ class TrainingLoop:
 
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
+        self.lonely.over = True
         if self._open is not None and self._partners.has_stepped(step.optimizer):
             self._finish()
         self._held.release()
         # With a closure backward runs inside the step, and where it ended is not known.
         self._backward_ended = None if step.closure else time.perf_counter()
-        if step.closure:
-            self.lonely.enter()
         if not self._recorded:
             return
         if not step.closure:
@@ -242,7 +241,7 @@ class TrainingLoop:
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
-        if self.clock.last is None and self._open is None:
+        if self.clock.last is None and self._open is None and not self.lonely.over:
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:

@@ -65,7 +65,7 @@ class Reports:
             "skipped": {} if pace is None else dict(pace.skipped),
             "waited": {"seconds": worker.backlog.waited, "steps": worker.backlog.delayed},
             "late_requests": 0 if pace is None else pace.late,
-            "set_aside": sorted([*self._guard.failures, *worker.failed_writers]),
+            "set_aside": sorted([*self._guard.failures, *worker.outlets.failed]),
         }  # fmt: skip
 
     def report(self) -> str:
@@ -74,7 +74,7 @@ class Reports:
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
         if self._loop is not None and self._loss is not None and not self._loss.seen:
             text += "\n  note   the loss was not seen: pass the criterion to watch(), or call observe(loss=loss)"
-        aside = [*self._guard.failures, *self._worker.failed_writers]
+        aside = [*self._guard.failures, *self._worker.outlets.failed]
         return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
 
     def print_report(self) -> None:
@@ -139,14 +139,15 @@ class Reports:
 
     def _records(self) -> Iterable[StepRecord]:
         """Return the records that a writer keeps, file or memory; nothing is held here."""
-        for writer in self._writers:
+        for writer in self._worker.outlets.all:
             if isinstance(writer, MemoryWriter):
                 return writer.records
             if isinstance(writer, (TensorBoardWriter, JsonlWriter)):
                 from gradflow_export.store import read_run  # noqa: PLC0415 - memory that most runs have no use for
 
                 writer.flush()
-                session = self._worker.session
+                info = self._worker.summary.info
+                session = None if info is None else info.session
                 return read_run(writer.path.parent, session=session).records if writer.path is not None else ()
         names = ", ".join(writer.name for writer in self._writers) or "none"
         raise ArgumentError(

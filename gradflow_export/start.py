@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import platform
 import time
 import weakref
@@ -20,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.clock import StepClock
 from gradflow_export.config import Settings
 from gradflow_export.exchange import Exchange
+from gradflow_export.forked import new_session
 from gradflow_export.guard import Guard
 from gradflow_export.hooks import torch_private
 from gradflow_export.loop import Taps, TrainingLoop
@@ -263,7 +263,7 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["gradflow-export"] = metadata.version("gradflow-export")
     return RunInfo(
-        session=f"{int(now * 1000)}-{os.urandom(4).hex()}-{rank}",
+        session=new_session(now, rank),
         started=now,
         model=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),

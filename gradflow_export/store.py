@@ -5,6 +5,7 @@ Nothing is held in memory but an index and the pages being looked at, so a run m
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import overload
 
-from gradflow_export.chunks import DRAFTS
+from gradflow_export.chunks import DRAFTS, Blob
 from gradflow_export.errors import StorageError
 from gradflow_export.framing import FrameReader, event_blobs
 from gradflow_export.pages import EventSession, LineSession, Page, Session, read_events, read_lines
@@ -204,6 +205,30 @@ def _histories(starts: Sequence[_Start]) -> list[list[_Start]]:
         else:
             histories.append([start])
     return histories
+
+
+def drafts_in(folder: Path, before: float) -> Iterator[tuple[Blob, float]]:
+    """Yield what sessions that were not closed had recorded beside their last chunk.
+
+    Args:
+        folder: The run's folder.
+        before: Seconds since the epoch; a draft that was written to later is left out.
+
+    Returns:
+        Each blob, numbered as in :meth:`~gradflow_export.packing.Packer.draft`, and when its file was last written to.
+    """
+    for file in _files(folder):
+        if file.suffix == DRAFTS:
+            with contextlib.suppress(OSError, ValueError):  # gone meanwhile, or damaged
+                yield from _settled(file, before)
+
+
+def _settled(file: Path, before: float) -> Iterator[tuple[Blob, float]]:
+    written = file.stat().st_mtime
+    if written < before:
+        with file.open("rb") as stream:
+            for _, payload in FrameReader(stream):
+                yield from ((blob, written) for blob in event_blobs(payload))
 
 
 def find_runs(logdir: str | os.PathLike[str]) -> dict[str, Path]:

@@ -25,6 +25,11 @@ class ToldJudge(Judge):
         super().__init__(rules, strict=strict)
         self._told: dict[tuple[str, str, int], Issue] = {}
 
+    def begin_again(self) -> None:
+        """Forget all records and issues."""
+        super().begin_again()
+        self._told.clear()
+
     def check(self, record: StepRecord, told: Sequence[Issue] = ()) -> tuple[Issue, ...]:
         """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does.
 

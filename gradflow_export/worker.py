@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gradflow_export.assemble import Assembler, Ranks
 from gradflow_export.backlog import DEFERRED, FEW, Backlog
 from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.lost import DROPPED, LostSteps
 from gradflow_export.metrics.algebra import use_one_thread
-from gradflow_export.records import Gap, Issue, Reading, RunInfo, StepRecord
+from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
 from gradflow_export.summary import RunSummary
 from gradflow_export.told import ToldJudge
 from gradflow_export.transfer import Bundle
@@ -29,6 +32,9 @@ POLL_SECONDS = 0.1
 MOST_PAUSE_SECONDS = 0.02
 IDLE_SECONDS = 5.0
 """After this long without a step, writers are asked to make what they hold readable."""
+CHILD_SECONDS = 10.0
+"""How long the end of a forked child may wait for its last steps to be written."""
+
 KEEP_SECONDS = 0.4
 """Between two times that writers are asked to see to it that what they hold outlives the process."""
 
@@ -41,7 +47,6 @@ class Analyzers:
     """What users have registered to be asked about every record; one that fails is set aside."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._all: dict[str, Analyze] = {}
 
     def add(self, name: str, analyzer: Any) -> None:
@@ -55,8 +60,7 @@ class Analyzers:
             raise ArgumentTypeError(
                 f"analyzer must be callable or have analyze_custom_metric(record), got {type(analyzer).__name__}."
             )
-        with self._lock:
-            self._all[name] = analyze
+        self._all[name] = analyze
 
     def ask(self, record: StepRecord) -> list[Reading]:
         """Return what they say of a record."""
@@ -68,8 +72,7 @@ class Analyzers:
             return [Reading.run(f"custom.{name}.{key}", float(value)) for key, value in values.items()]
         except Exception:
             _log.warning("gradflow: analyzer %r failed and is set aside", name, exc_info=True)
-            with self._lock:
-                self._all.pop(name, None)
+            self._all.pop(name, None)
             return []
 
 
@@ -103,36 +106,34 @@ class Worker:
         strict: bool = False,
         synchronous: bool = False,
     ) -> None:
-        self.summary = RunSummary(info)
-        self._error: BaseException | None = None
-        self._judge, self._writers = judge, WriterSet(writers)
+        self.analyzers = Analyzers()
+        self._judge = judge
         self._device, self._on_issue, self._strict = device, on_issue, strict
         self._synchronous = synchronous
-        self.analyzers = Analyzers()
+        self._begin(info, writers)
+
+    def _begin(self, info: RunInfo | None, writers: Sequence[Writer]) -> None:
+        """Take the state of a worker that has done nothing, in this process."""
+        self._pid = os.getpid()
+        self.summary, self.outlets = RunSummary(info), WriterSet(writers)
+        self._error: BaseException | None = None
         self._assembler = Assembler()
         self._lost: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._closing = self._gave_up = self._finished = False
-        self._last_record = time.monotonic()
-        self._unflushed = False
-        self._kept = self._last_record
+        self._closing = self._gave_up = self._finished = self._unflushed = False
+        self._kept = self._last_record = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
 
     @property
+    def inherited(self) -> bool:
+        """Whether this process is a forked child that has not trained yet: all of it is the parent's."""
+        return os.getpid() != self._pid
+
+    @property
     def error(self) -> BaseException | None:
         """What a step first failed with, or where errors are let through a writer; ``None`` when nothing failed."""
-        return self._error or (self._writers.error if self._strict else None)
-
-    @property
-    def failed_writers(self) -> tuple[str, ...]:
-        """Names of writers that were set aside."""
-        return self._writers.failed
-
-    @property
-    def lost(self) -> Mapping[str, Gap]:
-        """Recorded steps that are not in what a writer left behind, by the writer's name."""
-        return self._writers.lost
+        return self._error or (self.outlets.error if self._strict else None)
 
     def describe(self, blocks: tuple[str, ...], intervals: Mapping[str, int]) -> None:
         """Complete the run's description before :meth:`start`."""
@@ -143,7 +144,7 @@ class Worker:
 
     def start(self) -> None:
         """Open the writers and start the thread."""
-        self._writers.open(self.summary.info)
+        self.outlets.open(self.summary.info)
         self._thread.start()
 
     def join(self, ranks: Ranks) -> None:
@@ -155,10 +156,12 @@ class Worker:
         """What was lost so far."""
         backlog = self.backlog
         early = {"closed before they were written": backlog.taken - backlog.done} if self._gave_up else {}
-        return LostSteps({**self._lost, **early}, {name: gap.steps for name, gap in self.lost.items()})
+        return LostSteps({**self._lost, **early}, {name: gap.steps for name, gap in self.outlets.lost.items()})
 
     def has_room(self) -> bool:
         """Return whether a step may be read; one that may not is counted as lost."""
+        if self.inherited:  # the step begins a session of this process
+            return True
         if self.backlog.full or not self._thread.is_alive():
             self._lost["writers too slow" if self._thread.is_alive() else ENDED] += 1
             return False
@@ -166,11 +169,13 @@ class Worker:
 
     def wait_past(self, step: int) -> None:
         """Wait, for a bounded time, until every record up to a step is judged."""
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and not self.inherited:
             self.backlog.wait_past(step)
 
     def put(self, bundle: Bundle) -> None:
         """Hand over one step; waits where there is no room, and in synchronous mode until the step is done."""
+        if self.inherited:
+            self._begin_in_child()
         if self._closing or not self._thread.is_alive():
             self._lost[ENDED] += 1
         elif threading.current_thread() is self._thread:  # an analyzer that asks for the report ends the open step
@@ -178,6 +183,14 @@ class Worker:
             self.backlog.taken += 1
         else:
             self.backlog.put(bundle, wait=self._synchronous)
+
+    def _begin_in_child(self) -> None:
+        """Go on in a forked child, with a session of its own: the thread did not come along."""
+        spread = self._assembler.ranks is not None  # the parent is the one that the other ranks know
+        self._begin(begun_here(self.summary.info), () if spread else writers_here(self.outlets.working))
+        self._judge.begin_again()
+        call_at_exit(partial(self.close, CHILD_SECONDS))
+        self.start()
 
     def drain(self, timeout: float) -> bool:
         """Wait until all that was handed over so far is written; False when there was no progress for ``timeout`` s."""
@@ -242,7 +255,7 @@ class Worker:
                 break
         if self._assembler.ranks is not None:
             self._assembler.ranks.close()
-        self._writers.close()
+        self.outlets.close()
         self._finished = True
         backlog.move()
 
@@ -274,7 +287,7 @@ class Worker:
         backlog = self.backlog
         record = backlog.judged[0]
         backlog.writing = True
-        self._writers.write(record)
+        self.outlets.write(record)
         backlog.writing = False
         backlog.judged.popleft()
         backlog.done += 1
@@ -295,20 +308,15 @@ class Worker:
         return {metric: float(value) for metric, value in told.items() if value}
 
     @property
-    def session(self) -> str | None:
-        """Name of the session that is written."""
-        return None if self.summary.info is None else self.summary.info.session
-
-    @property
     def _rank(self) -> int:
         return 0 if self.summary.info is None else self.summary.info.rank
 
     def _keep(self) -> None:
         if time.monotonic() - self._kept >= KEEP_SECONDS:
             self._kept = time.monotonic()
-            self._writers.keep()
+            self.outlets.keep()
 
     def _flush_when_idle(self) -> None:
         if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
             self._unflushed = False
-            self._writers.flush()
+            self.outlets.flush()

@@ -163,7 +163,7 @@ def _rounded(kernel: Any, places: tuple[int, ...], times: float) -> Callable[...
         for value, size, count in zip(*(((x,) if one else x) for x in (out, sizes, counts)), strict=True):
             if isinstance(value, Tensor) and value.dtype in {torch.float32, torch.float64}:
                 noise = size * (times * torch.finfo(value.dtype).eps) * _pattern(tuple(value.shape)).to(value.dtype)
-                value += torch.where((count > 1) & torch.isfinite(noise), noise, torch.zeros_like(noise))
+                value.add_(torch.where((count > 1) & torch.isfinite(noise), noise, torch.zeros_like(noise)))
         return out
 
     return product

@@ -24,8 +24,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.grid", "width of the declared grid", "weight", "parameter", "as given to watch(grids=...)",
           "definition", "c", low=0.0, scale="log"),
         s("parameter.between", "kept between the points of the grid", "1", "parameter",
-          "1 where the weights lie off their declared grid by more than 0.05 steps (root mean square), so that updates "
-          "add up before they show, else 0", "definition", "2P sampled", low=0.0, high=1.0),
+          "1 where the weights lie off their declared grid by more than rounding and 0.001 steps (root mean square), "
+          "so that updates add up before they show, else 0", "definition", "2P sampled", low=0.0, high=1.0),
         s("parameter.change_norm", "change from one forward pass to the next", "weight/step", "parameter",
           "||d||, times (numel / entries looked at)^(1/2)", "definition", "2P sampled", low=0.0, scale="log"),
         s("parameter.update_error", "update error", "1", "parameter",

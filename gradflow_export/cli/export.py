@@ -6,10 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from gradflow_export.cli.folders import runs_below
+from gradflow_export.cli.folders import read_first, runs_below
 from gradflow_export.errors import StorageError
 from gradflow_export.long_form import FORMATS, write_table
-from gradflow_export.store import read_run
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     for name, path in runs.items():
         stem = path.resolve().name if name == "." else name.replace("/", "__")
         target = args.output if one_file else args.output / f"{stem}.{args.format}"
-        stored = read_run(path)
+        stored = read_first(path)
         write_table(target, stored.records, stored.info)
         print(f"{target}: {len(stored.records)} steps")
     return 0
@@ -50,7 +49,7 @@ def _to_terminal(path: Path, form: str, runs: int) -> int:
     if form == "parquet":
         sys.stderr.write("gradflow: a Parquet file is not for a terminal; give a file with --output\n")
         return 2
-    stored = read_run(path)
+    stored = read_first(path)
     FORMATS[form](sys.stdout, stored.records, stored.info)
     return 0
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.store import find_runs
+from gradflow_export.store import Run, find_runs, read_run
 
 
 def runs_below(logdir: Path) -> dict[str, Path]:
@@ -19,6 +20,21 @@ def runs_below(logdir: Path) -> dict[str, Path]:
     if not runs:
         raise no_run(logdir)
     return runs
+
+
+def read_first(path: Path) -> Run:
+    """Return the run in a folder; where others were written to it at the same time, say that they are left out.
+
+    Raises:
+        StorageError: It holds no run, or a newer version wrote it.
+    """
+    run = read_run(path)
+    if run.beside:
+        sys.stderr.write(
+            f"gradflow: {len(run.beside) + 1} runs wrote to {path} at the same time; only session {run.sessions[0]} is "
+            "taken. store.read_run(path, session=...) reads the others.\n"
+        )
+    return run
 
 
 def check_folder(logdir: Path) -> None:

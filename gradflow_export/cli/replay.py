@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gradflow_export.cli.folders import runs_below
+from gradflow_export.cli.folders import read_first, runs_below
 from gradflow_export.records import RunInfo
-from gradflow_export.store import Run, read_run
+from gradflow_export.store import Run
 
 FINISH_SECONDS = 600.0
 """How long a run may take to be sent to the end."""
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Send every run below the folder."""
     runs = runs_below(args.logdir)
     for name, path in runs.items():
-        send(read_run(path), path.resolve().name if name == "." else name, args)
+        send(read_first(path), path.resolve().name if name == "." else name, args)
     return 0
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradflow_export.debugging.faults import Fault
 from gradflow_export.hooks import torch_private
@@ -61,7 +62,7 @@ class BufferKeeper:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._held: weakref.WeakKeyDictionary[nn.Module, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+        self._held: MutableMapping[nn.Module, dict[str, Tensor]] = WeakIdKeyDictionary()
         self._repairs = 0
         self.look()
 

@@ -130,5 +130,5 @@ def norms_of(named: Sequence[tuple[str, Tensor]], read: Tensor) -> list[float]:
     return [float(value) for value in read.tolist()] if named else []
 
 
-NO_NORMS = torch.zeros(0)
+NO_NORMS = torch.zeros(0, device="cpu")
 """Norms of no gradients."""

@@ -220,7 +220,7 @@ class PyTorchDebuggingManager:
         if found is None:
             return []
         session.check = found
-        value = torch.tensor([found.max_relative_error], dtype=torch.float64)
+        value = torch.tensor([found.max_relative_error], dtype=torch.float64, device="cpu")
         for exporter in self._exporters(model):
             note(exporter, [Pending("debugging.check_error", (RUN_SITE,), value)])
         if found.passed:

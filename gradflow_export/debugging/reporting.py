@@ -118,7 +118,7 @@ class Reporting:
         ]
         counts = {name: count for fault in faults for name, count in zip(fault.parameters, fault.entries, strict=False)}
         if counts:
-            values = torch.tensor([float(counts.get(name, 0)) for name, _ in named])
+            values = torch.tensor([float(counts.get(name, 0)) for name, _ in named], device="cpu")
             out.append(Pending("debugging.nonfinite", tuple(name for name, _ in named), values))
         if clipped is not None and clipped.mode != "none":
             out += [
@@ -130,7 +130,7 @@ class Reporting:
 
 
 def _run(metric: str, value: float) -> Pending:
-    return Pending(metric, (RUN_SITE,), torch.tensor([float(value)], dtype=torch.float64))
+    return Pending(metric, (RUN_SITE,), torch.tensor([float(value)], dtype=torch.float64, device="cpu"))
 
 
 def _issue(faults: Sequence[Fault], outcome: Outcome, origin: Origin, step: int) -> Issue:

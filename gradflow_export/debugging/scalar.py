@@ -65,7 +65,7 @@ class ScalarFunction:
         modules = [*_modules_in(self._function), *_modules_in(self._loss)]
         self._buffers = [buffer for module in modules for buffer in copied_buffers(module)]
         self._weights: list[Tensor] = []
-        self._random = torch.Generator().manual_seed(_SEED)
+        self._random = torch.Generator("cpu").manual_seed(_SEED)
         self.sparse: set[str] = set()
         self.magnitude = 0.0
         self._middle: float | None = None
@@ -136,7 +136,7 @@ class ScalarFunction:
     def noise_like(self, name: str) -> Tensor:
         """Return random numbers of the form of a gradient, whose mean square is 1."""
         like = self.gradients[name]
-        noise = torch.randn(like.shape, generator=self._random, dtype=torch.float64).to(like.device)
+        noise = torch.randn(like.shape, generator=self._random, dtype=torch.float64, device="cpu").to(like.device)
         scale = math.sqrt(noise.numel()) / max(float(noise.norm()), 1e-300)
         return noise * scale
 
@@ -187,7 +187,7 @@ class ScalarFunction:
             )
         parts = [_parts(t).double() for t in tensors]
         if not self._weights:
-            draw = functools.partial(torch.randn, generator=self._random, dtype=torch.float64)
+            draw = functools.partial(torch.randn, generator=self._random, dtype=torch.float64, device="cpu")
             self._weights = [draw(t.shape).to(t.device) for t in parts]
         weighed = [part * weight for part, weight in zip(parts, self._weights, strict=True)]
         self.magnitude = sum(float(each.detach().abs().sum()) for each in weighed)

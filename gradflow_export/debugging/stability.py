@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradflow_export.arguments import check_module, check_optimizer
 from gradflow_export.debugging.batch import BatchState, BatchWatch
@@ -25,6 +26,7 @@ from gradflow_export.debugging.snapshot import Loops
 from gradflow_export.debugging.trace import backward
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.exporter import Exporter
+from gradflow_export.guard import where_numbers_are
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.shards import is_spread
@@ -87,9 +89,9 @@ class NumericalStabilityManager:
         self._scaling = Scaling(scaler, self._nan.scaler_patience)
         self._loops = Loops(schedulers, scaler if is_enabled(scaler) else None)
         self._guards: weakref.WeakKeyDictionary[Optimizer, UpdateGuard] = weakref.WeakKeyDictionary()
-        self._batches: weakref.WeakKeyDictionary[nn.Module, BatchWatch] = weakref.WeakKeyDictionary()
-        self._keepers: weakref.WeakKeyDictionary[nn.Module, BufferKeeper] = weakref.WeakKeyDictionary()
-        self._locators: weakref.WeakKeyDictionary[nn.Module, Locator] = weakref.WeakKeyDictionary()
+        self._batches: MutableMapping[nn.Module, BatchWatch] = WeakIdKeyDictionary()
+        self._keepers: MutableMapping[nn.Module, BufferKeeper] = WeakIdKeyDictionary()
+        self._locators: MutableMapping[nn.Module, Locator] = WeakIdKeyDictionary()
         self._steps = self._buffers_repaired = 0
 
     def watch(self, model: nn.Module) -> Self:
@@ -134,6 +136,10 @@ class NumericalStabilityManager:
             NumericalAnomalyError: The step holds NaN or Inf, and the policy or the debugging mode is ``"raise"``.
             ArgumentTypeError: An argument has the wrong type.
         """
+        with where_numbers_are():
+            return self._step(model, loss, optimizer)
+
+    def _step(self, model: nn.Module, loss: Tensor | float, optimizer: Optimizer) -> dict[str, Any]:
         check_module(model)
         check_optimizer(optimizer)
         value = _number(loss)
@@ -156,7 +162,8 @@ class NumericalStabilityManager:
         lasting: list[Fault] = []
         if broken is not None:
             (faults if faults or guard.acts_on_state else lasting).append(broken)
-        origin = self._origin(model, named, read, batch, scaled=scaled)
+        locator = None if scaled else self._locators.get(model)
+        origin = Origin() if locator is None else locator.find(named, read, batch)
         clipped: Clipped | None = None
         if faults:
             _explain(faults, origin)
@@ -261,20 +268,6 @@ class NumericalStabilityManager:
         if gradients is None and (not self._nan.check_loss or is_spread()):
             return [], False
         return [fault for fault in (bad_loss, gradients) if fault is not None], False
-
-    def _origin(
-        self,
-        model: nn.Module,
-        named: list[tuple[str, Tensor]],
-        norms: Tensor,
-        batch: BatchState | None,
-        *,
-        scaled: bool,
-    ) -> Origin:
-        locator = self._locators.get(model)
-        if locator is None or scaled:
-            return Origin()
-        return locator.find(named, norms, batch)
 
     def _act(self, guard: UpdateGuard, faults: list[Fault], batch: BatchState | None) -> Outcome:
         if faults[0].kind == "scaler":

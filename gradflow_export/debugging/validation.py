@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradflow_export.debugging.gradients import parameters_of
 from gradflow_export.debugging.tensor_info import TensorInfo, describe_tensors
@@ -21,7 +21,7 @@ class ParameterBook:
     """Remembers which tensors stood where in a model, without keeping either."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakKeyDictionary[nn.Module, _Seen] = weakref.WeakKeyDictionary()
+        self._models: MutableMapping[nn.Module, _Seen] = WeakIdKeyDictionary()
 
     def changes(self, model: nn.Module) -> dict[str, list[str]]:
         """Return what is different from the last call, by name, and remember what is there now."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradflow_export.errors import ArgumentError
@@ -122,7 +123,8 @@ class DiscreteUpdateAnalyzer:
             raise ArgumentError(f"step must be the width of the grid, above 0, got {step}; leave it out for none.")
         ends = [tensor.detach().double() for tensor in (before, after)]
         if step is not None:
-            ends = list(on_grid(ends[0], ends[1], step)[:2])
+            rounding = torch.finfo(before.dtype).eps if before.is_floating_point() else 0.0
+            ends = list(on_grid(ends[0], ends[1], step, rounding)[:2])
         scores = update_scores([ends[1] - ends[0]], [expected.detach().double()])[:, 0].tolist()
         out = dict(zip(SCORES, scores, strict=True))
         return {**out, "sqnr_db": signal_to_noise(out["error"])}

@@ -62,6 +62,10 @@ def _nothing(*_args: Any, **_named: Any) -> None:
     return None
 
 
+def _some() -> int:
+    return 1
+
+
 def _no_task(*_args: Any) -> int:
     return -1
 
@@ -85,6 +89,9 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 # Whether torch.jit.trace is running; the public form has no types and costs another call.
 is_tracing: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+# How many function modes there are, a default device among them; without it the default device is asked for each time.
+function_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", _some)
 
 # The innermost function transform (vmap, grad) that is running; without it calls inside one are read as if outside.
 transform: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack", _nothing)
@@ -190,8 +197,9 @@ def parameters(module: nn.Module) -> list[tuple[str, Tensor | None]]:
 def own_tensor(module: nn.Module, name: str) -> Tensor | None:
     """Return a module's own parameter or buffer, never what a parametrization computes; ``None`` where none is."""
     for kind in ("_parameters", "_buffers"):
-        found = getattr(module, kind, {}).get(name)
-        if isinstance(found, Tensor):
+        held = getattr(module, kind, {})  # of a scripted module it is no dictionary
+        if name in held and isinstance(held[name], Tensor):
+            found: Tensor = held[name]
             return found
     return None if hasattr(module, "_parameters") else dict(module.named_parameters(recurse=False)).get(name)
 

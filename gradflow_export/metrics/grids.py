@@ -7,15 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-SHIFTED = 0.02
-"""Distance from the multiples of the step, in steps, from which on a grid counts as shifted."""
-ALIGNED = 0.99
-"""Least mean resultant length of the places within a step at which all entries count as lying at one place."""
-BETWEEN = 0.05
-"""Root mean square distance from the grid, in steps, from which on weights lie between its points."""
+TOLERANCE = 1e-3
+"""Root mean square distance from a place within a step, in steps, up to which weights lie at it, besides rounding."""
 
 
-def on_grid(before: Tensor, after: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:
+def on_grid(before: Tensor, after: Tensor, step: float, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
     """Lay a grid over the weights that two forward passes used.
 
     Args:
@@ -23,6 +19,7 @@ def on_grid(before: Tensor, after: Tensor, step: float) -> tuple[Tensor, Tensor,
         after: Shape: that of ``before``.
         step: Width of the grid, above 0. Its points are the multiples of ``step``, or, where all weights lie at the
             same distance from these, as -1 and 1 do on a grid of width 2, the multiples shifted by that distance.
+        rounding: Spacing of the weights' number format at 1, ``torch.finfo(dtype).eps``: points are kept no better.
 
     Returns:
         The grid points next to the weights, before and after, and 1 where the weights lie between the points, else 0:
@@ -31,15 +28,18 @@ def on_grid(before: Tensor, after: Tensor, step: float) -> tuple[Tensor, Tensor,
 
     Source: mean direction of directional statistics, Mardia and Jupp 2000.
     """
-    places = [tensor / step for tensor in (before, after)]
-    turns = torch.cat([2 * math.pi * torch.frac(place).reshape(-1) for place in places])
-    east, north = turns.cos().mean(), turns.sin().mean()
-    shift = torch.atan2(north, east) / (2 * math.pi)
+    first, second = before / step, after / step
+    places = torch.cat([first.reshape(-1), second.reshape(-1)])
+    limit = TOLERANCE + rounding * places.square().mean().sqrt()
+    turns = 2 * math.pi * torch.frac(places)
+    shift = torch.atan2(turns.sin().mean(), turns.cos().mean()) / (2 * math.pi)
     # One weight alone lies at one place by nature: its grid is taken as it was declared.
-    shifted = (shift.abs() > SHIFTED) & (torch.hypot(east, north) > ALIGNED) & (before.numel() > 1)
+    shifted = (_off(places - shift) <= limit) & (shift.abs() > limit) & (before.numel() > 1)
     shift = torch.where(shifted, shift, torch.zeros_like(shift))
-    points = [torch.round(place - shift) for place in places]
-    off = torch.cat([(place - shift - point).reshape(-1) for place, point in zip(places, points, strict=True)])
-    between = off.square().mean().sqrt() > BETWEEN
-    first, second = ((point + shift) * step for point in points)
-    return first, second, between.to(before.dtype)
+    points = [(torch.round(place - shift) + shift) * step for place in (first, second)]
+    return points[0], points[1], (_off(places - shift) > limit).to(before.dtype)
+
+
+def _off(places: Tensor) -> Tensor:
+    """Return the root mean square distance of places from whole numbers."""
+    return (places - torch.round(places)).square().mean().sqrt()

@@ -90,7 +90,11 @@ class BadInit(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
         first = record.get("parameter.initial_gain") is not None
-        later = () if first else (*self._alike(record, history), *self._doubles(record), *self._siblings(record))
+        later = (
+            ()
+            if first
+            else (*self._alike(record, history), *_doubles(record, self.alike), *_siblings(record, self.alike))
+        )
         large = (
             *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
             *self._steep(record, history),
@@ -134,27 +138,6 @@ class BadInit(Rule):
                 "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
             )
             yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
-
-    def _doubles(self, record: StepRecord) -> Iterable[Finding]:
-        doubles, spread = record.get("parameter.row_doubles"), record.get("parameter.row_spread")
-        if doubles is None or spread is None:
-            return
-        apart, moving = spread.as_dict(), _moving(record)
-        names = tuple(
-            name
-            for name, share in doubles.as_dict().items()
-            if share == 1.0 and name in moving and (apart.get(name) or 0.0) > self.alike
-        )
-        if names:
-            message = (
-                f"each unit of {some(names)} has a double with the same weights, and still has after {record.step - 1} "
-                "steps: the parts that they stand for compute the same and get the same gradient."
-            )
-            advice = (
-                f"draw {names[0]} at random instead of filling it with a constant or repeating it, or give the parts "
-                "different biases: nn.init.normal_(layer.weight, std=0.02)."
-            )
-            yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
 
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
@@ -276,26 +259,47 @@ class BadInit(Rule):
         )
         yield _finding(Severity.MEDIUM, names, usual, self.tiny, message, advice, SMALL)
 
-    def _siblings(self, record: StepRecord) -> Iterable[Finding]:
-        """Yield layers that only the numbers in their names tell apart."""
-        gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
-        if gaps is None:
-            return
-        names = [
-            name for name, gap in gaps.as_dict().items() if gap is not None and gap <= self.alike and name in moving
-        ]
-        kin = Counter(map(pattern, names))
-        names = [name for name in names if kin[pattern(name)] > 1]
-        if names:
-            message = (
-                f"the weights of {some(tuple(names))} are the same as those of a layer of the same kind, and "
-                f"still are after {record.step - 1} steps: they get the same gradients and never become different."
-            )
-            advice = (
-                "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
-                "copy.deepcopy or a common seed; where they are to be one, use one module several times."
-            )
-            yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
+
+def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
+    doubles, spread = record.get("parameter.row_doubles"), record.get("parameter.row_spread")
+    if doubles is None or spread is None:
+        return
+    apart, moving = spread.as_dict(), _moving(record)
+    names = tuple(
+        name
+        for name, share in doubles.as_dict().items()
+        if share == 1.0 and name in moving and (apart.get(name) or 0.0) > alike
+    )
+    if names:
+        message = (
+            f"each unit of {some(names)} has a double with the same weights, and still has after {record.step - 1} "
+            "steps: the parts that they stand for compute the same and get the same gradient."
+        )
+        advice = (
+            f"draw {names[0]} at random instead of filling it with a constant or repeating it, or give the parts "
+            "different biases: nn.init.normal_(layer.weight, std=0.02)."
+        )
+        yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
+
+
+def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
+    """Yield layers that only the numbers in their names tell apart."""
+    gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
+    if gaps is None:
+        return
+    names = [name for name, gap in gaps.as_dict().items() if gap is not None and gap <= alike and name in moving]
+    kin = Counter(map(pattern, names))
+    names = [name for name in names if kin[pattern(name)] > 1]
+    if names:
+        message = (
+            f"the weights of {some(tuple(names))} are the same as those of a layer of the same kind, and "
+            f"still are after {record.step - 1} steps: they get the same gradients and never become different."
+        )
+        advice = (
+            "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
+            "copy.deepcopy or a common seed; where they are to be one, use one module several times."
+        )
+        yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
 
 
 def _moving(record: StepRecord) -> set[str]:

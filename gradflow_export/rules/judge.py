@@ -58,6 +58,10 @@ class Judge:
         self._failures: dict[str, int] = {}
         self._set_aside: set[int] = set()
 
+    def begin_again(self) -> None:
+        """Forget all records and issues, as for a new session."""
+        Judge.__init__(self, self._rules, self._strict, self._keep)
+
     @property
     def issues(self) -> tuple[Issue, ...]:
         """Every issue in its latest state, in order of opening."""

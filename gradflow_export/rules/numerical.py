@@ -19,7 +19,7 @@ from gradflow_export.rules.history import History
 class Numerical(Rule):
     """Find the first step and place at which anything is NaN or Inf.
 
-    Where the failing batch was run again, the readings ``origin.*`` name the place and the issue names it alone.
+    Where it was found on the CPU, the readings ``origin.*`` name the place and the issue names it alone.
     Otherwise forward order comes first: the first block with a non-finite output. With finite outputs, or none
     measured, the first non-finite gradient in backward order, which is the last in order of registration. Every tensor
     is looked at, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
@@ -173,7 +173,7 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
 
 
 def _origin(record: StepRecord, history: History) -> tuple[tuple[str, ...], str, str, str] | None:
-    """Return layers, place, advice and cause where the failing batch was run again."""
+    """Return layers, place, advice and cause where it is known where it began."""
     for kind, words in (
         ("input", "in the input of the model"),
         ("weights", "in the weights of {}, which were so before the forward pass"),

@@ -30,6 +30,7 @@ from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.stale import ClearedGradients, NestedLosses, StaleGradient
 from gradflow_export.rules.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
+from gradflow_export.rules.takenback import TakenBack
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.wiring import NotTraining, Reloaded
 from gradflow_export.rules.wrong_loss import WrongLoss
@@ -111,6 +112,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         OutdatedSecondMoment(),
         Stagnation(),
         LostUpdates(),
+        TakenBack(),
         Subcritical(),
         Supercritical(),
         PolicyCollapse(),

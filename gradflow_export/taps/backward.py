@@ -30,7 +30,10 @@ class BackwardPasses:
         """Count one pass."""
         self.began = time.perf_counter() if self.began is None else self.began
         self._count += 1
-        self._onto += any(p is not None and p.grad is not None for p in (chosen() for chosen in self._choose()))
+        held = [slot() for slot in self._chosen]
+        if not held or any(p is None for p in held):
+            held = [slot() for slot in self._choose()]
+        self._onto += any(p is not None and p.grad is not None for p in held)
 
     def forget(self) -> None:
         """Begin a new step."""
@@ -44,9 +47,7 @@ class BackwardPasses:
         return {"runtime.backward_passes": float(self._count), "runtime.accumulated_share": self._onto / self._count}
 
     def _choose(self) -> list[Slot]:
-        if not self._chosen or any(chosen() is None for chosen in self._chosen):
-            model = self._model()
-            trained = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad]
-            stride = -(-len(trained) // LOOKED_AT) or 1
-            self._chosen = trained[::stride]
+        model = self._model()
+        trained = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad]
+        self._chosen = trained[:: -(-len(trained) // LOOKED_AT) or 1]
         return self._chosen

@@ -112,6 +112,7 @@ class DiscreteTap:
         self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._share = max(entries // max(len(self._wanted), 1), 1)
         self._steps = {every.index(n): step for n, step in steps.items()}
+        self._rounding = {p: torch.finfo(known[every[p]].dtype).eps for p in self._steps.keys() - self._whole}
         self._updates = SeenUpdates(every, len(self._sites), known, magnitude_of, nodes)
         raw = {**stores, **named}
         self._use = ForwardUse(
@@ -212,9 +213,10 @@ class DiscreteTap:
         if entry is None or entry.before.shape != after.shape:
             return
         before, between, step = entry.before, None, self._steps.get(place)
-        if step is not None:
-            whole = place in self._whole
-            before, after, between = (before * step, after * step, None) if whole else on_grid(before, after, step)
+        if step is not None and place in self._whole:
+            before, after = before * step, after * step
+        elif step is not None:
+            before, after, between = on_grid(before, after, step, self._rounding[place])
         moved = Moved(before, after, entry.gradient)
         self._done[place] = SeenUpdate(moved, entry.expected, entry.has_master, step, between)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.expected import adam_update, sgd_update
 
 MASTERS = ("master_param", "master_params", "master_weight", "fp32_param")
@@ -67,11 +68,11 @@ def _unless_changed(parameter: Tensor, meant: Meant) -> Meant:
     gradient = parameter.grad
     if gradient is None or gradient.is_inference():  # a closure brings it yet; inference tensors count no changes
         return meant
-    version = gradient._version  # noqa: SLF001 - no public form
+    version = torch_private.version(gradient)
 
     def checked(used: Tensor) -> Tensor | None:
         now = parameter.grad
-        changed = now is not None and (now is not gradient or now._version != version)  # noqa: SLF001 - as above
+        changed = now is not None and (now is not gradient or torch_private.version(now) != version)
         return None if changed else meant(used)
 
     return checked

@@ -99,7 +99,8 @@ def first_broken(root: Tensor, model: nn.Module, mark: str, outputs: Sequence[Te
         ``None`` where the graph is too large, or does not tell.
     """
     nodes = _in_order(root.grad_fn)
-    return None if not nodes else _Search(nodes, model, mark, outputs).run()
+    search = _Search(nodes, model, mark, outputs) if nodes else None
+    return search.run() if search is not None and search.knows else None
 
 
 def _in_order(root: Node) -> list[Node]:
@@ -174,6 +175,11 @@ class _Search:
                 self._takers.setdefault(source, []).append(node)
         self._look(outputs)
 
+    @property
+    def knows(self) -> bool:
+        """Whether anything is known but that the loss is not finite."""
+        return len(self._state) > 1
+
     def run(self) -> Begin | None:
         """Return where it began."""
         suspects = self._suspects()
@@ -182,8 +188,12 @@ class _Search:
             return Begin((), suspects[0])
         count, suspects = len(suspects), inside or suspects
         first, last = suspects[0], suspects[-1]
-        if first in self._constants and self._constants[first] in _DATA and (owners := self._owners(first)):
-            return Begin(("", owners[0]), first)  # made before this layer by what has no graph
+        owners = self._owners(first)
+        if first in self._constants and (not owners or self._constants[first] in _DATA):
+            # Made by what has no graph, at any time before; but for a number, by which the operation itself was done.
+            after = owners[0] if owners else self._nearest(first, self._following)
+            if not self._is_number(first):
+                return None if after is None else Begin(("", after), first)
         a = next(iter(self._owners(first)), None) or self._nearest(first, _sources)
         whole = len(suspects) == count
         b = (next(reversed(self._owners(last)), None) or self._nearest(last, self._following)) if whole else None
@@ -209,6 +219,13 @@ class _Search:
         for node in reversed(self._nodes):
             if self._state.get(node) is False and kind_of(node) in _SHOWS:
                 self._state.update((source, False) for source in _sources(node) if source not in self._state)
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether what entered without a graph is a number of Python's, which has the widest type."""
+        made: Any = getattr(node, "_input_metadata", ())
+        value = getattr(node, f"_saved_{self._constants[node]}")
+        wide = isinstance(value, Tensor) and value.dim() == 0 and value.dtype is torch.float64
+        return wide and bool(made) and made[0].dtype is not torch.float64
 
     def _learn(self, node: Node, state: bool | None) -> None:
         if state is not None and node in self._place:
@@ -289,8 +306,10 @@ class _Search:
 def _keeps_finite(node: Node) -> bool:
     """Whether an operation makes finite values of finite ones; a sum of two does but in reduced precision."""
     kind = kind_of(node)
-    if kind not in _SUMS:
-        return kind in _KEEPS
+    if kind not in _SUMS | _KEEPS or any(source is None for source, _ in node.next_functions):
+        return False  # what has no graph may have brought it
+    if kind in _KEEPS:
+        return True
     made: Any = getattr(node, "_input_metadata", ())
     return bool(made) and made[0].dtype in _WIDE
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-_is_tracing = torch._C._is_tracing  # noqa: SLF001 - the public form has no types
-_transform = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 - torch has no public question
+from gradflow_export.hooks import torch_private
 
 
 class ModuleHook:
@@ -35,7 +34,7 @@ class ModuleHook:
 
 def is_plain_call() -> bool:
     """Whether a hook is given tensors that may outlive the call: no graph is traced, nothing is transformed."""
-    return not _is_tracing() and _transform() is None
+    return not torch_private.is_tracing() and torch_private.transform() is None
 
 
 class _Hooks(OrderedDict[int, Any]):
@@ -47,7 +46,7 @@ class _Hooks(OrderedDict[int, Any]):
 
     def plain(self) -> OrderedDict[int, Any]:
         """Return the user's alone."""
-        return OrderedDict((key, hook) for key, hook in self.items() if key >= 0)
+        return OrderedDict((key, hook) for key, hook in self.items() if not _is_ours(key))
 
     def free(self) -> int:
         """Return a number for one more of ours; not from torch's count, by which pickles number the user's."""
@@ -59,6 +58,10 @@ class _Hooks(OrderedDict[int, Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.plain().__reduce_ex__(protocol)
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, int) and key < 0
 
 
 class _CalledHooks(_Hooks):
@@ -121,7 +124,7 @@ def _place(entries: Iterable[tuple[nn.Module, str, Any, list[str]]]) -> Callable
             if found is None or not isinstance(hooks := found.__dict__.get(name), _Hooks):
                 continue
             hooks.pop(key, None)
-            if not any(other < 0 for other in hooks):
+            if not any(map(_is_ours, hooks)):
                 emptied.append((found, name))
         _exchange(emptied, back=True)
 

@@ -236,7 +236,10 @@ def _thinned(entered: Tensor) -> Tensor:
 def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
     """Return a tensor as a row for each sample, of which there may be ``count`` one after the other."""
     held = local(entered)
-    if held.dim() == 1 and count and len(held) % count == 0:
+    single = held.dim() == 1
+    if held.is_complex():  # two features: real and imaginary part
+        held = torch.view_as_real(held.resolve_conj())
+    if single and count and len(held) % count == 0:
         return held.reshape(count, -1)
     return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
 

@@ -29,6 +29,21 @@ MOST = 0.9
 """Share of the parameters that a stranger's copies must have to be taken for copies of this model."""
 
 
+_UNSEEN = (
+    "backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call exporter.step() once after "
+    "each update."
+)
+_WAITING = (
+    "backward passes whose gradients were cleared, and the optimizer of these parameters has not stepped: call its "
+    "step() before zero_grad()."
+)
+_COPIED = (
+    "steps of an optimizer that holds tensors shaped as this model's parameters, and no step of the model's own. If "
+    "the model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that "
+    "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
+)
+
+
 class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
@@ -37,15 +52,18 @@ class LonelyPasses:
 
     Args:
         model: Returns the model.
+
+    Attributes:
+        over: Whether a step of the model's own has begun, so that there is nothing to notice any more.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self._model = model
         self._before: list[tuple[Slot, Tensor]] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.over = self._told = False
         self._passes = self._foreign_steps = 0
         self._cleared = True
-        self._within = False
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -54,12 +72,13 @@ class LonelyPasses:
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
+        if self.over:
+            return
         self._foreign.add(optimizer)
         self._foreign_steps += 1
-
-    def enter(self) -> None:
-        """Take notice of a step that runs backward passes within itself: none of them is lonely."""
-        self._within = True
+        # Under vmap the model's own passes are not seen.
+        if self._foreign_steps == LONELY_BACKWARD_PASSES and self._share() >= MOST:
+            self._tell(_COPIED)
 
     def begin(self) -> Drained:
         """Count a backward pass that begins.
@@ -68,8 +87,6 @@ class LonelyPasses:
             At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
             while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
         """
-        if self._within:
-            return []
         self._passes += 1
         if self._passes == 1:
             self._remember()
@@ -81,16 +98,22 @@ class LonelyPasses:
             return [_run("wiring.gathering_passes", self._passes)]
         if self._passes != LONELY_BACKWARD_PASSES:
             return []
-        _log.warning(
-            "gradflow: %d backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call "
-            "exporter.step() once after each update.",
-            self._passes,
-        )
-        share = self._share()
+        share, rests = self._share(), self._rests()
         copied = share >= MOST and self._foreign_steps >= LONELY_BACKWARD_PASSES // 2
-        if not (self._cleared or copied) or not self._rests():
+        if copied:
+            self._tell(_COPIED)
+        elif not rests or not self._awaited():
+            self._tell(_UNSEEN)
+        elif self._cleared:
+            self._tell(_WAITING)
+        if not (self._cleared or copied) or not rests:
             return []
         return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
+
+    def _tell(self, what: str) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("gradflow: %d %s", LONELY_BACKWARD_PASSES, what)
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         """Return the followed parameters that are still there, and what their entries were."""
@@ -115,7 +138,8 @@ class LonelyPasses:
         greatest = 0
         for optimizer in list(self._foreign):
             held = Counter(p.shape for group in optimizer.param_groups for p in group["params"])
-            greatest = max(greatest, sum((held & shapes).values()))
+            stacked = Counter(p.shape[1:] for group in optimizer.param_groups for p in group["params"])
+            greatest = max(greatest, sum((held & shapes).values()), sum((stacked & shapes).values()))
         return greatest / max(len(parameters), 1)
 
     def _remember(self) -> None:

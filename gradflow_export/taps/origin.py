@@ -7,7 +7,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.finite import looks_broken
+from gradflow_export.metrics.local import local
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
@@ -36,16 +37,8 @@ LOOKS = 3
 """Failing steps per run that are looked into; a run that stays NaN costs nothing more."""
 
 
-class _Seen(NamedTuple):
-    """A tensor that a forward pass took or gave, and what version of it."""
-
-    tensor: Callable[[], Tensor | None]
-    version: int
-
-    def now(self) -> Tensor | None:
-        """Return it, unless it is gone or was written to since."""
-        tensor = self.tensor()
-        return None if tensor is None or torch_private.version(tensor) != self.version else tensor
+_Seen = tuple[Callable[[], Tensor | None], int]
+"""A tensor that a forward pass took or gave, and what version of it."""
 
 
 class _Pass:
@@ -57,11 +50,11 @@ class _Pass:
 
     def outputs(self) -> list[Tensor]:
         """Return what it gave out, as far as that is still there."""
-        return [tensor for seen in self.gave if (tensor := seen.now()) is not None]
+        return _there(self.gave)
 
     def was_given_broken(self) -> bool:
         """Whether NaN or Inf entered it."""
-        return any((tensor := seen.now()) is not None and looks_broken(tensor) for seen in self.given)
+        return any(map(looks_broken, _there(self.given)))
 
 
 Found = tuple[str, Sequence[str], int]
@@ -130,15 +123,16 @@ class OriginTap:
         self._roots += 1
         if self._rerun or self._found is not None or self._broken or not self._left:
             return
-        if root.device.type != "cpu":
+        if root.device.type != "cpu" or isinstance(root, torch_private.FakeTensor):
             self._unread += 1
             return
-        if math.isfinite(float(root.detach())) or is_scaled(root):
+        if math.isfinite(float(local(root.detach()))):
             return
         model = self._model()
-        if model is not None:
+        if model is not None and not is_scaled(root):
             self._left -= 1
             self._found = self._behind(root, model)
+        self._unread += self._found is None
 
     def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None, *, stepped: bool = False) -> None:
         """Look whether the gradients that are about to be used are finite, and if not, tell where that began.
@@ -182,24 +176,22 @@ class OriginTap:
 
     def _left_model(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and is_plain_call() and self._passes:
-            self._passes[-1].gave = _seen(output)
-            for seen in self._passes[-1].gave:
-                tensor = seen.tensor()
-                if tensor is not None and tensor.grad_fn is not None:
-                    metadata: Any = tensor.grad_fn.metadata  # annotated in torch as a function, which it is not
-                    metadata[self._mark] = True
+            self._passes[-1].gave = seen = _seen(output)
+            for reference, _ in seen:
+                node = getattr(reference(), "grad_fn", None)
+                if node is not None:
+                    node.metadata[self._mark] = True
 
     def _behind(self, root: Tensor, model: nn.Module) -> Found | None:
         """Find where a loss that is not finite began to be so."""
         broken = [site_name(name) for name, p in model.named_parameters() if looks_broken(p)]
         if broken:
             return "weights", broken, 0
-        recent = [p for p in self._passes if any(seen.tensor() is not None for seen in (*p.given, *p.gave))]
-        for one in recent:
+        for one in self._passes:
             if one.was_given_broken():
                 return "input", [RUN_SITE], one.number
         number = self._passes[-1].number if self._passes else self._roots
-        begin = first_broken(root, model, self._mark, [tensor for one in recent for tensor in one.outputs()])
+        begin = first_broken(root, model, self._mark, [tensor for one in self._passes for tensor in one.outputs()])
         if begin is None:
             return None
         return ("forward", begin.sites, number) if begin.sites else ("loss", [RUN_SITE], number)
@@ -258,9 +250,17 @@ class OriginTap:
 
 
 def _seen(values: Any) -> list[_Seen]:
-    leaves = [values] if isinstance(values, Tensor) else torch_private.tree_leaves(values)
-    return [
-        _Seen(briefly(leaf), torch_private.version(leaf))
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()) and not leaf.is_inference()
-    ]
+    flat: Any = values if isinstance(values, tuple) else (values,)
+    seen: list[_Seen] = []
+    for value in flat:
+        if not isinstance(value, Tensor):  # the usual call, tensors by position, is spared the walk through the others
+            return _seen(tuple(leaf for leaf in torch_private.tree_leaves(values) if isinstance(leaf, Tensor)))
+        if (value.is_floating_point() or value.is_complex()) and not value.is_inference():
+            seen.append((briefly(value), torch_private.version(value)))
+    return seen
+
+
+def _there(seen: list[_Seen]) -> list[Tensor]:
+    """Return the tensors that are still there and were not written to since."""
+    found = [(reference(), version) for reference, version in seen]
+    return [tensor for tensor, version in found if tensor is not None and torch_private.version(tensor) == version]

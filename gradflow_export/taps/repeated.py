@@ -102,7 +102,7 @@ class RepeatedTap:
         before = self._inputs.setdefault(id(module), [])
         if before:
             again = before[-1]() is first and not _draws(module)
-            follows = first.requires_grad and reaches(first, {id(p) for p in module.parameters()})
+            follows = first.grad_fn is not None and reaches(first, {id(p) for p in module.parameters()})
             if again or follows:
                 self._rows[name] = float(count)
         before.append(briefly(first))

@@ -28,6 +28,7 @@ class RuntimeTap:
         self._limit = memory_limit() / MEGABYTE
         self._cuda_total: float | None = None
         self._statm = _STATM.open("rb", buffering=0) if _STATM.is_file() else None
+        self._pid = os.getpid()
         self._process: psutil.Process | None = None
         if self._statm is not None:
             weakref.finalize(self, self._statm.close)
@@ -49,6 +50,9 @@ class RuntimeTap:
 
     def _memory(self) -> tuple[int, int]:
         """Return resident and virtual size in bytes."""
+        if self._pid != os.getpid():  # what was opened before a fork tells of the parent
+            self._pid, self._process = os.getpid(), None
+            self._statm = None if self._statm is None else _STATM.open("rb", buffering=0)
         if self._statm is None:
             self._process = self._process or _this_process()
             memory = self._process.memory_info()

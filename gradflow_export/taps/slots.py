@@ -49,4 +49,5 @@ def briefly(tensor: Tensor) -> Callable[[], Tensor | None]:
     Args:
         tensor: One that a forward pass takes or gives; what holds the result is cleared when the step ends.
     """
-    return (lambda: tensor) if isinstance(tensor, nn.Parameter) else weakref.ref(tensor)
+    keep = tensor.is_leaf and tensor.requires_grad and isinstance(tensor, nn.Parameter)
+    return (lambda: tensor) if keep else weakref.ref(tensor)

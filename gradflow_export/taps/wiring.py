@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.catalog.wiring import Wiring
@@ -214,7 +215,7 @@ class Calls:
         self._enter, self._leave = guard(self._entered), guard(self._left)
         self._armed: contextlib.ExitStack | None = None
         self._depth = self._thread = 0
-        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._seen = WeakIdKeyDictionary()  # by identity: a module's own == may return a tensor
         self._names: dict[int, str] = {}
         self._codes: dict[str, int] = {}
         self._stack: list[int] = []
@@ -249,7 +250,7 @@ class Calls:
         """Yield the parameters of modules that were called and are no part of the model: a name, the place, itself."""
         model = self._model()
         members = set() if model is None else {id(m) for m in model.modules()}
-        for module in list(self._seen):
+        for module in list(self._seen.keys()):  # type: ignore[no-untyped-call]  # torch leaves it untyped
             if id(module) not in members:
                 names = {id(p): f"{type(module).__name__} (called).{name}" for name, p in module.named_parameters()}
                 yield from ((names[id(p)], slot, p) for slot, p in slots(module))
@@ -279,7 +280,7 @@ class Calls:
             self._names = {id(member): site_name(name) for name, member in model.named_modules()}
         if not self._depth or threading.get_ident() != self._thread:
             return  # nothing is called by this model, or by another thread, whose gradients must not be looked at
-        self._seen.add(module)
+        self._seen[module] = True
         ordered, first = getattr(module, "batch_first", None), given[0] if given else None
         if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
             sizes = (first.shape[0], first.shape[1])

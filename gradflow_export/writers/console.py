@@ -45,6 +45,10 @@ class ConsoleWriter:
         self._open: set[tuple[str, str, int]] = set()
         self._closed = False
 
+    def in_child(self) -> ConsoleWriter:
+        """Return the writer of a forked child: this one, for the stream is shared."""
+        return self
+
     def open(self, run: RunInfo) -> None:
         """Print which model is watched."""
         world = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""

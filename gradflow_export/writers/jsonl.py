@@ -32,6 +32,7 @@ class JsonlWriter:
     name = "jsonl"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._given = path
         wanted = Path(path)
         named = wanted.suffix == ".jsonl"
         self._directory = prepare_directory(os.path.dirname(path) or "." if named else path, "JsonlWriter")  # noqa: PTH120 - Path folds the // of an address
@@ -53,6 +54,14 @@ class JsonlWriter:
     def lost(self) -> Gap | None:
         """Steps that could not be written, ``None`` when there are none."""
         return None if self._journal is None else self._journal.lost
+
+    def in_child(self) -> JsonlWriter:
+        """Return the writer of a forked child: in a directory it has a file of its own, a named one is shared.
+
+        Raises:
+            StorageError: The place cannot be written to.
+        """
+        return JsonlWriter(self._given)
 
     def open(self, run: RunInfo) -> None:
         """Open the file and write the run's description as the first line of its session."""

@@ -38,6 +38,10 @@ class MemoryWriter:
         """The records kept, oldest first; a new list."""
         return list(self._records)
 
+    def in_child(self) -> MemoryWriter:
+        """Return the writer of a forked child: this one, with the records of before."""
+        return self
+
     def open(self, run: RunInfo) -> None:
         """Begin a run."""
         self.info, self.closed = run, False

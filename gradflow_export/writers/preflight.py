@@ -31,6 +31,10 @@ class PreflightWriter:
         self._last = 0
         self._told = False
 
+    def in_child(self) -> PreflightWriter:
+        """Return the writer of a forked child: one that has told nothing yet."""
+        return PreflightWriter(self._steps, self._stream)
+
     def open(self, run: RunInfo) -> None:
         """Print nothing: nothing is known yet."""
 

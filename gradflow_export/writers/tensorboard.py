@@ -89,6 +89,14 @@ class TensorBoardWriter:
         """Steps that could not be written, ``None`` when there are none."""
         return None if self._journal is None else self._journal.lost
 
+    def in_child(self) -> TensorBoardWriter:
+        """Return the writer of a forked child, which writes to a file of its own.
+
+        Raises:
+            StorageError: The directory cannot be written to.
+        """
+        return TensorBoardWriter(self._directory, flush_seconds=self._fixed, rows=self._rows, clock=self._clock)
+
     def open(self, run: RunInfo) -> None:
         """Create the event file and describe the run in it.
 

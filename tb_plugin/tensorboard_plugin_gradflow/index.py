@@ -14,7 +14,7 @@ from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62
 _REMEMBERED = 2**15
-_BESIDE = re.compile(r"(.*) \[\d+-[0-9a-f]+-\d+\]", re.DOTALL)
+_BESIDE = re.compile(r"(.*) \[\d+-[0-9a-f-]+\]", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from werkzeug import wrappers
 
 from tensorboard_plugin_gradflow import data
 from tensorboard_plugin_gradflow.cache import IndexCache, TensorCache
+from tensorboard_plugin_gradflow.drafts import WithDrafts
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
@@ -44,7 +45,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     plugin_name = PLUGIN_NAME
 
     def __init__(self, context: base_plugin.TBContext) -> None:
-        self._provider = context.data_provider
+        self._provider = WithDrafts(context.data_provider, context.logdir)
         self._cache, self._kept = TensorCache(_CACHE_BYTES), IndexCache()
         self._log = logging.getLogger("tensorboard.gradflow")
 

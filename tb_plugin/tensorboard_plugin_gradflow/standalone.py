@@ -16,6 +16,7 @@ from tensorboard.plugins import base_plugin
 from werkzeug import serving, wrappers
 
 from tensorboard_plugin_gradflow.cache import TensorCache
+from tensorboard_plugin_gradflow.drafts import WithDrafts
 from tensorboard_plugin_gradflow.plugin import GradflowPlugin
 from tensorboard_plugin_gradflow.source import Source
 
@@ -65,7 +66,9 @@ def open_source(logdir: Path) -> Source:
     """
     log = LocalLog(logdir)
     log.reload()
-    return Source(log.provider, TensorCache(_CACHE_BYTES), tensorboard_context.RequestContext())
+    return Source(
+        WithDrafts(log.provider, str(logdir)), TensorCache(_CACHE_BYTES), tensorboard_context.RequestContext()
+    )
 
 
 class ViewerApp:
@@ -78,7 +81,8 @@ class ViewerApp:
     def __init__(self, logdir: Path) -> None:
         self._log = LocalLog(logdir)
         self._log.reload()
-        self._routes = GradflowPlugin(base_plugin.TBContext(data_provider=self._log.provider)).get_plugin_apps()
+        context = base_plugin.TBContext(data_provider=self._log.provider, logdir=str(logdir))
+        self._routes = GradflowPlugin(context).get_plugin_apps()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Answer one request; refuse one for another host name, so that no foreign page reads through a browser."""

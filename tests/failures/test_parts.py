@@ -62,7 +62,7 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
     assert len(said()) == len(said(f"the broken writer failed in {method}() and is set aside")) == 1
     assert broken.calls.count(method) == 1
     assert exporter.summary()["set_aside"] == ["broken"]
-    lost = exporter._worker.lost
+    lost = exporter._worker.outlets.lost
     if method in {"open", "write"}:
         assert (lost["broken"].first, lost["broken"].last, lost["broken"].steps) == (1, 5, 5)
         assert "No space left on device" in lost["broken"].reason
@@ -83,7 +83,7 @@ PARTS = {
     "activations": "gradflow_export.taps.activations.ActivationTap._unit_dim",
     "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
     "loss logits": "gradflow_export.taps.loss.as_samples",
-    "origin": "gradflow_export.taps.origin.OriginTap._hold",
+    "origin": "gradflow_export.taps.origin._seen",
     "moments": "gradflow_export.taps.moments._read",
     "clipping": "gradflow_export.taps.clipping._total",
     "transfer": "gradflow_export.loop.pack",

@@ -1,5 +1,6 @@
 """kill -9, a full disk, and forks: training goes on, and what was written reads back."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -7,15 +8,35 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradflow_export import Exporter, MemoryWriter
+from gradflow_export import Exporter, JsonlWriter, MemoryWriter
 from gradflow_export.cli import main
 from gradflow_export.store import read_run
+
+
+class Foreign:
+    """A writer of somebody else's."""
+
+    name = "foreign"
+
+    def open(self, run):
+        """Begin."""
+
+    def write(self, record):
+        """Take one record."""
+
+    def flush(self):
+        """Make readable."""
+
+    def close(self):
+        """Finish."""
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,7 +103,7 @@ for _ in range(20):
     train(10)
     exporter.summary()
 exporter.close()
-print(len(memory.records), exporter.summary()["set_aside"], sorted(exporter._worker.lost))
+print(len(memory.records), exporter.summary()["set_aside"], sorted(exporter._worker.outlets.lost))
 print([float(p.detach().sum()) for p in model.parameters()])
 """
 
@@ -204,25 +225,15 @@ def test_exit_without_close_writes_everything(tmp_path):
         assert [r.step for r in read_run(tmp_path / str(number)).records] == list(range(1, 8))
 
 
-def test_a_fork_neither_writes_nor_hangs(tmp_path, loop):
-    """A forked child may train, ask for the report, watch anew and exit; it writes nothing into the parent's files."""
-    memory = MemoryWriter()
-    exporter = Exporter(loop.model, backends=["jsonl", memory], logdir=tmp_path).watch(loop.criterion)
-    loop.train(3)
-    exporter.summary()
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+def in_child(body):
+    """Run a function in a forked child; return the child's exit code, 0 when it returned a true value."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            with exporter._worker._lock:
-                pass
-            loop.train(3)
-            exporter.report()
-            own = MemoryWriter()
-            with Exporter(loop.model, backends=[own]).watch(loop.criterion):
-                loop.train(2)
-            code = 0 if [r.step for r in own.records] == [1, 2] and exporter._closed else 3
+            code = 0 if body() else 3
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     until = time.monotonic() + 100
@@ -234,12 +245,78 @@ def test_a_fork_neither_writes_nor_hangs(tmp_path, loop):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert status[0] == child, "the child hangs"
-    assert os.waitstatus_to_exitcode(status[1]) == 0
+    return os.waitstatus_to_exitcode(status[1])
+
+
+def test_a_fork_that_does_not_train_writes_nothing(tmp_path, loop):
+    """A forked child may ask for the report, watch anew, train then, and exit: the parent's run stays as it was."""
+    memory = MemoryWriter()
+    exporter = Exporter(loop.model, backends=["jsonl", memory], logdir=tmp_path).watch(loop.criterion)
+    loop.train(3)
+    exporter.summary()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+    def body():
+        with exporter._worker._lock:
+            pass
+        exporter.report()
+        own = MemoryWriter()
+        with Exporter(loop.model, backends=[own]).watch(loop.criterion):
+            loop.train(2)
+        return [r.step for r in own.records] == [1, 2] and exporter._closed
+
+    assert in_child(body) == 0
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     loop.train(3)
     exporter.close()
     assert [r.step for r in memory.records] == [1, 2, 3, 4, 5, 6]
     assert list(read_run(tmp_path).records) == memory.records
+
+
+@pytest.mark.parametrize("backend", ["jsonl", "tensorboard", "named.jsonl"])
+def test_training_in_a_forked_child_is_recorded(backend, tmp_path, loop, said):
+    """It has a session of its own, which goes on counting; the parent's is what it would be, and neither has a gap."""
+    backends = [JsonlWriter(tmp_path / backend) if "." in backend else backend, MemoryWriter(), Foreign()]
+    exporter = Exporter(loop.model, backends=backends, logdir=tmp_path).watch(loop.criterion)
+    loop.train(3)
+    exporter.summary()
+    started = type(loop)()
+
+    def body():
+        loop.train(4)
+        summary = exporter.summary()
+        exporter.close()
+        lines = said("the foreign writer is left out")
+        same = all(map(torch.equal, loop.model.state_dict().values(), started.model.state_dict().values()))
+        return len(lines) == 1 and summary["steps"]["count"] == 4 and summary["set_aside"] == [] and same
+
+    started.train(3)
+    data = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        started.optimizer.zero_grad()
+        x = torch.randn(6, 4, generator=data)
+        started.criterion(started.model(x), torch.tensor([0, 1, 2, 0, 1, 2])).backward()
+        started.optimizer.step()
+    assert in_child(body) == 0
+    loop.train(2)
+    exporter.close()
+    runs = {run.records.steps: run for run in [read_run(tmp_path), *(
+        read_run(tmp_path, session=name) for name in read_run(tmp_path).beside)]}  # fmt: skip
+    assert set(runs) == {(1, 2, 3, 4, 5), (4, 5, 6, 7)}
+    assert len({run.sessions for run in runs.values()}) == 2
+    assert all(run.gaps == () and run.skipped == 0 for run in runs.values())
+
+
+def test_a_child_of_multiprocessing_writes_its_last_step(tmp_path, loop):
+    """Such a child ends without what is called at exit; what waits is written all the same."""
+    exporter = Exporter(loop.model, logdir=tmp_path).watch(loop.criterion)
+    child = multiprocessing.get_context("fork").Process(target=loop.train, args=(5,))
+    child.start()
+    child.join(100)
+    exporter.close()
+    assert child.exitcode == 0
+    assert read_run(tmp_path).records.steps == (1, 2, 3, 4, 5)
+    assert [path for path in tmp_path.iterdir() if path.suffix == ".draft"] == []
 
 
 def test_a_fork_while_the_worker_holds_its_lock_does_not_hang(loop):

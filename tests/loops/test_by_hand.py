@@ -107,3 +107,88 @@ def test_an_endless_loop_without_steps_keeps_nothing(watching):
     for _ in range(1100):
         criterion(out, torch.zeros(6, 1))
     assert len(exporter._loop.taps.loss._losses) == 1024
+
+
+def copies_of(model, kind):
+    """Return tensors, their module and optimizer, that are copies of a model's parameters: of one model, or of three stacked for vmap."""
+    models = [model, net(), net()]
+    stacked, _ = torch.func.stack_module_state(models)
+    params = stacked if kind == "stacked" else dict(model.named_parameters())
+    params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    held = nn.ParameterList(params.values())
+    return dict(zip(params, held, strict=True)), held, torch.optim.SGD(held.parameters(), 0.1)
+
+
+def step_copies(model, kind, params, optimizer):
+    """One training step of such tensors."""
+    optimizer.zero_grad()
+    x = torch.randn(6, 4)
+    if kind == "stacked":
+        out = torch.func.vmap(lambda p: torch.func.functional_call(model, p, (x,)))(params)
+    else:
+        out = torch.func.functional_call(model, params, (x,))
+    out.square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["plain", "stacked"])
+def test_copies_that_are_trained_in_the_models_place_are_told_once(kind, watching, said):
+    """functional_call and ensembles under vmap: the line says what to watch, and that is recorded."""
+    model = net()
+    params, _, optimizer = copies_of(model, kind)
+    watching(model)
+    for _ in range(40):
+        step_copies(model, kind, params, optimizer)
+    lines = said()
+    assert len(lines) == 1
+    assert "20 steps of an optimizer that holds tensors shaped as this model's parameters" in lines[0]
+    assert "nn.ParameterList(tensors)" in lines[0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "stacked"])
+def test_the_way_that_is_named_for_copies_works(kind, watching, recorded):
+    """A list of the trained tensors is watched like any model: every step, its loss, gradients and updates."""
+    model = net()
+    params, held, optimizer = copies_of(model, kind)
+    exporter = watching(held)
+    for _ in range(5):
+        step_copies(model, kind, params, optimizer)
+    records = recorded(exporter)
+    assert [r.step for r in records] == [1, 2, 3, 4, 5]
+    assert all(r.value("loss") > 0 and r.value("gradient.total_norm") > 0 for r in records)
+
+
+def test_nothing_is_told_of_other_models_that_are_trained_first(watching, said):
+    """A discriminator that has many steps before the generator's first, and shapes of its own."""
+    model, other = net(), nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+    watching(model)
+    mine, its = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))
+    for number in range(60):
+        backward(other)
+        its.step()
+        if number > 40:
+            backward(model)
+            mine.step()
+    assert said() == []
+
+
+def test_many_passes_within_one_step_are_no_reason_to_speak(watching, said):
+    """LBFGS, which makes its passes inside a step, and gradients that are gathered over 64 of them."""
+    model = net()
+    watching(model)
+    gathering = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(64):
+        model(torch.randn(6, 4)).square().mean().backward()
+    gathering.step()
+    other = net()
+    watching(other)
+    optimizer = torch.optim.LBFGS(other.parameters(), max_iter=50, tolerance_grad=0, tolerance_change=0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = other(torch.ones(6, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert [line for line in said() if "step" in line] == []

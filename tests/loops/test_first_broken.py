@@ -295,3 +295,31 @@ def test_half_precision_overflow_is_placed(watching):
     )
     assert issue.cause.startswith("the forward pass")
     assert "blocks.1" in issue.cause
+
+
+class Opaque(torch.autograd.Function):
+    """Saves nothing, and gives out NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * math.nan
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_loss_that_is_not_finite_is_never_blamed_on_the_backward_pass(watching):
+    """Where the graph does not tell where a NaN of the forward pass began, nothing else is claimed."""
+    torch.manual_seed(0)
+    model = Row(reentrant=True)
+    spoiled = []
+
+    def loss(out, _):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            return Opaque.apply(out).sum() if spoiled else out.sum()
+
+    model.head.register_forward_hook(lambda _m, _x, out: out.clone() if spoiled else None)
+    issue = cause_of(model, rows, lambda _: spoiled.append(1), watching, loss)
+    assert "backward" not in issue.cause
+    assert "backward" not in issue.message

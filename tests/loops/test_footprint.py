@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import weakref
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -12,6 +13,8 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.hooks import RemovableHandle
+
+from gradflow_export.schedule import INTERVALS
 
 SAFE = [nn.Sequential, nn.Linear, nn.ReLU, nn.BatchNorm1d, nn.Embedding, nn.Dropout]
 
@@ -23,11 +26,31 @@ class Loose(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
         self.criterion = nn.MSELoss()
-        self.first.register_forward_hook(shifted)
+        self.handle = self.first.register_forward_hook(shifted)
         self.register_forward_pre_hook(nothing)
 
     def forward(self, x, **options):
         return self.second(functional.relu(self.first(x), **options))
+
+
+class Odd(nn.Module):
+    """Parameters in unusual places: in a list, in a hidden module, tied, looked up, and given to modules as input."""
+
+    def __init__(self):
+        super().__init__()
+        self.loose = [nn.Parameter(torch.randn(4))]
+        self.hidden = [nn.Linear(4, 4)]
+        self.table, self.head = nn.Embedding(6, 4), nn.Linear(4, 6)
+        self.head.weight = self.table.weight
+        self.layers = nn.ModuleList([nn.Linear(4, 4)] * 3)
+        self.position = nn.Parameter(torch.randn(3, 4))
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        h = self.table(x) + self.norm(self.position) + self.loose[0]
+        for layer in self.layers:
+            h = torch.relu(layer(self.hidden[0](h)) + layer(self.position))
+        return self.head(h)
 
 
 def shifted(_module, _given, output):
@@ -43,6 +66,7 @@ def plain():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
 
 
+ALL = dict.fromkeys(INTERVALS, 1)
 MODELS = {"layers of torch": plain, "hooks of the user's": Loose}
 STATES = {"before the first step": 0, "after 3 steps": 3, "after 150 steps": 150, "closed": 30}
 
@@ -55,7 +79,9 @@ def made(kind, steps, watch=None, *, close=False):
         model = MODELS[kind]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         criterion = getattr(model, "criterion", nn.MSELoss())
-        exporter = None if watch is None else watch(model, criterion)
+        # Everything at every step at first, and after many steps what is read by default.
+        often = {} if steps > 100 else {"intervals": ALL}
+        exporter = None if watch is None else watch(model, criterion, **{"intervals": None, **often})
         for step in range(steps):
             optimizer.zero_grad()
             criterion(model(torch.randn(6, 4)), torch.zeros(6, 2)).backward()
@@ -152,29 +178,43 @@ WAYS = {
     "torch.jit.script": scripted,
     "torch.jit.trace": traced,
     "torch.export": exported,
+    "share_memory": lambda model: sorted(model.share_memory().state_dict()),
+}
+
+
+CHANGES = {
     "to, swapping": swapped,
     "to, tensor subclasses": of_subclasses,
     "to another dtype": lambda model: pickled(model.to(torch.bfloat16)),
-    "share_memory": lambda model: sorted(model.share_memory().state_dict()),
 }
 
 
 def outcome(way, model):
     """Return what comes of a way to use a model, or the error."""
     try:
-        return WAYS[way](model)
+        return way(model)
     except Exception as error:
         return type(error), str(error)
+    finally:
+        model.train()
 
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("way", WAYS)
-def test_nobody_can_tell_that_a_model_is_watched(way, state, kind, watching):
+def test_nobody_can_tell_that_a_model_is_watched(state, kind, watching):
     """Bytes, code and errors of a watched model are those of one that was trained alike and never watched."""
-    expected = outcome(way, made(kind, STATES[state]))
-    model = made(kind, STATES[state], watching, close=state == "closed")
-    assert outcome(way, model) == expected
+    plain, model = made(kind, STATES[state]), made(kind, STATES[state], watching, close=state == "closed")
+    for name, way in WAYS.items():
+        assert (name, outcome(way, model)) == (name, outcome(way, plain))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("way", CHANGES)
+def test_a_watched_model_is_converted_as_any_other(way, state, kind, watching):
+    """Conversions give the same parameters or the same error, whatever was read before."""
+    expected = outcome(CHANGES[way], made(kind, STATES[state]))
+    assert outcome(CHANGES[way], made(kind, STATES[state], watching, close=state == "closed")) == expected
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -273,3 +313,37 @@ def test_two_who_watch_leave_one_after_the_other(watching):
         model(torch.ones(2, 4)).sum().backward()
         exporters[1 - first].close()
         assert hooks_of(model) == 0
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_no_weak_reference_stands_on_a_parameter(closure, watching):
+    """At no moment of a step, and in no place of the model, does anything refer to a parameter weakly."""
+    torch.manual_seed(0)
+    model = Odd()
+    every = [*model.parameters(), *model.loose, *model.hidden[0].parameters()]
+    watching(model)
+    others = [p for p in every if p is not model.position]
+    optimizers = [torch.optim.AdamW(others, lr=0.01), torch.optim.SGD([model.position], lr=0.01)]
+
+    def free():
+        return not any(weakref.getweakrefs(p) for p in every)
+
+    def passes():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        out = model(torch.randint(6, (5, 3)))
+        assert free()
+        loss = functional.cross_entropy(out.flatten(0, 1), torch.randint(6, (15,)))
+        loss.backward()
+        assert free()
+        return loss
+
+    for step in range(12):
+        if not closure:
+            passes()
+        for optimizer in optimizers:
+            optimizer.step(*[passes] * closure)
+            assert free()
+        if step == 5:
+            model.load_state_dict(model.state_dict())
+            assert free()

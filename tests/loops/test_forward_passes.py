@@ -414,3 +414,39 @@ def test_updates_that_a_declared_grid_takes_back_are_an_issue():
     assert summary["discrete_update_analysis"]["stagnant"] == {"1.phase": 25}
     assert summary["backward_pass_diagnostics"]["stability_counts"]["parameter_stagnation_count"] == 25
     assert "Parameters meant to change that did not (measured steps): 1.phase (25)" in diagnostics.diagnostic_report()
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "inside the step"])
+@pytest.mark.parametrize("rate", [1e-3, 30.0])
+def test_updates_that_something_takes_back_are_an_issue_without_a_declared_grid(place, rate):
+    """Wherever that happens but in the step itself, which is a step that does nothing; not where they arrive."""
+    torch.manual_seed(0)
+    model = Snapped(6, 4, 0.1, place)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    if place == "in a hook of the layer":
+        model.register_forward_pre_hook(lambda module, _: module.snap())
+    with BackwardPassDiagnostics(model, optimizer=optimizer, strict=True) as diagnostics:
+        for _ in range(20):
+            if place == "before the forward pass":
+                model.snap()
+            optimizer.zero_grad()
+            (model(torch.randn(8, 4)) - 1).square().mean().backward()
+            optimizer.step()
+            if place == "after the step":
+                model.snap()
+        found = [issue for issue in diagnostics.alerts if issue.issue_type.name == "STAGNATION"]
+    assert [(issue.layers, issue.cause) for issue in found] == ([(("phase",), "taken back")] if rate < 1 else [])
+
+
+def test_updates_that_add_up_behind_a_grid_are_no_issue():
+    """Full-precision weights behind a declared grid may take many steps until one shows."""
+    torch.manual_seed(0)
+    model = Latent(10.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with BackwardPassDiagnostics(model, optimizer=optimizer, grid={"weight": 10.0}, strict=True) as diagnostics:
+        for _ in range(20):
+            optimizer.zero_grad()
+            (model(torch.randn(8, 4)) - 1).square().mean().backward()
+            optimizer.step()
+        assert "STAGNATION" not in {issue.issue_type.name for issue in diagnostics.alerts}
+    assert diagnostics.update_analyzer.summary()["stagnant"] == {"weight": 20}

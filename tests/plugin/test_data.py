@@ -1,18 +1,22 @@
 """Runs, sessions and issues as the panel is told them."""
 
 import math
+import os
 import re
 
 import pytest
 
 from gradflow_export.catalog import MetricSpec
 from gradflow_export.cli.report import summarise
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records import IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.schedule import INTERVALS
 from gradflow_export.store import read_run
+from gradflow_export.writers import TensorBoardWriter
+from tensorboard_plugin_gradflow import standalone
 from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.howto import how_to_read
+from tensorboard_plugin_gradflow.moment import read_moment
 
 
 def issue_record(logs, step, *issues):
@@ -138,6 +142,50 @@ def test_an_issue_names_the_metrics_that_show_its_layer(tmp_path, logs, open_sou
         "z": [],
     }
     assert [item["phases"] for item in run_meta(open_source(tmp_path), "a")["metrics"]] == [["train"], ["train"]]
+
+
+def test_sessions_that_ran_at_the_same_time_are_two_runs(tmp_path, logs, open_source):
+    """Two processes that were given one folder: each has its own steps, values and issues."""
+    first = logs.plain_records(range(1, 100))
+    other = logs.plain_records(range(1, 60), value=lambda step, site: -step)
+    found = logs.issue(step=30)
+    logs.write_run(tmp_path / "a", first, rows=10)
+    logs.write_run(tmp_path / "a", [*other, StepRecord(60, logs.EPOCH + 60, issues=(found,))], start=5, rows=10)
+    source = open_source(tmp_path)
+    runs = {run["run"]: (run["first"], run["last"]) for run in list_runs(source)["runs"]}
+    name = f"a [{logs.session_name(5)}]"
+    assert runs == {"a": (1, 99), name: (1, 60)}
+    assert [len(run_meta(source, run)["sessions"]) for run in runs] == [1, 1]
+    assert [len(run_issues(source, run)["issues"]) for run in ("a", name)] == [0, 1]
+
+
+def killed_run(folder, logs):
+    """Write a run whose process ends with some records in the draft only; return all of them."""
+    records = logs.plain_records(range(1, 30), sites=("a", "b", "c"))
+    writer = TensorBoardWriter(folder, rows=10, flush_seconds=1e9)
+    writer.open(RunInfo(logs.session_name(), logs.EPOCH, model="Net"))
+    for record in records:
+        writer.write(record)
+        if record.step % 3 == 0:
+            writer.keep()
+    writer.keep()
+    return records
+
+
+def test_what_a_killed_process_had_drafted_is_shown(tmp_path, logs):
+    """Once nobody can be writing it as a chunk any more, with values like those of the chunks before."""
+    records = killed_run(tmp_path / "a", logs)
+    (draft,) = (tmp_path / "a").glob("*.draft")
+    fresh = run_meta(standalone.open_source(tmp_path), "a")
+    assert (fresh["first"], fresh["last"]) == (1, 20)
+    os.utime(draft, (draft.stat().st_mtime - 60,) * 2)
+    source = standalone.open_source(tmp_path)
+    meta = run_meta(source, "a")
+    assert (meta["first"], meta["last"], len(meta["sessions"])) == (1, 29, 1)
+    for step in (1, 15, 21, 29):
+        shown = read_moment(source, "a", step, ("block.gain",))["metrics"]["block.gain"]
+        assert shown["step"] == step
+        assert dict(zip(shown["sites"], shown["values"], strict=True)) == records[step - 1].get("block.gain").as_dict()
 
 
 def lossy_records(logs, first, last, lost=None):

@@ -1,0 +1,130 @@
+"""Run the tests on the oldest and newest release of torch: `python benchmarks/versions.py`, or `make test-versions`.
+
+Makes a virtual environment for each pair of Python and torch below `--environments`, which takes several GB each and is
+kept for the next time, runs the unit, contract and loop tests there, and writes a table into `docs/versions.md`. The
+oldest release is the one that `pyproject.toml` declares, the newest the one that pip finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ("tests/unit", "tests/contract", "tests/loops")
+PYTHONS = ("3.10", "3.13")
+NEWEST = "newest"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one pair gave: versions, counts of tests, and the names of those that failed."""
+
+    python: str
+    torch: str
+    counts: str
+    failed: tuple[str, ...]
+
+
+def floor() -> str:
+    """Return the oldest release that is declared."""
+    found = re.search(r'"torch>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert found, "pyproject.toml declares no least version of torch"
+    return found.group(1)
+
+
+def environment(folder: Path, python: str, torch: str) -> Path | str:
+    """Make an environment, or use the one that is there; return its interpreter, or why there is none.
+
+    Args:
+        folder: Where environments are kept.
+        python: A version such as ``"3.10"``.
+        torch: A version, or ``"newest"``.
+    """
+    place = folder / f"python{python}-torch-{torch}"
+    interpreter = place / "bin" / "python"
+    if not interpreter.exists():
+        base = shutil.which(f"python{python}")
+        if base is None:
+            return f"python{python} is not installed"
+        done = subprocess.run([base, "-m", "venv", str(place)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            shutil.rmtree(place, ignore_errors=True)
+            return f"python{python} makes no environment"
+    wanted = "torch" if torch == NEWEST else f"torch=={torch}.*"
+    # Editable, so that the C library is built for this interpreter beside the sources that the tests import.
+    command = [interpreter, "-m", "pip", "install", "--quiet", "--upgrade", "-e", f"{ROOT}[test]", wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return interpreter if done.returncode == 0 else f"not installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+
+
+def run(interpreter: Path, tests: list[str], more: list[str]) -> tuple[str, str, str, tuple[str, ...]]:
+    """Run tests; return the versions of Python and torch, the counts, and what failed."""
+    code = "import platform, torch; print(platform.python_version(), torch.__version__)"
+    versions = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    command = [interpreter, "-m", "pytest", "-rfE", "--no-header", "-p", "no:cacheprovider", *tests, *more]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environ)
+    lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-200:] or "nothing was printed"]
+    failed = tuple(line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    counts = next((line.strip("= ") for line in reversed(lines) if re.search(r"\d+ (passed|failed|error)", line)), "")
+    return versions[0], versions[1], counts or f"pytest ended with {done.returncode}", failed
+
+
+def table(results: list[Result]) -> str:
+    """Return the results as a Markdown page."""
+    rows = [f"| {r.python} | {r.torch} | {r.counts} |" for r in results]
+    page = [
+        "# Versions",
+        "",
+        "Written by `make test-versions`: unit, contract and loop tests on the oldest and the newest release of torch.",
+        "",
+        "| Python | torch | tests |",
+        "|---|---|---|",
+        *rows,
+    ]
+    for result in results:
+        if result.failed:
+            page += ["", f"## Python {result.python}, torch {result.torch}", ""]
+            page += [f"- `{name}`" for name in result.failed]
+    return "\n".join(page) + "\n"
+
+
+def main() -> int:
+    """Run every pair; 1 when a test failed anywhere."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions", help="where they are kept")
+    parser.add_argument("--python", nargs="+", default=list(PYTHONS), help="versions of Python")
+    parser.add_argument("--torch", nargs="+", default=[floor(), NEWEST], help="versions of torch")
+    parser.add_argument("--interpreter", type=Path, help="test in this environment as it is, and in no other")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "versions.md")
+    parser.add_argument("--tests", nargs="+", default=list(TESTS))
+    parser.add_argument("more", nargs="*", help="for pytest, after --")
+    args = parser.parse_args()
+    results = []
+    if args.interpreter is not None:
+        results.append(Result(*run(args.interpreter, args.tests, args.more)))
+    else:
+        for python in args.python:
+            for torch in args.torch:
+                print(f"Python {python}, torch {torch}", flush=True)
+                found = environment(args.environments, python, torch)
+                results.append(
+                    Result(python, torch, found, ())
+                    if isinstance(found, str)
+                    else Result(*run(found, args.tests, args.more))
+                )
+                print(f"  {results[-1].counts}", flush=True)
+    args.output.write_text(table(results))
+    print(table(results))
+    return int(any(result.failed or "passed" not in result.counts for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

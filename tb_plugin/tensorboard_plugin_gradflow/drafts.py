@@ -1,0 +1,96 @@
+"""What a process that was killed had recorded and not yet written as a chunk: the panel shows it like the rest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gradflow_export.chunks import Blob, parse_tag
+from gradflow_export.store import drafts_in
+from tensorboard_plugin_gradflow.metadata import decode_content
+
+SETTLED_SECONDS = 10.0
+"""A draft that was not touched for so long has nobody who would still write it as a chunk."""
+
+_FROM = 10**9
+"""Drafts are numbered from here on, so that they come after all chunks and tables of their session."""
+
+
+class WithDrafts:
+    """A data provider that has the drafts of sessions which were never closed beside what the event files hold.
+
+    Args:
+        provider: TensorBoard's.
+        logdir: Its log directory; ``None`` when there is none on this machine, and so no drafts.
+    """
+
+    def __init__(self, provider: Any, logdir: str | None) -> None:
+        self._provider = provider
+        self._logdir = Path(logdir) if logdir and Path(logdir).is_dir() else None
+
+    def list_tensors(self, ctx: Any, **wanted: Any) -> dict[str, dict[str, Any]]:
+        """Return tags and descriptions by run, as TensorBoard's provider does."""
+        found = self._provider.list_tensors(ctx, **wanted)
+        return {run: {**tags, **self._listed(run, tags)} for run, tags in found.items()}
+
+    def read_tensors(self, ctx: Any, **wanted: Any) -> dict[str, dict[str, Any]]:
+        """Return tensors by run and tag, as TensorBoard's provider does."""
+        found = {run: dict(tags) for run, tags in self._provider.read_tensors(ctx, **wanted).items()}
+        chosen = wanted["run_tag_filter"]
+        for run in chosen.runs or ():
+            if any(_is_draft(tag) for tag in chosen.tags or ()):
+                for tag, (blob, _) in self._drafts(run).items():
+                    if tag in chosen.tags:
+                        found.setdefault(run, {})[tag] = [SimpleNamespace(numpy=np.asarray(blob.data))]
+        return found
+
+    def _listed(self, run: str, tags: Mapping[str, Any]) -> dict[str, Any]:
+        drafts = self._drafts(run)
+        written = _written(tags) if drafts else {}
+        out = {}
+        for tag, (blob, wall) in drafts.items():
+            parts = parse_tag(tag)
+            if parts is not None and blob.content.get("first", np.inf) > written.get(parts.session, -1):
+                content = json.dumps(dict(blob.content)).encode()
+                out[tag] = SimpleNamespace(plugin_content=content, max_wall_time=wall)
+        return out
+
+    def _drafts(self, run: str) -> dict[str, tuple[Blob, float]]:
+        if self._logdir is None:
+            return {}
+        found = drafts_in(self._logdir / run, before=time.time() - SETTLED_SECONDS)
+        return {blob.tag: (blob, wall) for blob, wall in ((_renumbered(blob), wall) for blob, wall in found)}
+
+
+def _renumbered(blob: Blob) -> Blob:
+    parts = parse_tag(blob.tag)
+    assert parts is not None
+    head, dash, tail = parts.part.partition("-")
+    content = dict(blob.content)
+    if "clock" in content:
+        clock, _, part = str(content["clock"]).rpartition("/")
+        number, _, last = part.partition("-")
+        content |= {"sites": int(content["sites"]) + _FROM, "clock": f"{clock}/{int(number) + _FROM}-{last}"}
+    tag = f"{blob.tag.rpartition('/')[0]}/{int(head) + _FROM}{dash}{tail}"
+    return Blob(tag, blob.data, content, blob.step)
+
+
+def _is_draft(tag: str) -> bool:
+    parts = parse_tag(tag)
+    return parts is not None and parts.chunk >= _FROM
+
+
+def _written(tags: Mapping[str, Any]) -> dict[str, int]:
+    """Return the last step of each session that stands in a chunk."""
+    out: dict[str, int] = {}
+    for tag, series in tags.items():
+        parts, content = parse_tag(tag), decode_content(series.plugin_content)
+        if parts is not None and content is not None and content.get("kind") == "clock":
+            out[parts.session] = max(out.get(parts.session, -1), int(content["last"]))
+    return out

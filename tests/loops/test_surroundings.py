@@ -1,0 +1,176 @@
+"""What a program sets for itself, a default device, a comparison of modules, complex numbers, costs no reading."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import (
+    Exporter,
+    MemoryWriter,
+    NaNHandlingConfig,
+    NumericalStabilityManager,
+    PyTorchDebugger,
+    PyTorchDebuggingConfig,
+)
+
+
+class Block(nn.Module):
+    """A layer and its activation."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+
+class Compared(Block):
+    """The same, with a comparison that returns a tensor."""
+
+    def __eq__(self, other):
+        return self.layer.weight == (other.layer.weight if isinstance(other, Compared) else 0)
+
+    __hash__ = nn.Module.__hash__
+
+
+def model_of(kind):
+    """Three blocks and a head."""
+    torch.manual_seed(0)
+    return nn.Sequential(kind(6, 8), kind(8, 8), kind(8, 8), nn.Linear(8, 3))
+
+
+def train(model, x, around=contextlib.nullcontext, manager=None):
+    """Train while watched, strictly and within a context, and return what was recorded."""
+    optimizer, writer = torch.optim.Adam(model.parameters()), MemoryWriter()
+    with around(), Exporter(model, backends=[writer], strict=True).watch() as exporter:
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), Y)
+            loss.backward()
+            if manager is not None:
+                manager.step(model, loss, optimizer)
+            optimizer.step()
+    assert not exporter.issues
+    return writer.records
+
+
+def metrics(records):
+    """The names of what was read in any step."""
+    return {reading.metric for record in records for reading in record.readings}
+
+
+def values(records, metric):
+    """One metric's values, step by step."""
+    return [record.value(metric) for record in records]
+
+
+@contextlib.contextmanager
+def default_device(device):
+    """Set the process's default device for a while."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(16) % 3
+
+AROUND = {
+    "a device context": lambda: torch.device("meta"),
+    "the default device": lambda: default_device("meta"),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_default_device_costs_no_reading(around):
+    """New tensors of the program's lie on a device that holds no numbers; every metric is read, with the same values."""
+    usual = train(model_of(Block), X)
+    model = model_of(Block)
+    found = train(model, X, AROUND[around])
+    assert metrics(found) == metrics(usual)
+    for metric in ("loss", "gradient.total_norm", "update.norm"):
+        assert values(found, metric) == values(usual, metric)
+
+
+def test_modules_whose_comparison_is_a_tensor_are_told_apart_by_identity():
+    """An overloaded ``==`` is not asked: not by the exporter, the stability manager or a debugger."""
+    usual = train(model_of(Block), X)
+    model = model_of(Compared)
+    with NumericalStabilityManager(nan_config=NaNHandlingConfig(policy="zero")).watch(model) as manager:
+        found = train(model, X, manager=manager)
+    assert metrics(usual) <= metrics(found)
+    assert values(found, "loss") == values(usual, "loss")
+    alone = Compared(3, 3)
+    debugger = PyTorchDebugger()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    with NumericalStabilityManager(nan_config=NaNHandlingConfig(policy="skip")).watch(alone).watch(alone) as manager:
+        for _ in range(3):
+            loss = alone(torch.ones(2, 3)).sum()
+            loss.backward()
+            manager.step(alone, loss, optimizer)
+            assert debugger.validate_model_parameters(alone)["valid"]
+
+
+class Complex(nn.Module):
+    """Complex layers and a real head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8, dtype=torch.complex64), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)).abs())
+
+
+class Viewed(nn.Module):
+    """A real network on complex inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.body(torch.view_as_real(x).flatten(1))
+
+
+@pytest.mark.parametrize("kind", [Complex, Viewed])
+def test_complex_inputs_are_read_without_a_warning(kind):
+    """Real and imaginary part count as features: nothing is discarded."""
+    torch.manual_seed(0)
+    model, x = kind(), torch.complex(X, -X.flip(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = train(model, x)
+    assert {"loss", "gradient.total_norm", "input.rms"} <= metrics(found)
+
+
+@pytest.mark.parametrize("policy", ["zero", "clamp", "skip", "rewind"])
+def test_the_stability_manager_works_beside_a_default_device(policy):
+    """What it finds and tells is the same where new tensors of the program's hold no numbers."""
+    told = []
+    for around in (contextlib.nullcontext, *AROUND.values()):
+        model = nn.Sequential(*model_of(Block), nn.BatchNorm1d(3))
+        x = X.clone()
+        x[0, 0] = float("nan")
+        optimizer, writer = torch.optim.SGD(model.parameters(), lr=0.1), MemoryWriter()
+        config = NaNHandlingConfig(policy=policy)
+        debug = PyTorchDebuggingConfig(enable_autograd_anomaly=True, save_debug_info=False)
+        manager = NumericalStabilityManager(nan_config=config, debug_config=debug)
+        with around(), Exporter(model, backends=[writer], strict=True).watch(), manager.watch(model):
+            for inputs in (X, x, X):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(inputs), Y)
+                loss.backward()
+                manager.step(model, loss, optimizer)
+                optimizer.step()
+            told.append(manager.get_debug_summary()["anomalies_by_type"])
+        assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert told[0] == told[1] == told[2]
+    assert told[0]["nan_loss"] == 1
