@@ -1,6 +1,7 @@
 """Discrete updates as forward passes see them: any grid, any place where weights are laid on it, any number format."""
 
 import math
+import threading
 from itertools import pairwise
 
 import pytest
@@ -450,3 +451,41 @@ def test_updates_that_add_up_behind_a_grid_are_no_issue():
             optimizer.step()
         assert "STAGNATION" not in {issue.issue_type.name for issue in diagnostics.alerts}
     assert diagnostics.update_analyzer.summary()["stagnant"] == {"weight": 20}
+
+
+def test_another_thread_that_asks_does_not_end_a_step_early():
+    """Between step and forward pass weights are not on their grid yet; only the thread that trains knows when they are."""
+    torch.manual_seed(0)
+    model, memory = Snapped(4, 3, 1.0, "after the step"), MemoryWriter()
+    optimizer, told = torch.optim.SGD(model.parameters(), lr=1e-2), []
+    with Exporter(model, backends=[memory], intervals={"discrete": 1}, strict=True).watch(pairs="rows") as exporter:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+            asks = threading.Thread(target=lambda: told.append(exporter.summary()["steps"]["count"]))
+            asks.start()
+            asks.join()
+            model.snap()
+        assert exporter.summary()["steps"]["count"] == 5
+    assert told == [0, 1, 2, 3, 4]
+    assert [record.value("parameter.changed_share", "phase") for record in memory.records] == [0.0] * 5
+
+
+def test_what_a_thread_trained_can_be_asked_of_another_once_it_has_ended():
+    """Nobody trains any more, so that the last step is complete."""
+    torch.manual_seed(0)
+    model = Snapped(4, 3, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def run():
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+
+    with BackwardPassDiagnostics(model, optimizer=optimizer, strict=True) as diagnostics:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert diagnostics.get_diagnostic_summary()["discrete_update_analysis"]["samples"] == 4
