@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules import module as world
 
 from gradflow_export import ArgumentError, ArgumentTypeError, BackwardPassDiagnostics, Exporter, MemoryWriter
+from gradflow_export.taps.passed import ForwardUse
 
 PLACES = ("inside the step", "after the step", "before the forward pass", "in a hook of the layer", "in forward")
 
@@ -489,3 +490,43 @@ def test_what_a_thread_trained_can_be_asked_of_another_once_it_has_ended():
         thread.start()
         thread.join()
         assert diagnostics.get_diagnostic_summary()["discrete_update_analysis"]["samples"] == 4
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_an_update_begins_at_the_last_forward_pass_before_the_step(passes):
+    """Weights that were loaded after an earlier pass are no update; of several micro-batches all use the same weights."""
+    torch.manual_seed(0)
+    model, memory = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).bfloat16(), MemoryWriter()
+    start = {name: torch.full_like(p, 0.5) for name, p in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with Exporter(model, backends=[memory], strict=True).watch():
+        model(torch.ones(2, 3).bfloat16())
+        for parameter, name in zip(model.parameters(), start, strict=True):
+            parameter.data.copy_(start[name])  # counts no version
+        for _ in range(passes):
+            model(torch.randn(2, 3).bfloat16()).sum().backward()
+        optimizer.step()
+    assert set(memory.records[0].get("parameter.changed_share").values.tolist()) == {0.0}
+    assert memory.records[0].value("update.lost_share") == 1.0
+
+
+def test_each_tensor_is_copied_once_for_each_pass():
+    """However deep it lies, and whether its own module is called or its parent reaches for it."""
+
+    class Reaching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x):
+            return x @ self.inner.weight
+
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(2, 2, bias=False)), Reaching()))
+    seen = []
+    use = ForwardUse(model, {"0.0.0.weight": 0, "0.1.inner.weight": 1}, seen.extend)
+    with use.attach():
+        use.arm(on=True)
+        for _ in range(3):
+            model(torch.ones(1, 2))
+        use.arm(on=False)
+    assert sorted(seen) == [0, 0, 0, 1, 1, 1]
