@@ -272,7 +272,7 @@ class Exporter(Reports):
             self._hooks.close()
             return
         if self._loop is not None:
-            self._guard.part("close")(self._loop.finish)()
+            self._guard.part("close")(self._loop.finish)(last=True)
             # What was found after the last record has one of its own.
             if self._loop.told:
                 self._worker.put(Bundle(self._loop.steps + 1, time.time(), told=list(self._loop.told)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from gradflow_export.guard import Guard
@@ -33,6 +34,13 @@ class HeldStep:
         self._by_hand = [guard.part(tap.instrument)(tap.after) for tap in self._taps]
         self._transfer, self._hand_over = transfer, hand_over
         self._held: Bundle | None = None
+        self._trains: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Hand over the step that is held: an optimizer is about to step, in this thread."""
+        if self._taps:
+            self._trains = threading.current_thread()
+            self.release()
 
     def put(self, bundle: Bundle) -> None:
         """Hand over a step, now or once its update has shown."""
@@ -53,6 +61,18 @@ class HeldStep:
             drained.extend(tap.drain())
         self._transfer(drained, bundle)
         self._hand_over(bundle)
+
+    def ask(self, *, last: bool) -> None:
+        """Hand over the step that is held, if nobody can be training meanwhile.
+
+        A thread that asks while another one trains would read weights in the middle of a step; it is told of the step
+        once the next one has begun.
+
+        Args:
+            last: No further step will begin.
+        """
+        if last or self._trains is threading.current_thread() or self._trains is None or not self._trains.is_alive():
+            self.release()
 
     def step_by_hand(self, step: OptimizerStep) -> None:
         """Tell of a step that no optimizer made."""

@@ -158,7 +158,7 @@ class TrainingLoop:
         self.lonely.over = True
         if self._open is not None and self._partners.has_stepped(step.optimizer):
             self._finish()
-        self._held.release()
+        self._held.begin()
         # With a closure backward runs inside the step, and where it ended is not known.
         self._backward_ended = None if step.closure else time.perf_counter()
         if not self._recorded:
@@ -218,7 +218,7 @@ class TrainingLoop:
                 self._told = True
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
             return
-        self._held.release()
+        self._held.begin()
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
             self._read_gradients(step, self._due)
@@ -231,13 +231,13 @@ class TrainingLoop:
         if "updates" in self._due:
             self._updates_before(step)
 
-    def finish(self) -> None:
+    def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
         if self._open is None and self._recorded and self.taps.news:
             self._collect({})
         if self._open is not None:
             self._finish()
-        self._held.release()
+        self._held.ask(last=last)
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""

@@ -198,14 +198,12 @@ class DiscreteTap:
         look = self._armed and self._turns == 1
         with torch.no_grad():
             for place in places:
-                if place not in self._waiting and (not look or place in self._seen):
-                    continue
-                tensor = self._use.tensor(place)
+                tensor = self._use.tensor(place) if look or place in self._waiting else None
                 if _is_readable(tensor):
                     taken = self._take(tensor)
                     self._complete(place, taken)
-                    if look:
-                        self._seen.setdefault(place, taken)
+                    if look:  # the last pass before a step counts: what came before it may have been another start
+                        self._seen[place] = taken
 
     def _complete(self, place: int, after: Tensor) -> None:
         """Close the update of a tensor that waits for the weights of the next forward pass."""

@@ -26,7 +26,7 @@ class ForwardUse:
     Args:
         model: Where the tensors are; nothing of it is kept.
         wanted: Place of each tensor by its name in the model.
-        used: Called with the places that a call used, as they were registered; of one tensor more than once.
+        used: Called with the places that a call used; once for each call of the module that holds the tensor.
         code: Knows whether the model is compiled.
         guard: Wraps the hook.
     """
@@ -43,6 +43,7 @@ class ForwardUse:
         self._used, self._code, self._guard = used, code, guard
         self._holders: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._calls = ModuleCalls()
+        self._teller: dict[int, str] = {}
         below: dict[str, list[int]] = {}
         for name, place in wanted.items():
             path, _, own = name.rpartition(".")
@@ -50,14 +51,23 @@ class ForwardUse:
             parts = path.split(".") if path else []
             for depth in range(len(parts) + 1):
                 below.setdefault(".".join(parts[:depth]), []).append(place)
-        self._modules = [(weakref.ref(model.get_submodule(path)), tuple(places)) for path, places in below.items()]
+        owner = {place: name.rpartition(".")[0] for name, place in wanted.items()}
+        self._modules = [
+            (
+                weakref.ref(model.get_submodule(path)),
+                path,
+                tuple(places),
+                frozenset(p for p in places if owner[p] == path),
+            )
+            for path, places in below.items()
+        ]
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to know the modules; closing the returned stack forgets them."""
-        for reference, places in self._modules:
+        for reference, path, places, own in self._modules:
             module = reference()
             if module is not None:
-                self._calls.add(module, self._guard(partial(self._called, places)))
+                self._calls.add(module, self._guard(partial(self._called, path, places, own)))
         return self._calls.attach()
 
     def arm(self, *, on: bool) -> None:
@@ -70,5 +80,9 @@ class ForwardUse:
         module = reference()
         return None if module is None else torch_private.own_tensor(module, name)
 
-    def _called(self, places: tuple[int, ...], _module: nn.Module, _args: Any, _output: Any) -> None:
-        self._used(places)
+    def _called(
+        self, path: str, places: tuple[int, ...], own: frozenset[int], _module: nn.Module, _args: Any, _output: Any
+    ) -> None:
+        # What its own module has told of, or the innermost that is called, the modules around it need not repeat.
+        self._teller.update(dict.fromkeys(own, path))
+        self._used(tuple(place for place in places if self._teller.setdefault(place, path) == path))

@@ -1,6 +1,7 @@
 """Discrete updates as forward passes see them: any grid, any place where weights are laid on it, any number format."""
 
 import math
+import threading
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.modules import module as world
 
 from gradflow_export import ArgumentError, ArgumentTypeError, BackwardPassDiagnostics, Exporter, MemoryWriter
+from gradflow_export.taps.passed import ForwardUse
 
 PLACES = ("inside the step", "after the step", "before the forward pass", "in a hook of the layer", "in forward")
 
@@ -450,3 +452,81 @@ def test_updates_that_add_up_behind_a_grid_are_no_issue():
             optimizer.step()
         assert "STAGNATION" not in {issue.issue_type.name for issue in diagnostics.alerts}
     assert diagnostics.update_analyzer.summary()["stagnant"] == {"weight": 20}
+
+
+def test_another_thread_that_asks_does_not_end_a_step_early():
+    """Between step and forward pass weights are not on their grid yet; only the thread that trains knows when they are."""
+    torch.manual_seed(0)
+    model, memory = Snapped(4, 3, 1.0, "after the step"), MemoryWriter()
+    optimizer, told = torch.optim.SGD(model.parameters(), lr=1e-2), []
+    with Exporter(model, backends=[memory], intervals={"discrete": 1}, strict=True).watch(pairs="rows") as exporter:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+            asks = threading.Thread(target=lambda: told.append(exporter.summary()["steps"]["count"]))
+            asks.start()
+            asks.join()
+            model.snap()
+        assert exporter.summary()["steps"]["count"] == 5
+    assert told == [0, 1, 2, 3, 4]
+    assert [record.value("parameter.changed_share", "phase") for record in memory.records] == [0.0] * 5
+
+
+def test_what_a_thread_trained_can_be_asked_of_another_once_it_has_ended():
+    """Nobody trains any more, so that the last step is complete."""
+    torch.manual_seed(0)
+    model = Snapped(4, 3, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def run():
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+
+    with BackwardPassDiagnostics(model, optimizer=optimizer, strict=True) as diagnostics:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert diagnostics.get_diagnostic_summary()["discrete_update_analysis"]["samples"] == 4
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_an_update_begins_at_the_last_forward_pass_before_the_step(passes):
+    """Weights that were loaded after an earlier pass are no update; of several micro-batches all use the same weights."""
+    torch.manual_seed(0)
+    model, memory = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).bfloat16(), MemoryWriter()
+    start = {name: torch.full_like(p, 0.5) for name, p in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with Exporter(model, backends=[memory], strict=True).watch():
+        model(torch.ones(2, 3).bfloat16())
+        for parameter, name in zip(model.parameters(), start, strict=True):
+            parameter.data.copy_(start[name])  # counts no version
+        for _ in range(passes):
+            model(torch.randn(2, 3).bfloat16()).sum().backward()
+        optimizer.step()
+    assert set(memory.records[0].get("parameter.changed_share").values.tolist()) == {0.0}
+    assert memory.records[0].value("update.lost_share") == 1.0
+
+
+def test_each_tensor_is_copied_once_for_each_pass():
+    """However deep it lies, and whether its own module is called or its parent reaches for it."""
+
+    class Reaching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x):
+            return x @ self.inner.weight
+
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(2, 2, bias=False)), Reaching()))
+    seen = []
+    use = ForwardUse(model, {"0.0.0.weight": 0, "0.1.inner.weight": 1}, seen.extend)
+    with use.attach():
+        use.arm(on=True)
+        for _ in range(3):
+            model(torch.ones(1, 2))
+        use.arm(on=False)
+    assert sorted(seen) == [0, 0, 0, 1, 1, 1]
