@@ -9,10 +9,15 @@ WINDOW = 32
 """Steps between two decisions, and steps whose median gives the throughput."""
 
 MOST = 64.0
+RELAXED, PATIENCE = 0.25, 2
+"""The factor is halved when so many windows in a row cost less than this share of the budget: half of which it will
+cost then at most, so that the factor does not go back and forth."""
 
 
 class StepClock:
     """Times steps; with a budget, decides by what factor the intervals of instruments are stretched.
+
+    The factor is a power of two: runs that cost about the same read the same steps.
 
     What is read at every step (norms, loss, NaN, time) is never given up: where that alone costs more than the budget,
     the factor grows to ``MOST`` and stays.
@@ -29,7 +34,7 @@ class StepClock:
         self._times: deque[float] = deque(maxlen=WINDOW)
         self._ranked: list[float] = []
         self._elapsed = self._spent = 0.0
-        self._steps = 0
+        self._steps = self._cheap = 0
 
     def lap(self, now: float, spent: float) -> dict[str, float]:
         """End a step.
@@ -63,7 +68,7 @@ class StepClock:
         return ranked[half] if len(ranked) % 2 else (ranked[half - 1] + ranked[half]) / 2
 
     def _judge(self, elapsed: float, own: float) -> None:
-        """Stretch when a window of steps cost more than the budget; relax slowly when it cost less than half."""
+        """Double the factor when a window of steps cost more than the budget; halve it when several cost little."""
         if self.budget is None:
             return
         self._elapsed, self._spent, self._steps = self._elapsed + elapsed, self._spent + own, self._steps + 1
@@ -71,8 +76,9 @@ class StepClock:
             return
         excess = self._spent / max(self._elapsed, 1e-9) / self.budget
         if excess > 1:
-            self.stretch = min(self.stretch * min(max(excess, 1.25), 4.0), MOST)
-        elif excess < 0.5:
-            self.stretch = max(self.stretch / 1.25, 1.0)
+            self.stretch = min(self.stretch * (2.0 if excess <= 2 else 4.0), MOST)
+        self._cheap = self._cheap + 1 if excess < RELAXED else 0
+        if self._cheap == PATIENCE:
+            self.stretch, self._cheap = max(self.stretch / 2, 1.0), 0
         self._elapsed = self._spent = 0.0
         self._steps = 0

@@ -16,8 +16,11 @@ from gradflow_export.taps.compiled import INSIDE, Inside
 
 SECTION = "diagnostics"
 _PLAIN = frozenset(
-    {"profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "preflight", "compiled"}
-)
+    {
+        "profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "synchronous",
+        "preflight", "compiled",
+    }
+)  # fmt: skip
 _BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step"})
 """What an exporter takes beside settings; a misspelt one comes here."""
 
@@ -35,6 +38,7 @@ class Settings:
         rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
             and False leave it at what the graph of its loss tells.
         budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
+        synchronous: Whether everything of a step is done before the next begins; then there is no budget.
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
     """
@@ -46,6 +50,7 @@ class Settings:
     alerts_enabled: bool = True
     rerun_nonfinite: bool | None = None
     budget: float | None = None
+    synchronous: bool = False
     preflight: int = 0
     compiled: Inside = "exact"
 
@@ -58,6 +63,7 @@ class Settings:
             "thresholds": dict(self.thresholds),
             "alerts_enabled": self.alerts_enabled,
             "budget": self.budget,
+            "synchronous": self.synchronous,
             "compiled": self.compiled,
         }
 
@@ -69,8 +75,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
-            ``rerun_nonfinite``, ``budget``, ``compiled`` and the names in ``rules.profiles.THRESHOLDS``; ``None`` means
-            not given.
+            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled`` and the names in
+            ``rules.profiles.THRESHOLDS``; ``None`` means not given.
 
     Raises:
         ArgumentError: A key is unknown (the message names the nearest) or a value cannot be used.
@@ -83,7 +89,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
     for key in values:
         if key not in known:
             raise ArgumentError(f"unknown setting {key!r}{nearest(key, known | _BESIDE if key in given else known)}")
-    for key in ("enabled", "alerts_enabled", "rerun_nonfinite"):
+    for key in ("enabled", "alerts_enabled", "rerun_nonfinite", "synchronous"):
         if not isinstance(values.get(key, True), bool):
             raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}; leave it out for the default.")
     intervals = values.get("intervals", {})
@@ -91,7 +97,12 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         raise ArgumentTypeError(
             f"intervals must map instruments to steps, got {intervals!r}; for example {{'blocks': 50}}."
         )
-    preflight = _check_preflight(values.get("preflight", False))
+    preflight, synchronous = _check_preflight(values.get("preflight", False)), values.get("synchronous", False)
+    if synchronous and values.get("budget") is not None:
+        raise ArgumentError(
+            f"synchronous=True does everything within the step and keeps no budget, got budget={values['budget']!r}; "
+            "leave one of them out."
+        )
     return Settings(
         schedule=Schedule(values.get("every", 1), dict(intervals), max(DENSE_STEPS, preflight)),
         profile=values.get("profile", "robust"),
@@ -100,6 +111,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         alerts_enabled=values.get("alerts_enabled", True),
         rerun_nonfinite=values.get("rerun_nonfinite"),
         budget=_check_budget(values.get("budget")),
+        synchronous=synchronous,
         preflight=preflight,
         compiled=_check_inside(values.get("compiled", "exact")),
     )

@@ -83,7 +83,10 @@ class Exporter(Reports):
             began is read off the graph of a loss that is NaN on the CPU. On other devices that would make the training
             thread wait at every step, and the readings of the step are all there is to go by.
         budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
-            stretched until it is kept. What is read at every step is never given up.
+            stretched until it is kept, by powers of two. What is read at every step is never given up.
+        synchronous: Judge and write each step before the next begins. Records and issues are then the same bits in
+            every run of the same program, apart from clocks, memory and ``overhead``. There is no budget then. By
+            default a worker thread does so meanwhile, and training waits only where that falls far behind.
         preflight: Read the first 50 steps, or the number of steps given, densely, and print what was found in them.
         compiled: What is read inside code that ``torch.compile`` made. By default ``"exact"``: block gains and
             activations on the CPU in float32 and float64, where training keeps its bits; ``"always"`` reads them in
@@ -114,6 +117,7 @@ class Exporter(Reports):
         alerts_enabled: bool | None = None,
         rerun_nonfinite: bool | None = None,
         budget: float | None = None,
+        synchronous: bool | None = None,
         preflight: bool | int | None = None,
         compiled: str | None = None,
         start_step: int = 0,
@@ -126,7 +130,7 @@ class Exporter(Reports):
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
-            "budget": budget, "preflight": preflight, "compiled": compiled, **thresholds,
+            "budget": budget, "synchronous": synchronous, "preflight": preflight, "compiled": compiled, **thresholds,
         }  # fmt: skip
         self.settings = make_settings(config, given)
         inner = unwrap(model)
@@ -149,7 +153,10 @@ class Exporter(Reports):
             writers = [*make_writers(backends, self.logdir, wandb), *make_preflight(self.settings.preflight)]
         self._writers = tuple(writers)
         device, on_issue = self._runtime.read_device, self._on_issue
-        self._worker = Worker(info, self._judge, writers, device=device, on_issue=on_issue, strict=strict)
+        self._worker = Worker(
+            info, self._judge, writers, device=device, on_issue=on_issue, strict=strict,
+            synchronous=self.settings.synchronous,
+        )  # fmt: skip
 
     def watch(
         self,
@@ -209,7 +216,7 @@ class Exporter(Reports):
             copies=copies,
             compiled=self._compiled,
         )
-        loop.steps = self._start_step
+        loop.steps, loop.pace.worker = self._start_step, self._worker
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
@@ -267,8 +274,8 @@ class Exporter(Reports):
         if self._loop is not None:
             self._guard.part("close")(self._loop.finish)(last=True)
             # What was found after the last record has one of its own.
-            if self._judge.waiting and self._worker.drain(CLOSE_SECONDS) and self._judge.waiting:
-                self._worker.put(Bundle(self._loop.steps + 1, time.time()))
+            if self._loop.told:
+                self._worker.put(Bundle(self._loop.steps + 1, time.time(), told=list(self._loop.told)))
         self._closed = True
         self._hooks.close()
         if self._loop is not None:
@@ -283,9 +290,9 @@ class Exporter(Reports):
         """Close."""
         self.close()
 
-    def _on_issue(self, issue: Issue) -> None:
+    def _on_issue(self, issue: Issue, step: int) -> None:
         if issue.open and self._loop is not None:
-            self._loop.ask()
+            self._loop.pace.ask(step)
 
 
 class _Watched(weakref.ref[nn.Module]):

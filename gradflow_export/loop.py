@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,9 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
 from gradflow_export.held import HeldStep
+from gradflow_export.pace import Pace
 from gradflow_export.partners import Partners
+from gradflow_export.records import Issue
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
@@ -36,7 +39,8 @@ from gradflow_export.transfer import Bundle, pack
 
 _log = logging.getLogger("gradflow_export")
 
-ASK_AGAIN_STEPS = 10
+TOLD = 1000
+"""Issues of others that may wait for a record; the oldest go first."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,13 @@ class TrainingLoop:
     ) -> None:
         self.taps, self.lonely = taps, lonely
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
+        self.told: deque[Issue] = deque(maxlen=TOLD)  # issues of others, for the record of the step under way
+        self.pace = Pace()
         self.steps = 0
         self.paused = False
         self.alone = True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
-        self._asked = False
-        self._asked_at = -ASK_AGAIN_STEPS
         self._open: Bundle | None = None
         self._partners = Partners()
         self._due: frozenset[str] = frozenset()
@@ -148,12 +152,6 @@ class TrainingLoop:
                 stack.enter_context(self.optimizers.attach())
             self._plan()
             return stack.pop_all()
-
-    def ask(self) -> None:
-        """Read everything at the next step; called by the worker when an issue opens."""
-        # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
-        if self.alone and self.steps - self._asked_at >= ASK_AGAIN_STEPS:
-            self._asked = True
 
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
@@ -273,6 +271,8 @@ class TrainingLoop:
             return
         self._read_memory(scalars)
         scalars.update(self.taps.loss.scalars(self._backward_ended))
+        while self.told:
+            bundle.told.append(self.told.popleft())
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
@@ -287,7 +287,7 @@ class TrainingLoop:
         self._open = None
         self._partners.begin()
         self.steps += 1
-        times = self.clock.lap(self._collected, self._guard.spent)
+        times = {**self.clock.lap(self._collected, self._guard.spent), **self.pace.end()}
         if bundle is not None and self._recorded:
             if "blocks" in self._due:
                 self.taps.blocks.calls.notice_silence()
@@ -303,13 +303,11 @@ class TrainingLoop:
 
     def _plan(self) -> None:
         step = self.steps + 1
-        self._recorded = self.schedule.recorded(step) and not self.paused
-        asked, self._asked = self._asked, False
-        if asked:
-            self._asked_at = step
+        # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
+        self._recorded = self.pace.begin(step, self.schedule, paused=self.paused, alone=self.alone)
         was, self._due = self._due, frozenset()
-        if not self.paused:
-            self._due = self.schedule.due(step, asked=asked, stretch=self.clock.stretch)
+        if self._recorded:
+            self._due = self.schedule.due(step, asked=self.pace.dense, stretch=self.clock.stretch)
         if not (was or self._due) and self.steps:
             return  # everything is off already
         # What is watched is drained once more after it was due: a gradient may come late.

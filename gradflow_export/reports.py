@@ -50,12 +50,22 @@ class Reports:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings."""
+        """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings.
+
+        ``lost`` counts the steps that were lost, by reason; ``skipped`` those that ``every`` and :meth:`pause` left
+        out; ``waiting`` those that are not written yet; ``waited`` how long training waited for the worker.
+        """
         self._catch_up()
-        out: dict[str, Any] = self._worker.read_summary(lambda summary: summary.as_dict())
+        worker, pace = self._worker, None if self._loop is None else self._loop.pace
+        out: dict[str, Any] = worker.read_summary(lambda summary: summary.as_dict())
         return {
             "logdir": str(self.logdir), **out, "loss_seen": self._loss is not None and self._loss.seen,
-            "dropped": self._worker.dropped, "set_aside": sorted([*self._guard.failures, *self._worker.failed_writers]),
+            "dropped": sum(worker.lost_steps.dropped.values()),
+            "waiting": worker.backlog.taken - worker.backlog.done,
+            "skipped": {} if pace is None else dict(pace.skipped),
+            "waited": {"seconds": worker.backlog.waited, "steps": worker.backlog.delayed},
+            "late_requests": 0 if pace is None else pace.late,
+            "set_aside": sorted([*self._guard.failures, *worker.outlets.failed]),
         }  # fmt: skip
 
     def report(self) -> str:
@@ -64,7 +74,7 @@ class Reports:
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
         if self._loop is not None and self._loss is not None and not self._loss.seen:
             text += "\n  note   the loss was not seen: pass the criterion to watch(), or call observe(loss=loss)"
-        aside = [*self._guard.failures, *self._worker.failed_writers]
+        aside = [*self._guard.failures, *self._worker.outlets.failed]
         return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
 
     def print_report(self) -> None:
@@ -105,7 +115,7 @@ class Reports:
         Raises:
             ArgumentTypeError: ``analyzer`` is neither.
         """
-        self._worker.add_analyzer(name, analyzer)
+        self._worker.analyzers.add(name, analyzer)
 
     @property
     def current_step(self) -> int:
@@ -125,11 +135,11 @@ class Reports:
             kind = type(issue).__name__
             _log.warning("gradflow: add_issue() expects an Issue, got %s, which is left out; pass Issue(...).", kind)
         elif self._loop is not None and not self._closed and self.settings.alerts_enabled:
-            self._judge.tell(issue)
+            self._loop.told.append(issue)
 
     def _records(self) -> Iterable[StepRecord]:
         """Return the records that a writer keeps, file or memory; nothing is held here."""
-        for writer in self._worker.writers:
+        for writer in self._worker.outlets.all:
             if isinstance(writer, MemoryWriter):
                 return writer.records
             if isinstance(writer, (TensorBoardWriter, JsonlWriter)):

@@ -186,3 +186,35 @@ def spread_of(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> 
         float(rates.mean()) if rates.size else math.nan,
         theil_sen(x, np.log(y)) if (y > 0).all() else math.nan,
     )
+
+
+ENDS = 5
+"""Readings at either end whose median counts."""
+
+
+class Ends:
+    """The first and the last value of a noisy series: the medians of the first and of the last five finite readings.
+
+    The panel, the report and the command line mean this by the first and the last loss, so that one odd batch does not
+    matter and all of them say the same.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=ENDS)
+
+    def add(self, value: float) -> None:
+        """Take in the next reading; NaN and the infinities are left out."""
+        if math.isfinite(value):
+            self._seen += 1
+            self._last.append(value)
+            if len(self._first) < ENDS:
+                self._first.append(value)
+
+    @property
+    def values(self) -> tuple[float, float] | None:
+        """The first and the last value; ``None`` before ten readings, when they would share some."""
+        if self._seen < 2 * ENDS:
+            return None
+        return sorted(self._first)[ENDS // 2], sorted(self._last)[ENDS // 2]

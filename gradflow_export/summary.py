@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
+from gradflow_export.lost import LostSteps, StoredLost
 from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import (
     RUN_SITE,
@@ -24,10 +23,7 @@ from gradflow_export.records import (
     issue_to_json,
     number_to_json,
 )
-from gradflow_export.stats import Welford, Window, spread_of
-
-LOSSES = 5
-"""Losses at either end whose median tells whether the loss fell."""
+from gradflow_export.stats import Ends, Welford, Window, spread_of
 
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
@@ -55,16 +51,18 @@ class RunSummary:
         self.steps = self.first = self.last = self.left_out = 0
         self.headline: dict[str, Welford] = {}
         self.flow = FlowPatterns()
+        self._stored = StoredLost()
+        self._known: LostSteps | None = None
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
-        self._first_losses: list[float] = []
-        self._last_losses: deque[float] = deque(maxlen=LOSSES)
+        self._loss = Ends()
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
         self.steps += 1
         self.first = self.first or record.step
         self.last = record.step
+        self._stored.add(record)
         for reading in record.readings:
             spec = CATALOG.get(reading.metric)
             if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
@@ -75,10 +73,8 @@ class RunSummary:
             if value is not None:
                 window.add(record.step, value)
         loss = record.value("loss")
-        if loss is not None and math.isfinite(loss):
-            self._last_losses.append(loss)
-            if len(self._first_losses) < LOSSES:
-                self._first_losses.append(loss)
+        if loss is not None:
+            self._loss.add(loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
         if record.issues:
@@ -97,22 +93,39 @@ class RunSummary:
         return tuple(sorted(self._issues.values(), key=lambda i: (not i.open, -i.severity, i.step)))
 
     @property
+    def lost_steps(self) -> LostSteps:
+        """What was lost: as the records tell, until something that knows better sets it."""
+        return self._stored.lost_steps if self._known is None else self._known
+
+    @lost_steps.setter
+    def lost_steps(self, known: LostSteps) -> None:
+        self._known = known
+
+    @property
+    def loss(self) -> tuple[float, float] | None:
+        """The first and the last loss, as :class:`~gradflow_export.stats.Ends` defines them."""
+        return self._loss.values
+
+    @property
     def verdict(self) -> str:
-        """One line: healthy, or the worst open problem and how many there are."""
+        """One line: healthy, or the worst open problem and how many there are; and how many steps were lost."""
+        lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
-            return "no step recorded yet"
+            return f"no step recorded yet{lost}"
         still = [issue for issue in self.issues if issue.open]
         if not still:
             healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
-            return f"healthy: no open problem in {self.steps} recorded steps{healed}{self._progress()}"
+            said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
+            return f"healthy: no open problem {said}{healed}{self._progress()}"
         worst = still[0]
         where = worst.layer or "the whole model"
-        return f"{len(still)} problem{'s' * (len(still) > 1)}: {worst.issue_type} in {where} since step {worst.step}"
+        many = f"{len(still)} problem{'s' * (len(still) > 1)}"
+        return f"{many}: {worst.issue_type} in {where} since step {worst.step}{lost}"
 
     def _progress(self) -> str:
-        if self.steps < 2 * LOSSES or len(self._first_losses) < LOSSES:
+        if self.loss is None:
             return ""
-        first, last = median(self._first_losses), median(self._last_losses)
+        first, last = self.loss
         went = "fell" if last < first else "has not fallen:"
         return f"; the loss {went} from {first:.4g} to {last:.4g}"
 
@@ -122,6 +135,8 @@ class RunSummary:
             "info": None if self.info is None else info_to_json(self.info),
             "verdict": self.verdict,
             "steps": {"count": self.steps, "first": self.first, "last": self.last},
+            "lost": {"dropped": dict(self.lost_steps.dropped), "unwritten": dict(self.lost_steps.unwritten)},
+            "loss": None if self.loss is None else {"first": self.loss[0], "last": self.loss[1]},
             "headline": {
                 name: {key: number_to_json(value) for key, value in statistics(seen).items()}
                 | {"nonfinite": seen.nonfinite}

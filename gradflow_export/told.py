@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from gradflow_export.rules.base import Rule
 from gradflow_export.rules.judge import Judge
 
 CAPACITY = 1000
-"""Issues that may wait for a record, and open ones that are remembered; the oldest go first."""
+"""Open issues that are remembered; the oldest go first."""
 
 
 class ToldJudge(Judge):
@@ -25,30 +23,22 @@ class ToldJudge(Judge):
 
     def __init__(self, rules: Sequence[Rule], strict: bool = False) -> None:
         super().__init__(rules, strict=strict)
-        # One thread appends and another takes: a deque needs no lock for that, and a fork finds none held.
-        self._waiting: deque[tuple[float, Issue]] = deque(maxlen=CAPACITY)
         self._told: dict[tuple[str, str, int], Issue] = {}
 
     def begin_again(self) -> None:
-        """Forget all records and issues, those that wait too."""
+        """Forget all records and issues."""
         super().begin_again()
-        self._waiting.clear()
         self._told.clear()
 
-    @property
-    def waiting(self) -> bool:
-        """Whether an issue waits for a record."""
-        return bool(self._waiting)
+    def check(self, record: StepRecord, told: Sequence[Issue] = ()) -> tuple[Issue, ...]:
+        """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does.
 
-    def tell(self, issue: Issue) -> None:
-        """Add an issue, or one told before that has healed, to the record of the step that is under way now."""
-        self._waiting.append((time.time(), issue))
-
-    def check(self, record: StepRecord) -> tuple[Issue, ...]:
-        """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does."""
+        Args:
+            record: The next record.
+            told: Issues that were told during its step, and such of earlier ones as have healed in it.
+        """
         events = list(super().check(record))
-        while self._waiting and self._waiting[0][0] <= record.wall_time:
-            _, issue = self._waiting.popleft()
+        for issue in told:
             if not issue.open:
                 known = self._told.pop(issue.key, None)
                 if known is not None:

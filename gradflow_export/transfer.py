@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.records import Issue
 from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.shards import Layout
 
@@ -69,6 +70,7 @@ class Bundle:
         packed: One entry per device and optimizer, and one for what was on the host.
         scaled: Whether a ``GradScaler`` called the step.
         layouts: How the parameters lie on the ranks of a distributed run, by optimizer.
+        told: Issues that something beside the rules found in this step.
     """
 
     step: int
@@ -77,6 +79,7 @@ class Bundle:
     packed: list[Packed | Held] = field(default_factory=list)
     scaled: bool = False
     layouts: list[Layout] = field(default_factory=list)
+    told: list[Issue] = field(default_factory=list)
 
 
 def pack(drained: Drained) -> list[Packed | Held]:

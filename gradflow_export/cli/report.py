@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradflow_export.cli.folders import runs_below
+from gradflow_export.lost import LostSteps
 from gradflow_export.store import Run, read_run
 from gradflow_export.summary import RunSummary
 
@@ -46,10 +47,11 @@ def runs_in(path: Path) -> list[Run]:
 
 
 def summarise(stored: Run) -> RunSummary:
-    """Sum a run up, record by record."""
+    """Sum a run up, record by record, and what its files say is missing."""
     summary = RunSummary(stored.info)
     for record in stored.records:
         summary.add(record)
+    summary.lost_steps = LostSteps(summary.lost_steps.dropped, {"": sum(gap.steps for gap in stored.gaps)})
     return summary
 
 

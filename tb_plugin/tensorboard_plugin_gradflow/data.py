@@ -10,6 +10,7 @@ from gradflow_export.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records import Severity
 from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.headline import headline
 from tensorboard_plugin_gradflow.howto import how_to_read
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, started
 from tensorboard_plugin_gradflow.metadata import FORMAT
@@ -47,7 +48,7 @@ def list_runs(source: Source) -> dict[str, Any]:
 
 
 def run_meta(source: Source, run: str) -> dict[str, Any]:
-    """Return what is known of one run: its sessions and the metrics it holds.
+    """Return what is known of one run: its sessions, the metrics it holds, its first and last loss, what was lost.
 
     Args:
         source: Where to read.
@@ -65,7 +66,12 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
     for name, (first, last, sites) in sorted(_metrics(index, tables).items()):
         item = asdict(describe(name, sites)) | {"first": first, "last": last, "sites": sites, "phases": phases[name]}
         metrics.append(item)
-    return _summary(index) | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
+    held = {metric: _run_level(index, tables, metric) for metric in ("loss", "runtime.dropped")}
+    return (
+        _summary(index)
+        | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
+        | headline(source, index, held["loss"], held["runtime.dropped"])
+    )
 
 
 def run_issues(source: Source, run: str) -> dict[str, Any]:
@@ -123,6 +129,16 @@ def value_chunks(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Ses
         known = _metrics(index, tables)
         raise RequestError(404, f"Run {index.run!r} has no metric {metric!r}{nearest(metric, known)}")
     return chosen
+
+
+def _run_level(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Session, Chunk]]:
+    """Return the chunks that hold a run-level metric, oldest first; none where the run has no such metric."""
+    return [
+        (session, chunk)
+        for session in index.sessions
+        for chunk in session.of_kind("values")
+        if chunk.content["metric"] == "run" and metric in _names(session, chunk, tables)
+    ]
 
 
 def _summary(index: RunIndex) -> dict[str, Any]:

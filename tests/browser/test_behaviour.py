@@ -393,7 +393,7 @@ def test_hostile_names_are_text_in_every_view(address, open_panel, logs):
     expect(page.locator("[data-part=names] .pinned")).to_have_count(3)
     page.locator("[data-part=open] .issue").first.click()
     expect(page.locator("[data-part=step]")).to_have_text("3")
-    expect(page.locator("[data-part=course]")).to_have_text("loss0.5 \u2192 0.02")
+    expect(page.locator("[data-part=course]")).to_have_text("loss0.25 \u2192 0.0208")
     page.get_by_label("Next issue").click()
     expect(page.locator("[data-part=lanes] .chosen")).to_have_text(f"EXPLODING {logs.HOSTILE[1]}")
     for button in page.locator("[data-part=names] button[aria-pressed=false]").all()[::-1]:

@@ -1,7 +1,6 @@
 """Whatever fails inside, training goes on, the rest goes on, and one line says so."""
 
 import gc
-import threading
 import time
 import weakref
 
@@ -63,7 +62,7 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
     assert len(said()) == len(said(f"the broken writer failed in {method}() and is set aside")) == 1
     assert broken.calls.count(method) == 1
     assert exporter.summary()["set_aside"] == ["broken"]
-    lost = exporter._worker.lost
+    lost = exporter._worker.outlets.lost
     if method in {"open", "write"}:
         assert (lost["broken"].first, lost["broken"].last, lost["broken"].steps) == (1, 5, 5)
         assert "No space left on device" in lost["broken"].reason
@@ -174,47 +173,6 @@ def test_analyzers(answer, loop, said):
     assert len(said("analyzer 'mine' failed and is set aside")) == len(said()) == failed
     wanted = {"ok": [1.0, 2.0, 3.0, 4.0], "infinite": [float("inf")] * 4}.get(answer, [None] * 4)
     assert [r.value("custom.mine.a") for r in memory.records] == wanted
-
-
-class Slow:
-    """A writer that holds the worker until it is let go."""
-
-    name = "slow"
-
-    def __init__(self):
-        self.go, self.entered = threading.Event(), threading.Event()
-
-    def open(self, run):
-        """Begin."""
-
-    def write(self, record):
-        """Wait."""
-        self.entered.set()
-        assert self.go.wait(60)
-
-    def flush(self):
-        """Do nothing."""
-
-    def close(self):
-        """Finish."""
-
-
-def test_a_full_queue_drops_and_counts(loop, monkeypatch):
-    """A worker that cannot follow costs records, never memory or time of the training; what is lost is counted."""
-    monkeypatch.setattr(worker_module, "CAPACITY", 8)
-    slow, memory = Slow(), MemoryWriter()
-    exporter = Exporter(loop.model, backends=[memory, slow]).watch()
-    loop.train(2)
-    assert slow.entered.wait(30)
-    loop.train(30)
-    assert len(exporter._worker._queue) <= 8
-    slow.go.set()
-    summary = exporter.summary()
-    loop.train(1)
-    exporter.close()
-    assert summary["dropped"] >= 30 - 10
-    assert memory.records[-1].value("runtime.dropped") == summary["dropped"]
-    assert len(memory.records) + exporter.summary()["dropped"] == 33
 
 
 def test_the_model_deleted_while_steps_wait(loop, tmp_path):

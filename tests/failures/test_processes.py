@@ -103,7 +103,7 @@ for _ in range(20):
     train(10)
     exporter.summary()
 exporter.close()
-print(len(memory.records), exporter.summary()["set_aside"], sorted(exporter._worker.lost))
+print(len(memory.records), exporter.summary()["set_aside"], sorted(exporter._worker.outlets.lost))
 print([float(p.detach().sum()) for p in model.parameters()])
 """
 

@@ -52,7 +52,7 @@ def main(folder):
             if step % 250 == 0:
                 exporter.summary()
         exporter.summary()
-        for writer in exporter._worker.writers:  # what waits to be written is bounded by time, not by steps
+        for writer in exporter._worker.outlets.all:  # what waits to be written is bounded by time, not by steps
             writer.flush()
         gc.collect()
         things = gc.get_objects()

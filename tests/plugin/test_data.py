@@ -1,13 +1,16 @@
 """Runs, sessions and issues as the panel is told them."""
 
+import math
 import os
 import re
 
 import pytest
 
 from gradflow_export.catalog import MetricSpec
+from gradflow_export.cli.report import summarise
 from gradflow_export.records import IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.schedule import INTERVALS
+from gradflow_export.store import read_run
 from gradflow_export.writers import TensorBoardWriter
 from tensorboard_plugin_gradflow import standalone
 from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
@@ -183,3 +186,33 @@ def test_what_a_killed_process_had_drafted_is_shown(tmp_path, logs):
         shown = read_moment(source, "a", step, ("block.gain",))["metrics"]["block.gain"]
         assert shown["step"] == step
         assert dict(zip(shown["sites"], shown["values"], strict=True)) == records[step - 1].get("block.gain").as_dict()
+
+
+def lossy_records(logs, first, last, lost=None):
+    """Return records whose loss jumps about, with a running total of lost steps."""
+    more = () if lost is None else (Reading.run("runtime.dropped", lost),)
+    return [
+        StepRecord(step, logs.EPOCH + step, (Reading.run("loss", math.sin(step * step) + 30 / step), *more))
+        for step in range(first, last)
+    ]
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(9, 64), (10, 3), (12, 5), (300, 64), (300, 7)])
+def test_first_and_last_loss_are_those_of_the_command_line(tmp_path, logs, open_source, steps, rows):
+    """However the records lie in chunks, panel and ``gradflow report`` tell the same two numbers, or none."""
+    logs.write_run(tmp_path / "a", lossy_records(logs, 1, steps + 1), rows=rows)
+    expected = summarise(read_run(tmp_path / "a")).loss
+    found = run_meta(open_source(tmp_path), "a")["loss"]
+    assert found == (None if expected is None else {"first": expected[0], "last": expected[1]})
+    assert (expected is None) == (steps < 10)
+
+
+def test_lost_steps_are_added_up_over_sessions(tmp_path, logs, open_source):
+    """Each session counts from 0; nothing lost is 0, also in a run without a loss."""
+    logs.write_run(tmp_path / "a", lossy_records(logs, 1, 40, lost=3.0), rows=7)
+    logs.write_run(tmp_path / "a", lossy_records(logs, 40, 60, lost=2.0), start=60)
+    logs.write_run(tmp_path / "b", [StepRecord(1, logs.EPOCH, (Reading.run("gain.depth", 1.0),))])
+    source = open_source(tmp_path)
+    assert run_meta(source, "a")["lost"] == 5
+    assert summarise(read_run(tmp_path / "a")).lost_steps.total == 5
+    assert (run_meta(source, "b")["lost"], run_meta(source, "b")["loss"]) == (0, None)

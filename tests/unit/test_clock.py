@@ -1,5 +1,8 @@
 """Steps are timed, and intervals stretch until the exporter's own share keeps within its budget."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +45,18 @@ def test_they_relax_when_steps_grow_cheap():
     assert clock.stretch == MOST
     drive(clock, 60 * WINDOW, lambda _: 1e-4, start=1e6, spent=1e6)
     assert clock.stretch == 1.0
+
+
+@pytest.mark.parametrize("cost", [0.004, 0.006, 0.009, 0.011, 0.019, 0.021, 0.06, 0.3, 0.9])
+def test_the_factor_is_a_power_of_two_and_comes_to_rest(cost):
+    """Whatever watching costs, and with a tenth of noise on it, the factor does not go back and forth."""
+    clock = StepClock(0.01)
+    noise = itertools.cycle([0.9, 1.1, 1.0])
+    out = drive(clock, 60 * WINDOW, lambda clock: cost * next(noise) / clock.stretch)
+    factors = [values["schedule.stretch"] for values in out]
+    assert all(math.log2(factor).is_integer() for factor in factors)
+    assert len(set(factors[-40 * WINDOW :])) == 1
+    assert factors == sorted(factors)
 
 
 def test_without_a_budget_nothing_stretches():

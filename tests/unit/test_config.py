@@ -196,7 +196,9 @@ def test_settings_describe_themselves_as_json():
     """The run's description holds every setting in plain values."""
     description = make_settings(DICTIONARY, {}).as_json()
     assert json.loads(json.dumps(description)) == description
-    assert set(description) == {"profile", "every", "intervals", "thresholds", "alerts_enabled", "budget", "compiled"}
+    assert set(description) == {
+        "profile", "every", "intervals", "thresholds", "alerts_enabled", "budget", "synchronous", "compiled",
+    }  # fmt: skip
 
 
 def test_the_nearest_name_is_found_or_all_are_listed():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.stats import Welford, Window, distinct, median, pair_slopes, theil_sen, theil_sen_bounds
+from gradflow_export.stats import Ends, Welford, Window, distinct, median, pair_slopes, theil_sen, theil_sen_bounds
 
 
 def test_nothing_seen_is_no_number():
@@ -75,3 +75,15 @@ def test_what_is_distinct_is_what_numpy_says(axis):
     """Entries, rows or columns, each once and in order."""
     values = np.random.default_rng(0).integers(0, 3, (40, 2)).astype(np.float64)
     np.testing.assert_array_equal(distinct(values, axis=axis), np.unique(values, axis=axis))
+
+
+def test_the_ends_of_a_series_are_medians():
+    """One odd reading at either end does not matter, NaN and Inf are left out, and ten readings are needed."""
+    ends = Ends()
+    for value in (math.nan, 9.0, 1.0, 1.0, 1.0, math.inf, 2.0, 5.0, 0.1, 0.1, 0.2):
+        ends.add(value)
+    assert ends.values is None
+    ends.add(8.0)
+    assert ends.values == (1.0, 0.2)
+    ends.add(0.1)
+    assert ends.values == (1.0, 0.1)

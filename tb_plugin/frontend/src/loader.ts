@@ -101,7 +101,7 @@ export class Loader {
     }
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
-    views.verdict.show(issues, meta.last);
+    views.verdict.show(issues, meta);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
     [this.#issues, this.#histograms] = [issues, histograms];
     this.offer();
@@ -175,7 +175,6 @@ export class Loader {
       ...sums.map((card) => this.#line(card, job)),
     ]);
     if (job !== this.#job) return;
-    if (now.range === null) views.verdict.showCourse(sums[0]?.course ?? null);
     views.strip.showRange(now.extent);
     views.showStep();
     views.ridges.offer(this.#histograms, now.pins);

@@ -12,6 +12,13 @@ test("without an open problem the verdict is healthy and says as of which step",
   assert.match(verdict([{ ...ISSUE, state: "healed", healed_step: 9 }], 10).detail, /step 10\. 1 earlier problem has healed/);
 });
 
+test("what was lost stands in the headline, and is no good news", () => {
+  const healthy = verdict([], 10, 1200);
+  assert.equal(healthy.headline, "Healthy in the recorded steps, 1\u202f200 steps lost");
+  assert.equal(healthy.tone, "warn");
+  assert.equal(verdict([ISSUE], 10, 1).headline, "1 problem, 1 step lost");
+});
+
 test("a run without steps is not called healthy", () => {
   assert.equal(verdict([], null).tone, "none");
 });

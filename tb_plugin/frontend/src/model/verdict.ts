@@ -46,17 +46,20 @@ export function where(issue: Issue): string {
   return `${issue.layer === "" ? "whole model" : issue.layer}${more}`;
 }
 
-export function verdict(issues: readonly Issue[], last: number | null): Verdict {
+/** What was lost stands in the headline: nobody looked at those steps, so that nobody can call them healthy. */
+export function verdict(issues: readonly Issue[], last: number | null, lost = 0): Verdict {
+  const missing = lost === 0 ? "" : `, ${formatStep(lost)} ${lost === 1 ? "step" : "steps"} lost`;
   if (last === null) return { tone: "none", headline: "No steps yet", detail: "The run is open and nothing was written so far." };
   const problems = issues.filter(isProblem);
   const worst = problems[0];
   if (worst === undefined) {
     const healed = issues.filter((issue) => issue.state === "healed").length;
     const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
-    return { tone: "good", headline: "Healthy", detail: `No open problem at step ${formatStep(last)}.${past}` };
+    const headline = lost === 0 ? "Healthy" : `Healthy in the recorded steps${missing}`;
+    return { tone: lost === 0 ? "good" : "warn", headline, detail: `No open problem at step ${formatStep(last)}.${past}` };
   }
   const tone = problems.some((issue) => issue.severity === "HIGH" || issue.severity === "CRITICAL") ? "bad" : "warn";
-  const headline = problems.length === 1 ? "1 problem" : `${problems.length} problems`;
+  const headline = `${problems.length === 1 ? "1 problem" : `${problems.length} problems`}${missing}`;
   const named = problems.slice(0, NAMED).map((issue) => `${issue.issue_type} in ${where(issue)} since step ${formatStep(issue.step)}`);
   return { tone, headline, detail: named.join("  \u00b7  ") };
 }

@@ -45,12 +45,6 @@ export interface LineContent {
   readonly started: readonly [number, number];
 }
 
-export interface Course {
-  readonly title: string;
-  readonly from: number;
-  readonly to: number;
-}
-
 export class LineCard {
   readonly #title = el("h2");
   readonly #select = el("select", { attrs: { "aria-label": "Metric of this chart" } });
@@ -98,14 +92,6 @@ export class LineCard {
     this.metric = chosen;
     this.root.hidden = chosen === "";
     setOptions(this.#select, options, chosen);
-  }
-
-  /** The first and the last number of a chart with one curve. */
-  get course(): Course | null {
-    const mean = this.#content?.series.blocks.get("mean");
-    if (this.#content === null || mean === undefined || this.#content.series.columns < 2) return null;
-    const arrived = [...mean.values].filter((_, column) => cellKind(mean.bits[column] ?? 0) !== "missing");
-    return { title: this.#content.spec.title, from: arrived.find(Number.isFinite) ?? NaN, to: arrived.at(-1) ?? NaN };
   }
 
   get columns(): number {

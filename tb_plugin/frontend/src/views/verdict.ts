@@ -1,8 +1,8 @@
 // The answer before anyone clicks: a sentence, then what to do about it.
+import type { RunMeta } from "../api";
 import { el, keepChildren, setText } from "../dom";
 import { formatNumber, formatStep } from "../model/format";
 import { isProblem, issueKey, verdict, where, type Issue } from "../model/verdict";
-import type { Course } from "./lines";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
 
@@ -27,8 +27,10 @@ export class VerdictView {
     this.#pastBox.hidden = true;
   }
 
-  show(issues: readonly Issue[], last: number | null): void {
-    const said = verdict(issues, last);
+  show(issues: readonly Issue[], { last, lost, loss }: RunMeta): void {
+    const said = verdict(issues, last, lost);
+    setText(this.#courseTitle, loss ? "loss" : "");
+    setText(this.#courseText, loss ? `${formatNumber(loss.first, 3)} \u2192 ${formatNumber(loss.last, 3)}` : "");
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
     setText(this.#headline, said.headline);
@@ -41,13 +43,6 @@ export class VerdictView {
     this.#open.hidden = open.length === 0;
     setText(this.#pastTitle, `${past.length} past ${past.length === 1 ? "issue" : "issues"}`);
     this.#pastBox.hidden = past.length === 0;
-  }
-
-  /** Where the run came from and where it is: two numbers of one run-level metric. */
-  showCourse(course: Course | null): void {
-    const text = course === null ? "" : `${formatNumber(course.from, 3)} \u2192 ${formatNumber(course.to, 3)}`;
-    setText(this.#courseTitle, course?.title ?? "");
-    setText(this.#courseText, text);
   }
 
   #item(issue: Issue): HTMLLIElement {

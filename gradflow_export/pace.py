@@ -1,0 +1,96 @@
+"""Whether the next step makes a record, and whether everything is read in it because rules asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from gradflow_export.schedule import Schedule
+
+DELAY = 32
+"""Steps between the record that a request was made of and the step at which it acts.
+
+The worker has usually judged a record long before: so many steps of a small model take it about as long as it takes to
+be woken, and a GPU is never asked to have finished what was only just launched.
+"""
+
+AGAIN_STEPS = 10
+
+
+class Handover(Protocol):
+    """What the training thread asks of the worker."""
+
+    def wait_past(self, step: int) -> None:
+        """Wait, for a bounded time, until every record up to a step is judged."""
+
+    def has_room(self) -> bool:
+        """Whether a step may be read; one that may not is counted as lost."""
+
+
+class Pace:
+    """Decides before each step whether it is recorded, and whether it is read densely.
+
+    A request of the record of step ``s`` acts at the first recorded step from ``s + DELAY`` on. The training thread
+    waits for the verdict on ``s`` there, so that what is read depends on the records alone; a verdict that has not come
+    within the bounds of :class:`~gradflow_export.backlog.Backlog` makes a late request, which acts later.
+
+    Attributes:
+        worker: Judges the records; ``None`` where nobody does, and nothing is asked for.
+        dense: Whether everything is read at the step under way.
+        late: Requests that came after the step at which they were to act.
+        skipped: Steps without a record by reason: ``every``, ``paused``.
+    """
+
+    def __init__(self) -> None:
+        self.worker: Handover | None = None
+        self.dense = False
+        self.late = 0
+        self.skipped = {"every": 0, "paused": 0}
+        self._requests: deque[int] = deque()
+        self._last = self._acted = -DELAY
+        self._why: str | None = None
+
+    def ask(self, step: int) -> None:
+        """Request a dense step because of the record of this one; called by the worker."""
+        self._requests.append(step)
+
+    def begin(self, step: int, schedule: Schedule, *, paused: bool, alone: bool) -> bool:
+        """Plan a step; return whether it makes a record.
+
+        Args:
+            step: Its number.
+            schedule: When there are records at all.
+            paused: Whether the user has paused the exporter.
+            alone: Whether requests count: other ranks would not hear of them.
+        """
+        self.dense = False
+        self._why = "paused" if paused else None if schedule.recorded(step) else "every"
+        if self._why is not None or self.worker is None:
+            return self._why is None
+        if not self.worker.has_room():
+            self._why = "behind"
+            return False
+        if alone:
+            self.worker.wait_past(step - DELAY)
+            self.dense = self._is_asked(step)
+        self._last = step
+        return True
+
+    def _is_asked(self, step: int) -> bool:
+        asked = False
+        while self._requests and self._requests[0] + DELAY <= step:
+            asked = True
+            self.late += self._requests.popleft() + DELAY <= self._last
+        if not asked or step - self._acted < AGAIN_STEPS:
+            return False
+        self._acted = step
+        return True
+
+    def end(self) -> dict[str, float]:
+        """End the step; return what its record tells of how it was planned."""
+        if self._why in self.skipped:
+            self.skipped[self._why] += 1
+        out = {"schedule.asked": 1.0} if self.dense else {}
+        if self.late:
+            out["schedule.late_requests"] = float(self.late)
+        return out

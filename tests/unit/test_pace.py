@@ -1,0 +1,239 @@
+"""Which step reads what depends on the step numbers and on the records alone."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gradflow_export import ArgumentError, Exporter, MemoryWriter, backlog
+from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.pace import AGAIN_STEPS, DELAY, Pace
+from gradflow_export.schedule import Schedule
+
+
+class Judge:
+    """A worker that judges a record of each step some steps later, or when it is waited for."""
+
+    def __init__(self, pace, requests, lags):
+        self.pace, self.requests, self.lags = pace, requests, lags
+        self.judged = 0
+
+    def has_room(self):
+        """There always is."""
+        return True
+
+    def wait_past(self, step):
+        """Judge up to a step."""
+        while self.judged < step:
+            self.judged += 1
+            if self.judged in self.requests:
+                self.pace.ask(self.judged)
+
+    def look(self, step):
+        """Judge what it has time for."""
+        self.wait_past(step - self.lags[step % len(self.lags)])
+
+
+def dense_steps(requests, lags, every=1, steps=150):
+    """Return the steps that are read densely, and how many requests were late."""
+    pace, schedule = Pace(), Schedule(every)
+    pace.worker = worker = Judge(pace, requests, lags)
+    out = []
+    for step in range(1, steps + 1):
+        if pace.begin(step, schedule, paused=False, alone=True) and pace.dense:
+            out.append(step)
+            assert pace.end()["schedule.asked"] == 1.0
+        worker.look(step)
+    return out, pace.late
+
+
+@given(st.sets(st.integers(1, 150)), st.lists(st.integers(0, 80), min_size=1), st.integers(1, 40))
+def test_when_the_worker_judges_changes_nothing(requests, lags, every):
+    """However soon or late each record is judged, the same steps are dense: those that follow from the requests."""
+    found, late = dense_steps(requests, lags, every)
+    assert (found, late) == dense_steps(requests, [0], every)
+    assert late == 0
+    expected = []
+    for step in (s for s in range(1, 151) if s == 1 or s % every == 0):
+        before = max((s for s in range(1, step) if s == 1 or s % every == 0), default=0)
+        asked = any(before < r + DELAY <= step for r in requests)
+        if asked and (not expected or step - expected[-1] >= AGAIN_STEPS):
+            expected.append(step)
+    assert found == expected
+
+
+def test_on_several_ranks_nothing_is_asked():
+    """Where the others would not hear of it, a request is neither heard nor waited for."""
+    pace = Pace()
+    pace.worker = Judge(pace, set(), [0])
+    pace.worker.wait_past = None
+    pace.ask(1)
+    for step in range(1, 100):
+        assert pace.begin(step, Schedule(), paused=False, alone=False)
+        assert not pace.dense
+
+
+def train(model, optimizer, steps, *, spike=()):
+    """Train; the loss of some steps is a million times as large."""
+    data = torch.Generator().manual_seed(1)
+    for step in range(1, steps + 1):
+        x = torch.randn(8, 6, generator=data)
+        optimizer.zero_grad()
+        ((model(x) - x.sum(1, keepdim=True)).square().mean() * (1e6 if step in spike else 1)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def watched(*writers, analyzer=None, replay=None, **settings):
+    """Return what a run with two spikes recorded, and its summary."""
+    torch.manual_seed(0)
+    model, memory = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1)), MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    exporter = Exporter(model, backends=[memory, *writers], **settings)
+    if analyzer is not None:
+        exporter.register_analyzer("slow", lambda record: analyzer(exporter, record))
+    exporter.watch()
+    if replay is not None:
+        exporter._loop.pace._is_asked = replay.__contains__
+    train(model, optimizer, 260, spike=(120, 170))
+    exporter.close()
+    return memory.records, exporter.summary()
+
+
+def asked(records):
+    """Return the steps that were read densely because rules asked."""
+    return [record.step for record in records if record.value("schedule.asked") is not None]
+
+
+def bits(records):
+    """Return what must be equal in every run: all but clocks and memory."""
+    return [
+        (
+            record.step,
+            record.issues,
+            record.histograms,
+            [
+                (r.metric, r.sites, r.values.tobytes(), r.present.tobytes())
+                for r in record.readings
+                if r.metric != "overhead"
+                and not r.metric.startswith(("runtime.", "schedule.", "custom."))
+                | (r.metric in {"runtime.backward_passes", "runtime.accumulated_share"})
+            ],
+        )
+        for record in records
+    ]
+
+
+class Sleepy:
+    """A writer that sleeps now and then."""
+
+    name = "sleepy"
+
+    def __init__(self):
+        self.pause = threading.Event()
+
+    def open(self, run):
+        """Begin."""
+
+    def write(self, record):
+        """Take a while."""
+        if record.step % 7 == 0:
+            self.pause.wait(0.01)
+
+    def flush(self):
+        """Do nothing."""
+
+    def close(self):
+        """Finish."""
+
+
+def test_a_request_acts_a_fixed_number_of_steps_later():
+    """Each issue that opens has everything read so many steps after its record, with a slow writer too."""
+    for writers in ((), (Sleepy(),)):
+        records, summary = watched(*writers)
+        opened = [record.step for record in records if any(issue.open for issue in record.issues)]
+        assert opened
+        expected = []
+        for step in opened:
+            if step + DELAY <= 260 and (not expected or step + DELAY - expected[-1] >= AGAIN_STEPS):
+                expected.append(step + DELAY)
+        assert asked(records) == expected
+        assert summary["late_requests"] == 0
+        by_step = {record.step: record for record in records}
+        assert all(by_step[step].get("parameter.update_norm") is not None for step in expected)
+        assert any(step % 25 for step in expected)
+
+
+def test_synchronous_and_default_records_are_the_same_bits():
+    """Neither the mode nor a slow writer shows in records and issues."""
+    runs = [watched(*writers, **mode) for mode in ({}, {"synchronous": True}) for writers in ((), (Sleepy(),))]
+    first = bits(runs[0][0])
+    assert any(issues for _, issues, _, _ in first)
+    for records, summary in runs:
+        assert summary["late_requests"] == 0
+        assert bits(records) == first
+        assert asked(records) == asked(runs[0][0])
+
+
+def test_late_requests_are_counted_and_a_replay_gives_the_same_bits(monkeypatch):
+    """A verdict that does not come in time acts later, is counted and recorded; asked for there again, all is equal."""
+    monkeypatch.setattr(backlog, "JUDGE_SECONDS", 0.06)
+    opened = {record.step for record in watched()[0] if any(issue.open for issue in record.issues)}
+    held, pause = min(opened), threading.Event()
+
+    def analyzer(exporter, record):
+        while record.step == held and exporter._loop.steps < held + DELAY + 3:
+            pause.wait(0.001)
+
+    records, summary = watched(analyzer=analyzer)
+    assert summary["late_requests"] > 0
+    assert summary["waited"]["steps"] > 0
+    late = [record.value("schedule.late_requests") for record in records]
+    assert late[-1] == summary["late_requests"]
+    assert held + DELAY not in asked(records)
+    again, _ = watched(replay=set(asked(records)))
+    assert bits(again) == bits(records)
+
+
+def test_everything_of_a_step_is_done_within_it():
+    """With ``synchronous=True`` the record is in every writer when the optimizer's step returns, whatever it costs."""
+    model, memory = nn.Linear(6, 1), MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Exporter(model, backends=[Sleepy(), memory], synchronous=True).watch() as exporter:
+        train(model, optimizer, 5)
+        # The first step is known to be complete when its optimizer begins the second.
+        assert [record.step for record in memory.records] == [1, 2, 3, 4, 5]
+        assert exporter.summary()["waiting"] == 0
+
+
+def test_an_error_inside_does_not_reach_a_synchronous_loop():
+    """A writer and an analyzer that raise are set aside; training goes on."""
+
+    class Broken(Sleepy):
+        name = "broken"
+
+        def write(self, record):
+            raise OSError(28, "No space left on device")
+
+    def analyzer(exporter, record):
+        raise KeyError(record.step)
+
+    records, summary = watched(Broken(), analyzer=analyzer, synchronous=True)
+    assert len(records) == 260
+    assert summary["set_aside"] == ["broken"]
+
+
+def test_synchronous_keeps_no_budget():
+    """Both together are refused; from a configuration it is taken like any other setting."""
+    model = nn.Linear(2, 1)
+    with pytest.raises(ArgumentError, match=r"synchronous=True .* keeps no budget, got budget=0\.01; leave one"):
+        Exporter(model, synchronous=True, budget=0.01)
+    with pytest.raises(ArgumentTypeError, match="synchronous must be true or false"):
+        Exporter(model, synchronous=1)
+    exporter = Exporter(model, backends=[MemoryWriter()], config={"diagnostics": {"synchronous": True}})
+    assert exporter.settings.synchronous
+    assert exporter.settings.as_json()["synchronous"] is True
+    assert exporter.settings.budget is None
