@@ -16,7 +16,8 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
 from gradflow_export.held import HeldStep
-from gradflow_export.partners import Partners
+from gradflow_export.partners import Joins, Partners
+from gradflow_export.players import Players
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
@@ -71,16 +72,26 @@ class Taps:
         return any(tap.news for tap in self.sampled if isinstance(tap, ModeTap))
 
     @property
-    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:
+    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | ClippingTap | SampledTap, ...]:
         """Those that see calls."""
-        return (self.blocks, *self.armed, self.loss, self.origin)
+        return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
+
+    def arm(self, due: frozenset[str]) -> None:
+        """Have those look that are due, and no others."""
+        self.loss.want_logits = "logits" in due
+        self.clipping.armed = "clipping" in due
+        self.blocks.sample_rows = "ranks" in due
+        self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
+        for tap in self.armed:
+            tap.arm(on=tap.instrument in due)
 
 
 class TrainingLoop:
     """Follows the user's loop through optimizer hooks and hands one bundle per step to the worker.
 
-    A step ends when every optimizer that took part in the last one has stepped once, or when one of them steps again:
-    so two optimizers that step together make one record, and one that steps five times as often makes five.
+    A step ends when every optimizer that took part in the last one has stepped once, or when one of them steps again or
+    steps with a parameter that another one has stepped with: so two optimizers that step together make one record, one
+    that steps five times as often makes five, and two that own the same parameters make one each.
     """
 
     def __init__(
@@ -102,12 +113,12 @@ class TrainingLoop:
         self._asked_at = -ASK_AGAIN_STEPS
         self._open: Bundle | None = None
         self._partners = Partners()
+        self._players = Players(self._partners, taps.loss, taps.clipping, taps.hooked, guard.part("loss"))
         self._due: frozenset[str] = frozenset()
         self._recorded = True
         self._collected = 0.0
         self.clock = StepClock()
         self._told = False
-        self._backward_ended: float | None = None
         self._step_began = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
@@ -115,7 +126,6 @@ class TrainingLoop:
             ("gradients", taps.gradients),
             ("updates", taps.updates),
             ("moments", taps.moments),
-            ("clipping", taps.clipping),
             ("loss", taps.loss),
             ("blocks", taps.blocks),
             ("origin", taps.origin),
@@ -123,6 +133,7 @@ class TrainingLoop:
         )
         self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
         self._due_drains = [drain for _, drain in self._drains]
+        self._drain_clipping = part("clipping")(partial(_drain, taps.clipping))
         self._used = UsedGradients(taps.gradients, taps.origin, taps.clipping, part("origin"), part("clipping"))
         self._read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
@@ -132,7 +143,7 @@ class TrainingLoop:
         self._looks = frozenset(tap.instrument for tap in taps.stepped)
         self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
-        self._read_memory = part("memory")(self._take_memory)
+        self._read_memory = part("memory")(lambda scalars: scalars.update(taps.runtime.read()))
         self._transfer = part("transfer")(self._pack)
         self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
@@ -158,11 +169,13 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
-        if self._open is not None and self._partners.has_stepped(step.optimizer):
-            self._finish()
+        if not self._partners.is_sole(step.optimizer):
+            how = self._players.admit(step, self._open)
+            if how is Joins.GUEST:
+                return
+            if how is Joins.ANEW and self._open is not None:
+                self._finish()
         self._held.release()
-        # With a closure backward runs inside the step, and where it ended is not known.
-        self._backward_ended = None if step.closure else time.perf_counter()
         if not self._recorded:
             return
         if not step.closure:
@@ -176,14 +189,22 @@ class TrainingLoop:
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
+        several = self._players.several(step)
+        if several and self._players.pass_by(step):
+            return
         if self._recorded:
             self._read_after(step)
+            if several:
+                self._players.use(step)
         self._collect(_learning_rate(step.optimizer))
         if self._open is not None:
             self._open.scaled |= step.scaled
             if not self.alone:
                 self._open.layouts.append(step.owned.layout)
-        if self._partners.step(step.optimizer):
+        complete = self._partners.step(step.optimizer)
+        if several:
+            self._players.note(step, self._open)
+        if complete:
             self._finish()
 
     def _read_after(self, step: OptimizerStep) -> None:
@@ -210,6 +231,7 @@ class TrainingLoop:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
         self.taps.gradients.forget(step.optimizer)
         self.taps.blocks.forget()
+        self.taps.loss.passes.note_step()
         for tap in self.taps.stepped:
             tap.skip(step)
 
@@ -250,9 +272,6 @@ class TrainingLoop:
                 self.steps += 1
                 self._hand_over(bundle)
 
-    def _take_memory(self, scalars: dict[str, float]) -> None:
-        scalars.update(self.taps.runtime.read())
-
     def _pack(self, drained: Drained, bundle: Bundle) -> None:
         if drained:
             with torch.no_grad():
@@ -272,10 +291,13 @@ class TrainingLoop:
                 called.forget()
             return
         self._read_memory(scalars)
-        scalars.update(self.taps.loss.scalars(self._backward_ended))
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
+        self.taps.clipping.stepped = True
+        if self.taps.clipping.found:
+            self._drain_clipping(drained)
+        scalars.update(self.taps.loss.scalars())
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:
             scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
@@ -286,6 +308,7 @@ class TrainingLoop:
         bundle = self._open
         self._open = None
         self._partners.begin()
+        self._players.finish()
         self.steps += 1
         times = self.clock.lap(self._collected, self._guard.spent)
         if bundle is not None and self._recorded:
@@ -303,7 +326,7 @@ class TrainingLoop:
 
     def _plan(self) -> None:
         step = self.steps + 1
-        self._recorded = self.schedule.recorded(step) and not self.paused
+        self._recorded = self.taps.clipping.recorded = self.schedule.recorded(step) and not self.paused
         asked, self._asked = self._asked, False
         if asked:
             self._asked_at = step
@@ -318,12 +341,7 @@ class TrainingLoop:
         self._due_drains = [
             drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
         ]
-        self.taps.loss.want_logits = "logits" in self._due
-        self.taps.clipping.armed = "clipping" in self._due
-        self.taps.blocks.sample_rows = "ranks" in self._due
-        self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
-        for tap in self.taps.armed:
-            tap.arm(on=tap.instrument in self._due)
+        self.taps.arm(self._due)
 
 
 def _drain(tap: Tap, into: Drained) -> None:

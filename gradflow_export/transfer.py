@@ -69,6 +69,8 @@ class Bundle:
         packed: One entry per device and optimizer, and one for what was on the host.
         scaled: Whether a ``GradScaler`` called the step.
         layouts: How the parameters lie on the ranks of a distributed run, by optimizer.
+        players: Of several optimizers, by number, those that stepped: places of their parameters, and their steps.
+        players_sites: Names of all of them by number; empty where there is only one.
     """
 
     step: int
@@ -77,6 +79,8 @@ class Bundle:
     packed: list[Packed | Held] = field(default_factory=list)
     scaled: bool = False
     layouts: list[Layout] = field(default_factory=list)
+    players: dict[int, tuple[npt.NDArray[np.int64], int]] = field(default_factory=dict)
+    players_sites: tuple[str, ...] = ()
 
 
 def pack(drained: Drained) -> list[Packed | Held]:
