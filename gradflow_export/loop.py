@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.clock import StepClock
 from gradflow_export.guard import Guard
 from gradflow_export.held import HeldStep
-from gradflow_export.partners import Joins, Partners
+from gradflow_export.partners import Partners
 from gradflow_export.players import Players
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
@@ -169,12 +169,8 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
-        if not self._partners.is_sole(step.optimizer):
-            how = self._players.admit(step, self._open)
-            if how is Joins.GUEST:
-                return
-            if how is Joins.ANEW and self._open is not None:
-                self._finish()
+        if not (self._partners.is_sole(step.optimizer) or self._players.admit(step, self._open, self._finish)):
+            return
         self._held.release()
         if not self._recorded:
             return
@@ -201,10 +197,7 @@ class TrainingLoop:
             self._open.scaled |= step.scaled
             if not self.alone:
                 self._open.layouts.append(step.owned.layout)
-        complete = self._partners.step(step.optimizer)
-        if several:
-            self._players.note(step, self._open)
-        if complete:
+        if self._players.step(step, self._open, several=several):
             self._finish()
 
     def _read_after(self, step: OptimizerStep) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gradflow_export.partners import Joins, Partners
@@ -39,13 +39,21 @@ class Players:
         """Whether it must be found out which backward pass is whose."""
         return self._loss.passes.scan or not self._partners.is_sole(step.optimizer)
 
-    def admit(self, step: OptimizerStep, open_: Bundle | None) -> Joins:
-        """Say how an optimizer that begins to step belongs to the open record, and forget there what is another's."""
+    def admit(self, step: OptimizerStep, open_: Bundle | None, finish: Callable[[], None]) -> bool:
+        """Make room for an optimizer that begins to step; False for another model's that shares parameters.
+
+        Args:
+            step: The optimizer.
+            open_: The open record, if there is one; what is another model's is forgotten there.
+            finish: Called where the optimizer begins a new record.
+        """
         how = self._partners.admit(step)
-        if how is Joins.INSTEAD and open_ is not None:
+        if open_ is not None and how is Joins.ANEW:
+            finish()
+        elif open_ is not None and how is Joins.INSTEAD:
             self._loss.finish()
             open_.players.clear()
-        return how
+        return how is not Joins.GUEST
 
     def pass_by(self, step: OptimizerStep) -> bool:
         """Forget what belongs to the step of another model's optimizer that shares parameters; False for one's own."""
@@ -69,8 +77,14 @@ class Players:
             self._loss.use(partner.number, self._partners.sites, step.owned)
             self._clipping.restrict(step.owned)
 
-    def note(self, step: OptimizerStep, open_: Bundle | None) -> None:
-        """Note a step in the record it belongs to."""
+    def step(self, step: OptimizerStep, open_: Bundle | None, *, several: bool) -> bool:
+        """Note a step in the record it belongs to; True when that is complete."""
+        complete = self._partners.step(step.optimizer)
+        if several:
+            self._note(step, open_)
+        return complete
+
+    def _note(self, step: OptimizerStep, open_: Bundle | None) -> None:
         partner = self._partners.partner(step.optimizer)
         if partner is not None and open_ is not None:
             open_.players[partner.number] = step.owned.where, partner.steps
