@@ -226,10 +226,9 @@ class Passes:
             return None
         here, earlier = self._read_stamps(), self._stamps
         if earlier is None or len(earlier) != len(here):
-            standing = np.array([stamp is not None for stamp in here], dtype=np.bool_)
-        else:
-            pairs = zip(here, earlier, strict=True)
-            standing = np.array([new is not None and new == old for new, old in pairs], dtype=np.bool_)
+            earlier = here
+        pairs = zip(here, earlier, strict=True)
+        standing = np.array([new is not None and new == old for new, old in pairs], dtype=np.bool_)
         kept = []
         for one in self._waiting:
             live = self._live(one) & standing
