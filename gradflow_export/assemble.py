@@ -19,6 +19,7 @@ from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records import Histogram, Reading, to_float32
 from gradflow_export.stats import median
 from gradflow_export.taps.base import Pending, Sample
+from gradflow_export.taps.clipping import ClipCall
 from gradflow_export.taps.shards import Layout
 from gradflow_export.transfer import Bundle, spread
 
@@ -58,10 +59,13 @@ class Assembler:
         """Return the readings and histograms of one step."""
         columns: dict[str, Column] = {}
         samples: list[tuple[Sample, npt.NDArray[np.floating]]] = []
+        clips: list[tuple[ClipCall, float]] = []
         for packed in bundle.packed:
             for item, values in packed.unpack():
                 if isinstance(item, Sample):
                     samples.append((item, values))
+                elif isinstance(item, ClipCall):
+                    clips.append((item, float(values[0])))
                 else:
                     _merge(columns, item, values)
         if bundle.scaled:
@@ -72,7 +76,8 @@ class Assembler:
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
         readings.extend(joined)
         readings.extend(derived(columns))
-        readings.extend(self._clipping(columns, bundle.scalars.get("runtime.backward_passes", 1.0)))
+        readings.extend(self._clipping(columns, clips, bundle.scalars.get("runtime.backward_passes", 1.0)))
+        readings.extend(_players(bundle, columns.get(_NORM)))
         rows = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
         if rows:
             readings.extend(self._ranks(bundle.step, rows))
@@ -94,12 +99,22 @@ class Assembler:
                 _log.warning("gradflow: the analysis of %s failed and is set aside", sample.metric, exc_info=True)
         return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in joined.items()]
 
-    def _clipping(self, columns: Mapping[str, Column], passes: float) -> Iterator[Reading]:
+    def _clipping(
+        self, columns: Mapping[str, Column], clips: Sequence[tuple[ClipCall, float]], passes: float
+    ) -> Iterator[Reading]:
         scale, first, whole = (columns.get(f"gradient.{n}") for n in ("clip_scale", "first_norm", "norm_before_clip"))
-        if scale is None or first is None or whole is None:
+        left = None if scale is None else float(scale.values[0])
+        if left is None and whole is None:
+            before = _before_clipping(columns.get(_NORM), clips)
+            if before is not None:
+                left = before[1] / before[0] if before[0] > 0 else 1.0
+                yield Reading.run("gradient.norm_before_clip", before[0])
+                yield Reading.run("gradient.clip_scale", left)
+        if left is not None:
+            self._scales.append(left)
+            yield Reading.run("gradient.clipped_share", sum(s < CLIPPED for s in self._scales) / len(self._scales))
+        if first is None or whole is None:
             return
-        self._scales.append(float(scale.values[0]))
-        yield Reading.run("gradient.clipped_share", sum(s < CLIPPED for s in self._scales) / len(self._scales))
         count, one, all_of_them = int(passes), float(first.values[0]), float(whole.values[0])
         if count > 1 and math.isfinite(one) and math.isfinite(all_of_them) and all_of_them > 0:
             # Divided by the passes or not, both are the same multiple of a mean gradient.
@@ -123,6 +138,40 @@ class Assembler:
             found[site] = ranks(np.concatenate(pool))
         yield Reading.of("block.effective_rank", list(found), [effective for effective, _ in found.values()])
         yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])
+
+
+def _before_clipping(norms: Column | None, clips: Sequence[tuple[ClipCall, float]]) -> tuple[float, float] | None:
+    """Return the norm of the gradients before torch's clipping, and the norm that is left; ``None`` without a call."""
+    if norms is None or not clips or not norms.present.any():
+        return None
+    used = root_of_squares(norms.values[norms.present])
+    broken = [total for _, total in clips if not math.isfinite(total)]
+    if broken:
+        return broken[0], used
+    factors = np.ones(len(norms.sites))
+    for call, total in clips:
+        factors[call.places[call.places < len(factors)]] *= call.factor(total)
+    if not factors[norms.present].all():  # clipped to 0: what was there is lost
+        return None
+    return root_of_squares(norms.values[norms.present] / factors[norms.present]), used
+
+
+def _players(bundle: Bundle, norms: Column | None) -> Iterator[Reading]:
+    """Yield what each of several optimizers did."""
+    sites, players = bundle.players_sites, bundle.players
+    if len(sites) < 2 or not players:
+        return
+    yield Reading.of(
+        "optimizer.steps", sites, [float(players[n][1]) if n in players else None for n in range(len(sites))]
+    )
+    if norms is None:
+        return
+    totals: list[float | None] = [None] * len(sites)
+    for number, (where, _) in players.items():
+        values = norms.values[where][norms.present[where]]
+        if number < len(sites) and values.size:
+            totals[number] = root_of_squares(values)
+    yield Reading.of("optimizer.gradient_norm", sites, totals)
 
 
 class Column:

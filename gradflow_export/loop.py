@@ -19,6 +19,7 @@ from gradflow_export.guard import Guard
 from gradflow_export.held import HeldStep
 from gradflow_export.pace import Pace
 from gradflow_export.partners import Partners
+from gradflow_export.players import Players
 from gradflow_export.records import Issue
 from gradflow_export.schedule import Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
@@ -75,16 +76,26 @@ class Taps:
         return any(tap.news for tap in self.sampled if isinstance(tap, ModeTap))
 
     @property
-    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | SampledTap, ...]:
+    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | ClippingTap | SampledTap, ...]:
         """Those that see calls."""
-        return (self.blocks, *self.armed, self.loss, self.origin)
+        return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
+
+    def arm(self, due: frozenset[str]) -> None:
+        """Have those look that are due, and no others."""
+        self.loss.want_logits = "logits" in due
+        self.clipping.armed = "clipping" in due
+        self.blocks.sample_rows = "ranks" in due
+        self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
+        for tap in self.armed:
+            tap.arm(on=tap.instrument in due)
 
 
 class TrainingLoop:
     """Follows the user's loop through optimizer hooks and hands one bundle per step to the worker.
 
-    A step ends when every optimizer that took part in the last one has stepped once, or when one of them steps again:
-    so two optimizers that step together make one record, and one that steps five times as often makes five.
+    A step ends when every optimizer that took part in the last one has stepped once, or when one of them steps again or
+    steps with a parameter that another one has stepped with: so two optimizers that step together make one record, one
+    that steps five times as often makes five, and two that own the same parameters make one each.
     """
 
     def __init__(
@@ -106,12 +117,12 @@ class TrainingLoop:
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self._open: Bundle | None = None
         self._partners = Partners()
+        self._players = Players(self._partners, taps.loss, taps.clipping, taps.hooked, guard.part("loss"))
         self._due: frozenset[str] = frozenset()
         self._recorded = True
         self._collected = 0.0
         self.clock = StepClock()
         self._told = False
-        self._backward_ended: float | None = None
         self._step_began = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
@@ -119,7 +130,6 @@ class TrainingLoop:
             ("gradients", taps.gradients),
             ("updates", taps.updates),
             ("moments", taps.moments),
-            ("clipping", taps.clipping),
             ("loss", taps.loss),
             ("blocks", taps.blocks),
             ("origin", taps.origin),
@@ -127,6 +137,7 @@ class TrainingLoop:
         )
         self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
         self._due_drains = [drain for _, drain in self._drains]
+        self._drain_clipping = part("clipping")(partial(_drain, taps.clipping))
         self._used = UsedGradients(taps.gradients, taps.origin, taps.clipping, part("origin"), part("clipping"))
         self._read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
@@ -136,7 +147,7 @@ class TrainingLoop:
         self._looks = frozenset(tap.instrument for tap in taps.stepped)
         self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
-        self._read_memory = part("memory")(self._take_memory)
+        self._read_memory = part("memory")(lambda scalars: scalars.update(taps.runtime.read()))
         self._transfer = part("transfer")(self._pack)
         self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
@@ -156,11 +167,9 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
-        if self._open is not None and self._partners.has_stepped(step.optimizer):
-            self._finish()
+        if not (self._partners.is_sole(step.optimizer) or self._players.admit(step, self._open, self._finish)):
+            return
         self._held.begin()
-        # With a closure backward runs inside the step, and where it ended is not known.
-        self._backward_ended = None if step.closure else time.perf_counter()
         if not self._recorded:
             return
         if not step.closure:
@@ -174,14 +183,19 @@ class TrainingLoop:
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
+        several = self._players.several(step)
+        if several and self._players.pass_by(step):
+            return
         if self._recorded:
             self._read_after(step)
+            if several:
+                self._players.use(step)
         self._collect(_learning_rate(step.optimizer))
         if self._open is not None:
             self._open.scaled |= step.scaled
             if not self.alone:
                 self._open.layouts.append(step.owned.layout)
-        if self._partners.step(step.optimizer):
+        if self._players.step(step, self._open, several=several):
             self._finish()
 
     def _read_after(self, step: OptimizerStep) -> None:
@@ -208,6 +222,7 @@ class TrainingLoop:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
         self.taps.gradients.forget(step.optimizer)
         self.taps.blocks.forget()
+        self.taps.loss.passes.note_step()
         for tap in self.taps.stepped:
             tap.skip(step)
 
@@ -248,9 +263,6 @@ class TrainingLoop:
                 self.steps += 1
                 self._hand_over(bundle)
 
-    def _take_memory(self, scalars: dict[str, float]) -> None:
-        scalars.update(self.taps.runtime.read())
-
     def _pack(self, drained: Drained, bundle: Bundle) -> None:
         if drained:
             with torch.no_grad():
@@ -270,12 +282,15 @@ class TrainingLoop:
                 called.forget()
             return
         self._read_memory(scalars)
-        scalars.update(self.taps.loss.scalars(self._backward_ended))
         while self.told:
             bundle.told.append(self.told.popleft())
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
+        self.taps.clipping.stepped = True
+        if self.taps.clipping.found:
+            self._drain_clipping(drained)
+        scalars.update(self.taps.loss.scalars())
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:
             scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
@@ -286,6 +301,7 @@ class TrainingLoop:
         bundle = self._open
         self._open = None
         self._partners.begin()
+        self._players.finish()
         self.steps += 1
         times = {**self.clock.lap(self._collected, self._guard.spent), **self.pace.end()}
         if bundle is not None and self._recorded:
@@ -305,6 +321,7 @@ class TrainingLoop:
         step = self.steps + 1
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
         self._recorded = self.pace.begin(step, self.schedule, paused=self.paused, alone=self.alone)
+        self.taps.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
             self._due = self.schedule.due(step, asked=self.pace.dense, stretch=self.clock.stretch)
@@ -316,12 +333,7 @@ class TrainingLoop:
         self._due_drains = [
             drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
         ]
-        self.taps.loss.want_logits = "logits" in self._due
-        self.taps.clipping.armed = "clipping" in self._due
-        self.taps.blocks.sample_rows = "ranks" in self._due
-        self.taps.blocks.calls.arm(on=bool(self._due & {"blocks", "ranks"}))
-        for tap in self.taps.armed:
-            tap.arm(on=tap.instrument in self._due)
+        self.taps.arm(self._due)
 
 
 def _drain(tap: Tap, into: Drained) -> None:

@@ -130,8 +130,7 @@ def make_loop(
         LossTap(
             criterion,
             model=reference,
-            on_backward=clipping.begin,
-            wants_backward=lambda: clipping.armed,
+            on_over=clipping.over,
             on_loss=follow,
             on_root=on_root,
             guard=part("loss"),
@@ -163,6 +162,7 @@ def make_loop(
     def foreign(stranger: Optimizer) -> None:
         wiring.noticed(stranger)
         lonely.noticed(stranger)
+        taps.loss.passes.note_step()
 
     loop.optimizers = OptimizerSteps(
         reference,

@@ -166,12 +166,13 @@ class RunSummary:
         model = f"  {info.model}, {info.parameters:,} parameters" if info and info.model else ""
         span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
         lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
+        width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
         if self.headline:
-            lines.append(f"  {'metric':<22}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
+            lines.append(f"  {'metric':<{width}}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
         for name, seen in sorted(self.headline.items()):
             numbers = "".join(f"{value:>12.4g}" for value in statistics(seen).values())
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
-            lines.append(f"  {name:<22}{numbers}  {CATALOG[name].unit}{extra}")
+            lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
         pattern = self.flow.pattern(self._open_types)
         if pattern is not None:
             lines.append(f"  gradient flow: {pattern}")

@@ -71,6 +71,8 @@ class Bundle:
         scaled: Whether a ``GradScaler`` called the step.
         layouts: How the parameters lie on the ranks of a distributed run, by optimizer.
         told: Issues that something beside the rules found in this step.
+        players: Of several optimizers, by number, those that stepped: places of their parameters, and their steps.
+        players_sites: Names of all of them by number; empty where there is only one.
     """
 
     step: int
@@ -80,6 +82,8 @@ class Bundle:
     scaled: bool = False
     layouts: list[Layout] = field(default_factory=list)
     told: list[Issue] = field(default_factory=list)
+    players: dict[int, tuple[npt.NDArray[np.int64], int]] = field(default_factory=dict)
+    players_sites: tuple[str, ...] = ()
 
 
 def pack(drained: Drained) -> list[Packed | Held]:

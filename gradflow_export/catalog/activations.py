@@ -15,8 +15,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "Lu et al. 2019, arXiv:1903.06733", "1 pass", low=0.0, high=1.0, marks=(0.9,), across="units"),
         s("activation.saturated_share", "saturated outputs", "share", "module",
           "outputs whose derivative is below 1 % of its maximum / outputs", "Glorot and Bengio 2010", "1 pass", low=0.0,
-          high=1.0, marks=(0.8,), across="mean"),
+          high=1.0, marks=(0.8,), across="mean", batches="last"),
         s("activation.zero_share", "zero outputs", "share", "module", "#{output == 0} / numel", "definition", "1 pass",
-          low=0.0, high=1.0, across="mean"),
+          low=0.0, high=1.0, across="mean", batches="last"),
     )
     # fmt: on

@@ -26,7 +26,10 @@ UNITS = frozenset(
 ACROSS = frozenset({"first", "sum", "root", "rms", "mean", "max", "min", "units", "batch root", "batch mean", "gap"})
 """How the values of several ranks become one: see ``gradflow_export/across.py``."""
 
-SITE_KINDS = frozenset({"run", "block", "parameter", "module", "head", "node"})
+BATCHES = frozenset({"all", "last", "first"})
+"""Which micro-batches of a step a metric is of, where gradients are accumulated."""
+
+SITE_KINDS = frozenset({"run", "block", "parameter", "module", "head", "node", "optimizer"})
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class MetricSpec:
         headline: Whether it is written to TensorBoard's stock Scalars page.
         across: One of ``ACROSS``: how it aggregates over the ranks of a distributed run. ``"first"`` is rank 0's value;
             of a parameter the others join the shards, of everything else the batches of all ranks.
+        batches: One of ``BATCHES``: ``"all"`` where it covers every micro-batch of a step or is none of their matter,
+            ``"last"`` or ``"first"`` where it is of that one's forward pass alone.
     """
 
     name: str
@@ -63,6 +68,7 @@ class MetricSpec:
     marks: tuple[float, ...] = ()
     headline: bool = False
     across: str = "first"
+    batches: str = "all"
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -71,3 +77,5 @@ class MetricSpec:
             raise ArgumentError(f"metric {self.name!r} has site kind {self.kind!r}{nearest(self.kind, SITE_KINDS)}")
         if self.across not in ACROSS:
             raise ArgumentError(f"metric {self.name!r} aggregates as {self.across!r}{nearest(self.across, ACROSS)}")
+        if self.batches not in BATCHES:
+            raise ArgumentError(f"metric {self.name!r} is of {self.batches!r} batches{nearest(self.batches, BATCHES)}")

@@ -25,5 +25,7 @@ def specs() -> tuple[MetricSpec, ...]:
         s("optimizer.epsilon_share", "steps decided by eps, all parameters", "share", "run",
           "median over parameters of parameter.epsilon_share", "Kingma and Ba 2015, arXiv:1412.6980", "c", low=0.0,
           high=1.0, marks=(0.5,)),
+        s("optimizer.steps", "steps of an optimizer", "count", "optimizer", "since watch()", "definition", "c",
+          low=0.0),
     )
     # fmt: on

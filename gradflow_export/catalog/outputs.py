@@ -10,16 +10,22 @@ def specs() -> tuple[MetricSpec, ...]:
     s = MetricSpec
     # fmt: off
     return (
-        s("loss", "loss", "loss", "run", "the criterion's output, or observe(loss=...)", "definition", "c",
-          headline=True, across="mean"),
+        s("loss", "loss", "loss", "run",
+          "mean of the criterion's outputs or of observe(loss=...) over the step's micro-batches; without them the sum "
+          "of all scalars that backward was called on, each times the gradient given with it; of tensors with more "
+          "entries nothing. With several optimizers the sum over those that stepped, each backward pass once",
+          "definition", "c", headline=True, across="mean"),
+        s("optimizer.loss", "loss of an optimizer", "loss", "optimizer",
+          "as loss, over the backward passes whose gradients this optimizer stepped with: those that reached a "
+          "parameter it owns and were not cleared before", "definition", "c", across="mean"),
         s("loss.component", "loss component", "loss", "node",
           "observe(components={name: value}), mean over micro-batches", "definition", "c", across="mean"),
         s("loss.component_share", "share of a loss component", "share", "node",
           "|c_i| / sum_j |c_j| over the components of observe(components=...)", "definition", "c", low=0.0, high=1.0,
           across="mean"),
         s("upstream.norm", "gradient of the loss at the predictions", "gradient", "run",
-          "||dL/dz||_2 over the whole batch, z the criterion's first argument or observe(logits=...)", "definition",
-          "1 pass logits", low=0.0, scale="log", across="batch root"),
+          "(sum ||dL/dz||_2^2)^(1/2) over all micro-batches of the step, z the criterion's first argument or "
+          "observe(logits=...)", "definition", "1 pass logits", low=0.0, scale="log", across="batch root"),
         s("upstream.mean_norm", "gradient of the loss at a prediction", "gradient", "run",
           "mean over samples of ||dL/dz_s||_2; (softmax - onehot) / samples for mean cross-entropy", "definition",
           "1 pass logits", low=0.0, scale="log", across="batch mean"),

@@ -26,8 +26,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("runtime.step_time", "step time", "s", "run", "time between the ends of two optimizer steps", "definition",
           "c", low=0.0, scale="log", headline=True),
         s("runtime.backward_time", "backward time", "s", "run",
-          "from the loss's gradient to the optimizer's pre-step hook (host clock)", "definition", "c", low=0.0,
-          scale="log"),
+          "sum over the step's calls of torch.autograd.backward, from entering to returning (host clock); missing for "
+          "torch.autograd.grad", "definition", "c", low=0.0, scale="log"),
         s("runtime.loss_time", "loss time", "s", "run", "inside calls of the criterion (host clock)", "definition", "c",
           low=0.0, scale="log"),
         s("runtime.optimizer_time", "optimizer time", "s", "run",

@@ -16,6 +16,11 @@ KIND_TITLES: tuple[tuple[str, str, str], ...] = (
     ("module", "One value per activation module and step", "Sites are the names of `model.named_modules()`."),
     ("head", "One value per attention head and step", "Sites are `<module>/<head>`."),
     ("node", "One value per node and step", "Sites are the names of the nodes."),
+    (
+        "optimizer",
+        "One value per optimizer and step",
+        "Where several train the model. Sites are class and number, `Adam.0`, in the order of first steps.",
+    ),
 )
 
 
@@ -56,6 +61,7 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
         "Written by `gradflow schema --markdown` from `gradflow_export/catalog/`; a test compares the two.",
         "",
         "Cost counts passes over tensors: G all gradients, P all parameters, H all block outputs, c a constant.",
+        "Batches says of which micro-batches of a step a metric is, where gradients are accumulated.",
         "Ranks says how the values of several processes become one: see [when-it-fires.md](when-it-fires.md).",
         "*Missing*, `0.0`, NaN and Inf are four different things in every reading, every file and the panel.",
         "Metrics in **bold** are headline metrics: TensorBoard's stock Scalars page shows them too.",
@@ -68,11 +74,12 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
 
 
 def _table(specs: Iterable[MetricSpec]) -> list[str]:
-    columns = ("metric", "what it is", "unit", "range", "formula", "source", "cost", "ranks")
+    columns = ("metric", "what it is", "unit", "range", "formula", "source", "cost", "batches", "ranks")
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for spec in specs:
         name = f"**`{spec.name}`**" if spec.headline else f"`{spec.name}`"
-        cells = (name, spec.title, spec.unit, _range(spec), _code(spec.formula), spec.source, spec.cost, spec.across)
+        known = (spec.title, spec.unit, _range(spec), _code(spec.formula), spec.source, spec.cost)
+        cells = (name, *known, spec.batches, spec.across)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
 

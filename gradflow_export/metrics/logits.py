@@ -66,7 +66,7 @@ def logit_statistics(logits: Tensor) -> Tensor:
         greatest value.
     """
     # Each function of torch that is called for the first time brings in a quarter of a megabyte of its code: these are
-    # as few as may be, and such that training or target_statistics() calls too.
+    # as few as may be, and such that training or target_sums() calls too.
     top = logits.amax(dim=1)
     second = _but(logits, logits.argmax(dim=1)).amax(dim=1)
     log_p, p = logits.log_softmax(dim=1), logits.softmax(dim=1)
@@ -86,16 +86,37 @@ def logit_statistics(logits: Tensor) -> Tensor:
     )
 
 
-def target_statistics(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the three statistics named in ``TARGET_METRICS``.
+def join_logits(statistics: Tensor, samples: Tensor, entries: Tensor) -> Tensor:
+    """Return what :func:`logit_statistics` would be of several batches together.
+
+    Args:
+        statistics: Those of each batch. Shape: ``[batches, 8]``.
+        samples: Samples of each. Shape: ``[batches]``.
+        entries: Entries of each. Shape: ``[batches]``.
+
+    Returns:
+        Greatest of the greatest, least of the least, the pooled mean and standard deviation over all entries, and means
+        over all samples. Shape: ``[8]``.
+    """
+    mean, spread = statistics[:, 2], statistics[:, 3]
+    share = entries / entries.sum()
+    middle = (share * mean).sum()
+    variance = (share * (spread.square() + (mean - middle).square())).sum()
+    by_sample = (statistics[:, 4:] * (samples / samples.sum())[:, None]).sum(dim=0)
+    whole = torch.stack([statistics[:, 0].amax(), statistics[:, 1].amin(), middle, variance.sqrt()])
+    return torch.cat([whole, by_sample])
+
+
+def target_sums(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return sums over samples from which the statistics named in ``TARGET_METRICS`` follow, also of several batches.
 
     Args:
         logits: Shape: ``[samples, classes]``.
         targets: Class numbers; those outside ``[0, classes)`` (an ignore index) are left out. Shape: ``[samples]``.
 
     Returns:
-        Mean probability of the target, accuracy, and mean of ``p_y - max_{k != y} p_k``; NaN when every target is left
-        out. Shape: ``[3]``.
+        Sums of the probability of the target, of hits, and of ``p_y - max_{k != y} p_k``, and the number of samples.
+        Shape: ``[4]``.
     """
     y = targets.clamp(0, logits.shape[1] - 1)
     kept = (targets == y).to(logits.dtype)
@@ -103,8 +124,19 @@ def target_statistics(logits: Tensor, targets: Tensor) -> Tensor:
     p_y = -functional.nll_loss(p, y, reduction="none")
     others = _but(p, y).amax(dim=1)
     hit = (logits.argmax(dim=1) == y).to(logits.dtype)
-    weight = kept / kept.sum()
-    return torch.stack([(p_y * weight).sum(), (hit * weight).sum(), ((p_y - others) * weight).sum()])
+    return torch.stack([(p_y * kept).sum(), (hit * kept).sum(), ((p_y - others) * kept).sum(), kept.sum()])
+
+
+def target_means(sums: Tensor) -> Tensor:
+    """Return mean probability of the target, accuracy and mean margin; NaN when every target is left out.
+
+    Args:
+        sums: What :func:`target_sums` returned, or a sum of such. Shape: ``[4]``.
+
+    Returns:
+        Shape: ``[3]``.
+    """
+    return sums[:3] / sums[3]
 
 
 def _but(rows: Tensor, columns: Tensor) -> Tensor:

@@ -25,3 +25,20 @@ def upstream_statistics(gradient: Tensor) -> Tensor:
     zeros = (rows == 0).sum() / count
     broken = (rows - rows != 0).sum() / count  # Inf - Inf is NaN
     return torch.stack([torch.linalg.vector_norm(norms), norms.mean(), zeros.to(norms), broken.to(norms)])
+
+
+def join_upstream(statistics: Tensor, samples: Tensor, entries: Tensor) -> Tensor:
+    """Return what :func:`upstream_statistics` would be of the gradients of several batches together.
+
+    Args:
+        statistics: Those of each batch. Shape: ``[batches, 4]``.
+        samples: Samples of each. Shape: ``[batches]``.
+        entries: Entries of each. Shape: ``[batches]``.
+
+    Returns:
+        Shape: ``[4]``.
+    """
+    norm = torch.linalg.vector_norm(statistics[:, 0])
+    mean = (statistics[:, 1] * (samples / samples.sum())).sum()
+    shares = (statistics[:, 2:] * (entries / entries.sum())[:, None]).sum(dim=0)
+    return torch.cat([torch.stack([norm, mean]), shares])

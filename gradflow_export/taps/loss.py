@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,17 @@ from gradflow_export.metrics.logits import (
     TARGET_METRICS,
     as_samples,
     logit_statistics,
-    target_statistics,
+    target_sums,
 )
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records import RUN_SITE
-from gradflow_export.taps.backward import BackwardPasses
+from gradflow_export.taps.backward import Passes
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.components import LossComponents
 from gradflow_export.taps.hooks import ModuleHook, hook_calls
-from gradflow_export.taps.root import Roots
+from gradflow_export.taps.microbatches import Part, loss_of, statistics_of
+from gradflow_export.taps.optimizers import Owned
+from gradflow_export.taps.root import Root, Roots, scale_of
 
 _log = logging.getLogger("gradflow_export")
 
@@ -43,20 +46,22 @@ _KINDS = (
     ("components", (Mapping,), "a dictionary of parts of the loss"),
 )
 """What may be handed over under each name, and how to say so."""
-MICRO_BATCHES = 1024
-"""Losses kept until a step ends; beyond that the oldest are forgotten."""
+Loss = Tensor | npt.NDArray[np.float64]
 
 
 class LossTap:
-    """Collects losses over the micro-batches of a step (their mean), and statistics of the last logits.
+    """Collects losses and statistics of logits and of the loss's gradient over all backward passes of a step.
 
-    Where neither a criterion nor the user tells of a loss, it is what ``backward`` is called on, see :class:`Roots`.
+    A loss is what a criterion or the user tells of, and of several the mean; where neither does, it is what
+    ``backward`` is called on, see :class:`Roots`, and of several the sum, because so are their gradients: of losses
+    divided by the number of micro-batches the sum is their mean. What a ``GradScaler`` multiplied is divided by its
+    scale again; a gradient given to ``backward`` is a factor. Which passes count for which optimizer is found by
+    :class:`Passes`; the losses of several optimizers of one record are added up, each pass once.
 
     Args:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be told apart.
-        on_backward: Called when a backward pass begins.
-        wants_backward: Whether ``on_backward`` has any use for being called.
+        on_over: Called after each backward pass of the model.
         on_loss: Called with each loss that has a graph.
         on_root: Called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.
@@ -67,39 +72,41 @@ class LossTap:
         criterion: nn.Module | None = None,
         *,
         model: Callable[[], nn.Module | None] = lambda: None,
-        on_backward: Callable[[], None] = lambda: None,
-        wants_backward: Callable[[], bool] = lambda: True,
+        on_over: Callable[[], None] = lambda: None,
         on_loss: Callable[[Tensor], None] = lambda _loss: None,
         on_root: Callable[[Tensor], None] = lambda _root: None,
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
-        self._guard, self._on_backward, self._on_loss = guard, on_backward, on_loss
-        self._wants_backward, self._on_root = wants_backward, on_root
-        self._roots = Roots(model, self._root, guard=guard)
+        self._guard, self._on_over, self._on_loss, self._on_root = guard, on_over, on_loss, on_root
+        self.passes = Passes(model)
+        self._end_scanned = guard(self.passes.end)
+        self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
         self._counted = self._rooted = False
         self._told = False
         self._begun = unserializable_hook(guard(self._backward))  # type: ignore[no-untyped-call]
-        self._losses: deque[Tensor] = deque(maxlen=MICRO_BATCHES)
-        self._statistics: list[tuple[tuple[str, ...], Tensor]] = []
+        self._joined: list[Loss] = []
+        self._own: dict[int, Loss] = {}
+        self._sites: tuple[str, ...] = ()
+        self._awaited: dict[int, weakref.ref[Tensor]] = {}
         self._refused: set[str] = set()
         self.want_logits = False
         self.seen = False
         self._components = LossComponents()
-        self._passes = BackwardPasses(model)
         self._called_at: float | None = None
-        self._seconds = 0.0
+        self._seconds = self._spent = 0.0
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("loss", "loss.component", "loss.component_share", *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
-        return tuple(spec(name) for name in (*names, "wiring.blind_passes"))
+        losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
+        names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS, "wiring.blind_passes")
+        return tuple(spec(name) for name in names)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the criterion's calls."""
         stack = contextlib.ExitStack()
-        stack.callback(self.drain)
+        stack.callback(self.forget)
         stack.enter_context(self._roots.attach())
         if self._criterion is not None:
             begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
@@ -128,17 +135,17 @@ class LossTap:
             self._components.add(components)
 
     def observe_loss(self, loss: Tensor | float) -> None:
-        """Take one loss. A tensor is kept as a device reference; backward time is measured from its gradient."""
-        self.seen, self._roots.keep = True, False
+        """Take one loss. A tensor is kept as a device reference."""
+        self.seen = True
         if not isinstance(loss, Tensor):
-            self._losses.append(torch.tensor(float(loss), dtype=torch.float64))
+            self.passes.now.add_loss(torch.tensor(float(loss), dtype=torch.float64))
             return
         held = local(loss).detach()
-        self._losses.append(held if held.numel() == 1 else held.mean())
+        self.passes.now.add_loss(held if held.numel() == 1 else held.mean())
         if loss.requires_grad and not torch.compiler.is_compiling():
             self._on_loss(loss)
             # Where calls of ``backward`` are seen anyway, a hook on the loss would tell nothing new.
-            if not self._told or self._wants_backward():
+            if not self._told:
                 loss.register_hook(self._begun)  # type: ignore[no-untyped-call]
 
     def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
@@ -146,49 +153,81 @@ class LossTap:
         if not self.want_logits or not logits.is_floating_point() or logits.dim() < 1:
             return
         with torch.no_grad():
-            held = None if targets is None else local(targets)
-            rows, numbers = as_samples(local(logits), held, class_dim)
+            held, whole = None if targets is None else local(targets), local(logits)
+            rows, numbers = as_samples(whole, held, class_dim)
             if rows.numel() == 0 or rows.shape[1] < 2:
                 return
-            self._statistics = [(LOGIT_METRICS, logit_statistics(rows))]
+            samples, now = whole.numel() / rows.shape[1], self.passes.now
+            now.add_part(Part(LOGIT_METRICS, logit_statistics(rows), samples, whole.numel()))
             if numbers is not None:
-                self._statistics.append((TARGET_METRICS, target_statistics(rows, numbers)))
+                # Of very many samples some are looked at, and speak for the others.
+                sums = target_sums(rows, numbers) * (samples / len(rows))
+                now.add_part(Part(TARGET_METRICS, sums, samples, samples))
+
+    def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
+        """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.
+
+        Args:
+            number: Of the optimizer.
+            sites: Names of all optimizers, by number.
+            owned: What this one owns.
+        """
+        self._sites = sites
+        own, new = self.passes.take(number, owned)
+        loss = loss_of(own)
+        if loss is not None:
+            self._own[number] = loss
+        added = loss if len(new) == len(own) else loss_of(new)
+        if added is not None:
+            self._joined.append(added)
 
     def drain(self) -> Drained:
-        """Give out the mean loss and the last statistics, and forget them."""
+        """Give out loss and statistics; with several optimizers, of all passes of the record so far, until it ends."""
+        if not self.passes.scan:
+            self.passes.take_all()
+            loss = loss_of(self.passes.used)
+            self._joined = [] if loss is None else [loss]
+            self._told &= self._rooted or not self.passes.used
+            self._rooted = False
         out: Drained = []
-        if self._losses:
-            self._told &= self._rooted
-            out.append(Pending("loss", (RUN_SITE,), _mean(self._losses)))
-        elif (loss := self._roots.loss()) is not None:
-            out.append(Pending("loss", (RUN_SITE,), loss.reshape(1)))
+        if self._joined:
+            out.append(Pending("loss", (RUN_SITE,), _total(self._joined)))
+        if self._own and len(self._sites) > 1:
+            where = [number for number in self._own if number < len(self._sites)]
+            values = _stacked([self._own[number] for number in where])
+            out.append(Pending("optimizer.loss", self._sites, values, np.array(where, dtype=np.int64)))
         out.extend(self._roots.drain())
-        for names, values in self._statistics:
-            out.extend(Pending(name, (RUN_SITE,), value.reshape(1)) for name, value in zip(names, values, strict=True))
+        out.extend(statistics_of(self.passes.used))
         out.extend(self._components.drain())
-        self.forget()
+        self._counted = False
+        self._awaited.clear()
+        if not self.passes.scan:
+            self._joined, self.passes.used = [], []
         return out
+
+    def finish(self) -> None:
+        """Begin a new record."""
+        self.passes.finish()
+        self._joined = []
+        self._spent = 0.0
+        if self._own:
+            self._own = {}
 
     def forget(self) -> None:
         """Forget what was collected, without any work on it: the step makes no record."""
-        self._losses.clear()
-        self._roots.forget()
+        self.finish()
+        self.passes.forget()
         self._components.forget()
-        self._passes.forget()
+        self._awaited.clear()
         self._counted = self._rooted = False
-        self._statistics, self._seconds = [], 0.0
+        self._seconds = 0.0
 
-    def scalars(self, backward_ended: float | None) -> dict[str, float]:
-        """Return what the host knows of this step's losses and backward passes.
-
-        Args:
-            backward_ended: When the last backward pass was over, ``None`` when it is not known.
-        """
-        out = self._passes.scalars()
-        if self._passes.began is not None and backward_ended is not None:
-            out["runtime.backward_time"] = backward_ended - self._passes.began
-        if self._seconds:
-            out["runtime.loss_time"] = self._seconds
+    def scalars(self) -> dict[str, float]:
+        """Return what the host knows of the losses and backward passes of the record so far."""
+        out = self.passes.scalars()
+        self._spent, self._seconds = self._spent + self._seconds, 0.0
+        if self._spent:
+            out["runtime.loss_time"] = self._spent
         return out
 
     def _entered(self, _module: nn.Module, _args: Any, _output: Any = None) -> None:
@@ -211,34 +250,55 @@ class LossTap:
     def _await_gradient(self, predictions: Tensor) -> None:
         """Take what the loss sends back into the model when it comes, if this step is due."""
         if self.want_logits and predictions.requires_grad and predictions.numel() and not predictions.is_complex():
+            known = self._awaited.get(id(predictions))
+            if known is not None and known() is predictions:
+                return  # handed over twice, or given to two losses
+            self._awaited[id(predictions)] = weakref.ref(predictions)
             hook = unserializable_hook(self._guard(self._sent_back))  # type: ignore[no-untyped-call]
             predictions.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _sent_back(self, gradient: Tensor) -> None:
         with torch.no_grad():
-            earlier = [entry for entry in self._statistics if entry[0] != UPSTREAM_METRICS]
-            self._statistics = [*earlier, (UPSTREAM_METRICS, upstream_statistics(local(gradient)))]
+            held = local(gradient)
+            samples, entries = held.shape[0] if held.dim() else 1, held.numel()
+            part = Part(UPSTREAM_METRICS, upstream_statistics(held), samples, entries)
+            self.passes.latest.add_part(part)
 
-    def _root(self, root: Tensor) -> None:
+    def _pass_begins(self, roots: Sequence[Root]) -> None:
         """Begin a backward pass; what runs inside it has to be told from there."""
-        self._passes.begin()
+        begun = self.passes.begin()
         self._counted = self._rooted = self._told = True
-        if not self.seen:
-            self._on_loss(root)
-            if self._wants_backward():
-                root.register_hook(self._begun)  # type: ignore[no-untyped-call]
-        self._on_root(root)
+        for root, given in roots:
+            if not begun.losses:
+                weight = None if given is None else local(given).detach()
+                begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
+            if not self.seen:
+                self._on_loss(root)
+            self._on_root(root)
+
+    def _pass_over(self, seconds: float | None) -> None:
+        passes = self.passes
+        if threading.get_ident() in passes.under:
+            (self._end_scanned if passes.scan else passes.end)(seconds)
+            if seconds is not None:
+                self._on_over()
 
     def _backward(self, _gradient: Tensor) -> None:
         if not self._counted:  # by ``torch.autograd.grad``, or before the root was known to be of this model
-            self._passes.begin()
+            self.passes.count()
         self._counted = False
-        self._on_backward()
 
 
-def _mean(losses: Iterable[Tensor]) -> Tensor | npt.NDArray[np.float64]:
-    """Return the mean of scalars, on the host where they are there already. Shape: ``[1]``."""
-    every = list(losses)
-    if all(loss.is_cpu for loss in every):
-        return np.array([sum(map(float, every)) / len(every)])
-    return torch.stack([loss.reshape(1).to(every[0].device, torch.float64) for loss in every]).mean(dim=0)
+def _stacked(losses: Sequence[Loss]) -> Loss:
+    """Join losses. Shape: ``[len(losses)]``."""
+    if all(isinstance(loss, np.ndarray) for loss in losses):
+        return np.concatenate([np.asarray(loss) for loss in losses])
+    device = next(loss.device for loss in losses if isinstance(loss, Tensor))
+    wide = [torch.as_tensor(loss, dtype=torch.float64).to(device, non_blocking=True) for loss in losses]
+    return torch.stack([loss.reshape(()) for loss in wide])
+
+
+def _total(losses: Sequence[Loss]) -> Loss:
+    """Return the sum of losses. Shape: ``[1]``."""
+    total: Loss = losses[0] if len(losses) == 1 else _stacked(losses).sum().reshape(1)
+    return total

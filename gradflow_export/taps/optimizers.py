@@ -33,6 +33,7 @@ class Owned:
         parameters: The parameters themselves, in the same order.
         groups: The optimizer's group number of each. Shape: ``[n]``.
         batches: How many different batches the ranks of a distributed run see.
+        outside: Whether the optimizer owns parameters that are not the model's too.
     """
 
     sites: tuple[str, ...]
@@ -40,6 +41,7 @@ class Owned:
     parameters: tuple[Tensor, ...]
     groups: npt.NDArray[np.int64]
     batches: int = 1
+    outside: bool = False
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -195,6 +197,7 @@ class OptimizerSteps:
             tuple(p for _, _, p in found),
             np.array([number for _, number, _ in found], dtype=np.int64),
             batches_of(model),
+            any(id(p) not in names and p.requires_grad for g in groups for p in g["params"]),
         )
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -213,7 +216,9 @@ class OptimizerSteps:
         scale = getattr(optimizer, "grad_scale", None)
         scale = scale if isinstance(scale, Tensor) else None
         known.depth = 1
-        known.step = step = OptimizerStep(optimizer, known.owned, closure, scale, scaled=called_by_scaler())
+        # A scaler calls fused optimizers itself, with this; without a scale, it has divided the gradients already.
+        scaled = isinstance(getattr(optimizer, "found_inf", None), Tensor) or called_by_scaler()
+        known.step = step = OptimizerStep(optimizer, known.owned, closure, scale, scaled=scaled)
         self._before(step)
 
     def _post(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

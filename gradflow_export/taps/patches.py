@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ class Spy:
         name: The attribute.
         see: Called with positional and keyword arguments after each call.
         result: Whether what was returned is shown as one more keyword argument, ``result``.
+        lists: Whether iterators among the arguments are made lists, which can be looked at after the call.
     """
 
-    def __init__(self, owner: Any, name: str, see: See, *, result: bool = False) -> None:
-        self._owner, self._name, self._see, self._result = owner, name, see, result
+    def __init__(self, owner: Any, name: str, see: See, *, result: bool = False, lists: bool = False) -> None:
+        self._owner, self._name, self._see, self._result, self._lists = owner, name, see, result, lists
         self._own = True
         self._original: Any = None
         self._stand_in: Any = None
@@ -54,6 +55,9 @@ class Spy:
 
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if spy._lists:
+                args = tuple([list(arg) if isinstance(arg, Iterator) else arg for arg in args])
+                kwargs = {name: list(arg) if isinstance(arg, Iterator) else arg for name, arg in kwargs.items()}
             result = original(*args, **kwargs)
             if spy.live and _is_seen(spy.always):
                 see(args, {**kwargs, "result": result} if spy._result else kwargs)

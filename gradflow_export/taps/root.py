@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.metrics.local import local
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 
@@ -22,13 +22,19 @@ MOST_NODES = 5_000
 """Nodes of a graph that are looked at for a parameter of the model; what reaches none among them is another's loss."""
 ALWAYS_CHECKED = 10
 CHECKED_EVERY = 50
-ROOTS = 1024
-"""Roots kept until a step ends; beyond that the oldest are forgotten."""
-
-See = Callable[[Any], None]
 _MARK = "gradflow_listeners"
 _CHECKPOINT = "CheckpointFunctionBackward"
 """A reentrant checkpoint, whose parameters show in the graph of its second run only."""
+
+
+class Listener(Protocol):
+    """Is told of each outermost backward pass of the process."""
+
+    def see(self, tensors: Any, gradients: Any) -> None:
+        """Take what ``backward`` is called on, and the gradients that were given with it, before the pass."""
+
+    def over(self, seconds: float | None) -> None:
+        """Take the time of the pass that this thread began, ``None`` where it raised."""
 
 
 class _Listeners:
@@ -36,29 +42,44 @@ class _Listeners:
 
     def __init__(self, original: Callable[..., None]) -> None:
         self.original = original
-        self.current: tuple[See, ...] = ()
+        self.current: tuple[Listener, ...] = ()
         listeners = self
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             # Compiled code holds no trace of this; a checkpoint that is computed again is no pass of its own.
-            if not torch.compiler.is_compiling() and torch_private.backward_number() == -1:
-                for see in listeners.current:
-                    see(tensors)
-            original(tensors, *args, **kwargs)
+            if torch.compiler.is_compiling() or torch_private.backward_number() != -1:
+                original(tensors, *args, **kwargs)
+            else:
+                listeners.run(tensors, args, kwargs)
 
         backward.__dict__[_MARK] = self
         self.stand_in = backward
 
+    def run(self, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the pass, and tell of it before and after."""
+        told = self.current
+        tensors = tensors if isinstance(tensors, (Tensor, tuple, list)) else tuple(tensors)
+        gradients = args[0] if args else kwargs.get("grad_tensors", kwargs.get("grad_variables"))
+        for listener in told:
+            listener.see(tensors, gradients)
+        seconds, began = None, time.perf_counter()
+        try:
+            self.original(tensors, *args, **kwargs)
+            seconds = time.perf_counter() - began
+        finally:
+            for listener in told:
+                listener.over(seconds)
 
-def listen(see: See) -> contextlib.ExitStack:
-    """Call ``see(tensors)`` before each outermost ``torch.autograd.backward`` of the process.
+
+def listen(listener: Listener) -> contextlib.ExitStack:
+    """Tell of each outermost ``torch.autograd.backward`` of the process.
 
     ``Tensor.backward`` looks that function up when it is called, so that this one attribute suffices. It is replaced
     once, whatever the number of listeners, and put back when the last of them has gone.
 
     Args:
-        see: Gets what ``backward`` was called on: a tensor, or a sequence of them.
+        listener: Who is told.
 
     Returns:
         A stack whose closing ends it.
@@ -67,87 +88,76 @@ def listen(see: See) -> contextlib.ExitStack:
     listeners: _Listeners = _Listeners(torch.autograd.backward) if found is None else found
     if found is None:
         torch.autograd.backward = listeners.stand_in
-    listeners.current = (*listeners.current, see)
+    listeners.current = (*listeners.current, listener)
     stack = contextlib.ExitStack()
-    stack.callback(_leave, listeners, see)
+    stack.callback(_leave, listeners, listener)
     return stack
 
 
-def _leave(listeners: _Listeners, see: See) -> None:
-    listeners.current = tuple(other for other in listeners.current if other is not see)
+def _leave(listeners: _Listeners, listener: Listener) -> None:
+    listeners.current = tuple(other for other in listeners.current if other is not listener)
     # Where somebody else has wrapped it in the meantime, it stays as a mere detour.
     if not listeners.current and torch.autograd.backward is listeners.stand_in:
         torch.autograd.backward = listeners.original
 
 
-class Roots:
-    """Keeps what one model's losses were in a step, as the tensors on which ``backward`` was called.
+Root = tuple[Tensor, "Tensor | None"]
+"""A scalar that ``backward`` is called on, and the gradient that was given with it, by which it is multiplied."""
 
-    Only a scalar whose graph reaches a parameter of the model counts. Its graph is followed at first, and then now and
-    then; as soon as one belonged to another model, each is. The roots of a step are added up, because so are their
-    gradients: of losses divided by the number of micro-batches the sum is their mean. A root whose gradients were
-    cleared before the optimizer stepped, as the generator's are that ran through a critic, is forgotten. What a
-    ``GradScaler`` multiplied is divided by its scale again. Scalars that lead to no parameter, with or without a graph,
+
+class Roots:
+    """Tells which backward passes are one model's, and on which losses they are called.
+
+    Only a tensor whose graph reaches a parameter of the model counts. Its graph is followed at first, and then now and
+    then; as soon as one belonged to another model, each is. Scalars that lead to no parameter, with or without a graph,
     are counted until one leads there.
 
     Args:
         model: Returns the model, ``None`` when it is gone.
-        on_root: Called with each root that counts, before its backward pass.
-        guard: Wraps what is called from ``backward``.
+        on_pass: Called with the scalars among the roots before each backward pass of the model.
+        over: Called after each backward pass of the process with its seconds, ``None`` where it raised.
+        guard: Wraps what is called from ``backward`` before the pass.
     """
 
     def __init__(
         self,
         model: Callable[[], nn.Module | None],
-        on_root: Callable[[Tensor], None],
+        on_pass: Callable[[Sequence[Root]], None],
+        over: Callable[[float | None], None],
         *,
         guard: Guard = unguarded,
     ) -> None:
-        self._model, self._on_root, self._see = model, on_root, guard(self._called)
-        self._values: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=ROOTS)
+        self._model, self._on_pass = model, on_pass
+        self.see, self.over = guard(self._called), over
         self._checks = self._until = 0
         self._alone = True
         self._blind = self._told = 0
-        self.keep = True
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack ends it."""
-        stack = contextlib.ExitStack()
-        stack.callback(self.forget)
-        stack.enter_context(listen(self._see))
-        return stack
-
-    def forget(self) -> None:
-        """Forget the roots of this step."""
-        self._values.clear()
+        return listen(self)
 
     def drain(self) -> Drained:
         """Give out how many scalars in a row led to no parameter, where these are more than were told of."""
         more, self._told = self._blind > self._told, self._blind
         return [Pending("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
 
-    def loss(self) -> Tensor | None:
-        """Return the sum of the roots, in double precision, ``None`` without any. Shape: scalar."""
-        if not self._values:
-            return None
-        device = self._values[0][0].device
-        values = [_unscaled(value, scale).to(device) for value, scale in self._values]
-        return values[0] if len(values) == 1 else torch.stack(values).sum()
-
-    def _called(self, tensors: Any) -> None:
-        scalars = [
-            root
-            for root in ((tensors,) if isinstance(tensors, Tensor) else tensors)
-            if isinstance(root, Tensor) and root.requires_grad and root.numel() == 1
+    def _called(self, tensors: Any, gradients: Any) -> None:
+        if isinstance(tensors, Tensor):
+            tensors = (tensors,)
+        if gradients is None or isinstance(gradients, Tensor):
+            gradients = (gradients,) * len(tensors)
+        every = [
+            (root, given)
+            for root, given in zip(tensors, gradients, strict=False)
+            if isinstance(root, Tensor) and root.requires_grad
         ]
-        roots = [root for root in scalars if root.grad_fn is not None and self._mine(root)]
-        self._blind = 0 if roots else self._blind + len(scalars)
-        if roots and self._values and self._cleared():
-            self._values.clear()
-        for root in roots:
-            if self.keep:
-                self._values.append((local(root).detach(), scale_of(root.grad_fn)))
-            self._on_root(root)
+        mine = [pair for pair in every if pair[0].grad_fn is not None and self._mine(pair[0])]
+        roots = [pair for pair in mine if pair[0].numel() == 1]
+        # A vector says nothing of a loss.
+        self._blind = 0 if mine else self._blind + sum(root.numel() == 1 for root, _ in every)
+        if mine:
+            self._on_pass(roots)
 
     def _mine(self, root: Tensor) -> bool:
         self._until -= 1
@@ -161,11 +171,6 @@ class Roots:
         mine = reaches(root, map(id, model.parameters()))
         self._alone &= mine
         return mine
-
-    def _cleared(self) -> bool:
-        """Whether the gradients of the roots before this one are gone, so that no optimizer will use them."""
-        model = self._model()
-        return model is None or not any(p.grad is not None for p in model.parameters())
 
 
 def reaches(root: Tensor, parameters: Iterable[int]) -> bool:
@@ -222,12 +227,3 @@ def is_scaled(root: Tensor) -> bool:
     """Whether a root looks like what a ``GradScaler`` gives out, whose steps may overflow; waits for its device."""
     scale = None if root.grad_fn is None else scale_of(root.grad_fn)
     return scale is not None and float(scale) > 1.0 and math.frexp(float(scale))[0] == 0.5
-
-
-def _unscaled(value: Tensor, scale: Tensor | None) -> Tensor:
-    wide = value.to(torch.float64).reshape(())
-    if scale is None:
-        return wide
-    # Scalers multiply by powers of two, of which the mantissa is 1/2; any other factor is the user's own.
-    mantissa = torch.frexp(scale).mantissa
-    return torch.where((mantissa == 0.5) & (scale > 1.0), wide / scale, wide)

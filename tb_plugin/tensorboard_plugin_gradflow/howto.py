@@ -55,10 +55,16 @@ _HOW: Mapping[str, tuple[str, str]] = MappingProxyType(
             "It is read from modules such as nn.ReLU, nn.Tanh and nn.Sigmoid; a call such as F.relu cannot be seen.",
             'exporter = Exporter(model, intervals={"activations": 10}).watch(criterion)',
         ),
-        "gradient.norm_before_clip": _every("clipping", "It is read where gradients are clipped."),
+        "gradient.norm_before_clip": (
+            "It is read at every step that torch.nn.utils.clip_grad_norm_ clips, and of other clipping now and then.",
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        ),
         "gradient.clip": _every("clipping", "It is read where gradients are clipped."),
         "parameter.adam_rms": _every("moments", "It needs an optimizer with second moments, such as Adam."),
         "parameter.epsilon_share": _every("moments", "It needs an optimizer with second moments, such as Adam."),
+        "optimizer.loss": ("It is read where several optimizers train the model.", _WATCH),
+        "optimizer.gradient_norm": ("It is read where several optimizers train the model.", _WATCH),
+        "optimizer.steps": ("It is read where several optimizers train the model.", _WATCH),
         "optimizer.": _every("moments", "It needs an optimizer with second moments, such as Adam."),
         "node.": (
             "Name the parameters that are phase and magnitude of the same nodes, or take rows of weights.",

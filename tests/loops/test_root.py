@@ -156,10 +156,26 @@ def test_what_is_no_scalar_is_no_loss():
     assert got == [None, None, None]
 
 
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.roots, self.given, self.seconds = [], [], []
+
+    def see(self, tensors, gradients):
+        """Take what ``backward`` is called on."""
+        self.roots.append(tensors)
+        self.given.append(gradients)
+
+    def over(self, seconds):
+        """Take how long it took."""
+        self.seconds.append(seconds)
+
+
 def test_backward_is_put_back_by_whoever_leaves_last():
     """One function stands in for all listeners, in whatever order they leave, and none is left behind."""
     original = torch.autograd.backward
-    first, second = listen(lambda _: None), listen(lambda _: None)
+    first, second = listen(Heard()), listen(Heard())
     stand_in = torch.autograd.backward
     first.close()
     assert torch.autograd.backward is stand_in
@@ -169,17 +185,30 @@ def test_backward_is_put_back_by_whoever_leaves_last():
 
 def test_listeners_beneath_somebody_elses_wrapper_still_hear():
     """Who wraps ``backward`` after us keeps working when we leave, and we when we come again."""
-    original, heard = torch.autograd.backward, []
+    original, heard = torch.autograd.backward, Heard()
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, torch.autograd, "backward", original)
-        first = listen(heard.append)
+        first = listen(heard)
         ours = torch.autograd.backward
         torch.autograd.backward = functools.partial(ours)
         first.close()
         loss = torch.ones(1, requires_grad=True).sum()
         loss.backward()
-        assert heard == []
-        with listen(heard.append):
+        assert heard.roots == []
+        with listen(heard):
             loss = torch.ones(1, requires_grad=True).sum()
             loss.backward()
-        assert heard == [loss]
+        assert heard.roots == [loss]
+
+
+def test_a_pass_that_raises_is_over_without_a_time():
+    """A listener hears of the end of each pass; of one that raised nothing else."""
+    heard = Heard()
+    loss = torch.ones(1, requires_grad=True).square().sum()
+    with listen(heard):
+        loss.backward(torch.tensor(2.0))
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    assert heard.given == [torch.tensor(2.0), None]
+    assert heard.seconds[0] > 0
+    assert heard.seconds[1:] == [None]

@@ -12,7 +12,7 @@ from gradflow_export.assemble import histogram_of, root_of_squares
 from gradflow_export.metrics.direction import cosine
 from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
-from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics, target_statistics
+from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics, target_means, target_sums
 from gradflow_export.metrics.norms import l2_norms, norm
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.metrics.samples import even_sample, rows_of
@@ -247,8 +247,8 @@ def test_confidence_does_not_change_when_logits_are_shifted(rows, shift):
     assert moved.tolist() == pytest.approx(
         (plain + shift * torch.tensor(moves, dtype=torch.float64)).tolist(), abs=1e-9
     )
-    assert target_statistics(logits + shift, targets)[[0, 2]].tolist() == pytest.approx(
-        target_statistics(logits, targets)[[0, 2]].tolist(), abs=1e-9
+    assert target_means(target_sums(logits + shift, targets))[[0, 2]].tolist() == pytest.approx(
+        target_means(target_sums(logits, targets))[[0, 2]].tolist(), abs=1e-9
     )
     assert 0 <= plain[LOGIT_METRICS.index("confidence.max")] <= 1 + 1e-9
     assert -1e-9 <= plain[LOGIT_METRICS.index("confidence.entropy")] <= 1 + 1e-9

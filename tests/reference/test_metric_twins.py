@@ -16,7 +16,8 @@ from gradflow_export.metrics.logits import (
     TARGET_METRICS,
     as_samples,
     logit_statistics,
-    target_statistics,
+    target_means,
+    target_sums,
 )
 from gradflow_export.metrics.norms import (
     dense_entries,
@@ -152,12 +153,12 @@ def test_target_statistics_equal_the_twin(twin):
     logits, targets = torch.randn(7, 4), torch.tensor([0, 3, -100, 1, 2, 4, 0])
     expected = twin.target_metrics(logits.tolist(), targets.tolist())
     assert tuple(expected) == TARGET_METRICS
-    assert target_statistics(logits, targets).tolist() == pytest.approx(list(expected.values()), rel=1e-5)
+    assert target_means(target_sums(logits, targets)).tolist() == pytest.approx(list(expected.values()), rel=1e-5)
 
 
 def test_targets_that_are_all_ignored_give_nan():
     """Nothing to average is NaN, not zero."""
-    assert target_statistics(torch.randn(2, 3), torch.tensor([-100, -100])).isnan().all()
+    assert target_means(target_sums(torch.randn(2, 3), torch.tensor([-100, -100]))).isnan().all()
 
 
 def test_as_samples_brings_every_layout_to_one_row_per_sample():

@@ -1,0 +1,267 @@
+"""The norm before clipping at every step, whoever clips and however."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.catalog import CATALOG
+from gradflow_export.schedule import DENSE_STEPS, INTERVALS, SETTLING_INTERVAL
+from gradflow_export.writers.stock import StockPages
+from gradflow_export.writers.wandb_picks import Picks
+
+SELDOM = dict.fromkeys(INTERVALS, 10**6)
+STEPS = 16
+SAMPLED = DENSE_STEPS
+
+
+def total(parameters):
+    """The norm of the gradients there are now, in float64."""
+    gradients = [p.grad.double() for p in parameters if p.grad is not None]
+    return float(torch.stack([g.norm() for g in gradients]).norm())
+
+
+def in_two_steps(model):
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
+
+
+def by_hand(model, data=False):
+    norm = total(model.parameters())
+    for p in model.parameters():
+        (p.grad.data if data else p.grad).mul_(min(1.0, 0.1 / norm))
+
+
+def layer_by_layer(model):
+    for layer in model:
+        clip_grad_norm_(layer.parameters(), 0.05)
+
+
+def twice(model):
+    clip_grad_norm_(model.parameters(), 0.2)
+    clip_grad_norm_(model.parameters(), 0.1, norm_type=1.0)
+
+
+HOW = {
+    "norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    "norm, by a name of its own": lambda model: clip_grad_norm_(list(model.parameters()), 0.1),
+    "norm, of one tensor": lambda model: clip_grad_norm_(model[0].weight, 0.01),
+    "norm, not reached": lambda model: clip_grad_norm_(model.parameters(), 1e6),
+    "greatest norm": lambda model: clip_grad_norm_(model.parameters(), 0.01, norm_type=float("inf")),
+    "without foreach": lambda model: clip_grad_norm_(model.parameters(), 0.1, foreach=False),
+    "layer by layer": layer_by_layer,
+    "twice": twice,
+    "norm first, clipping then": in_two_steps,
+    "value": lambda model: clip_grad_value_(model.parameters(), 0.01),
+    "value, then norm": lambda model: (clip_grad_value_(model.parameters(), 0.01), HOW["norm"](model)),
+    "by hand": by_hand,
+    "a new gradient": lambda model: [setattr(p, "grad", p.grad * 0.5) for p in model.parameters()],
+}
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)).to(dtype)
+
+
+def train(model, clip, steps=STEPS, passes=1, scaler=None, fused=None):
+    """Train; return the norms before and after clipping."""
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused), []
+    dtype = next(model.parameters()).dtype
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            loss = model(torch.randn(8, 6, dtype=dtype)).square().mean()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        before = total(model.parameters())
+        clip(model)
+        seen.append((before, total(model.parameters())))
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    return seen
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("how", HOW)
+def test_the_norm_before_clipping_is_there_at_every_step(how, passes, watching, recorded):
+    """Sampled or not, each record has the norm that backward left, the share that is left of it, and how many did."""
+    model = network()
+    exporter = watching(model, intervals=SELDOM)
+    seen = train(model, HOW[how], passes=passes)
+    records, clipped = recorded(exporter), []
+    assert len(records) == STEPS
+    for record, (before, after) in zip(records, seen, strict=True):
+        clipped.append(after / before < 0.999)
+        assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=1e-5), record.step
+        assert record.value("gradient.clip_scale") == pytest.approx(after / before, rel=1e-5)
+        assert record.value("gradient.total_norm") == pytest.approx(after, rel=1e-5)
+        assert record.value("gradient.clipped_share") == pytest.approx(sum(clipped) / len(clipped))
+
+
+@pytest.mark.parametrize("clip", [lambda model: None, functools.partial(by_hand, data=True)], ids=["none", "data"])
+def test_between_sampled_steps_nothing_is_read_where_nobody_is_seen_to_clip(clip, watching, recorded):
+    """Without clipping, or through ``.data``, which no counter shows, the norm is there on sampled steps."""
+    model = network()
+    exporter = watching(model, intervals=SELDOM)
+    seen = train(model, clip)
+    for record, (before, _) in zip(recorded(exporter), seen, strict=True):
+        sampled = record.step <= SAMPLED or record.step % SETTLING_INTERVAL == 0
+        wanted = pytest.approx(before, rel=1e-5) if sampled else None
+        assert record.value("gradient.norm_before_clip") == wanted
+
+
+def test_clipping_by_hand_that_ends_is_looked_for_no_more(watching, recorded):
+    """Once gradients are left alone again, the norms at the end of backward are read on sampled steps only."""
+    model = network()
+    exporter = watching(model, intervals=SELDOM)
+    train(model, by_hand, steps=SAMPLED + 2)
+    train(model, lambda _model: None, steps=2)
+    told = [record.value("gradient.norm_before_clip") is not None for record in recorded(exporter)]
+    assert told == [True] * (SAMPLED + 3) + [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype, watching, recorded):
+    """In half precision the factor is rounded as torch rounds it; in double precision it is exact."""
+    model = network(dtype)
+    exporter = watching(model, intervals=SELDOM)
+    seen = train(model, HOW["norm"])
+    rel = 5e-3 if dtype is torch.bfloat16 else 1e-6
+    for record, (before, _) in zip(recorded(exporter), seen, strict=True):
+        assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=rel)
+
+
+def test_gradients_that_are_not_finite(watching, recorded):
+    """A norm that is Inf before clipping is told as it is, though clipping leaves NaN."""
+    model = network()
+    exporter = watching(model, intervals=SELDOM)
+
+    def clip(model):
+        model[0].weight.grad[0, 0] = float("inf")
+        clip_grad_norm_(model.parameters(), 0.1)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train(model, HOW["norm"], steps=SAMPLED + 2)
+    optimizer.zero_grad()
+    model(torch.randn(8, 6)).square().mean().backward()
+    clip(model)
+    optimizer.step()
+    assert recorded(exporter)[-1].value("gradient.norm_before_clip") == float("inf")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_under_a_gradient_scaler(fused, watching, recorded):
+    """After ``unscale_`` the norm is that of the gradients without the scale."""
+    model = network()
+    exporter = watching(model, intervals=SELDOM)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    seen = train(model, HOW["norm"], scaler=scaler, fused=fused)
+    for record, (before, _) in zip(recorded(exporter), seen, strict=True):
+        assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=1e-5)
+
+
+def test_inside_a_closure(watching, recorded):
+    """Trainers that run backward and clipping inside the step are read too."""
+    model, seen = network(), []
+    exporter = watching(model, intervals=SELDOM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        model(torch.randn(8, 6)).square().mean().backward()
+        seen.append(total(model.parameters()))
+        clip_grad_norm_(model.parameters(), 0.1)
+
+    for _ in range(STEPS):
+        optimizer.step(closure)
+    assert [r.value("gradient.norm_before_clip") for r in recorded(exporter)] == pytest.approx(seen, rel=1e-5)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_of_several_optimizers(together, watching, recorded):
+    """The record's norm is that of all its optimizers' gradients, clipped at once or each on its own."""
+    model, seen = network(), []
+    exporter = watching(model, intervals=SELDOM)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in model]
+    for _ in range(STEPS):
+        model.zero_grad()
+        model(torch.randn(8, 6)).square().mean().backward()
+        seen.append(total(model.parameters()))
+        if together:
+            clip_grad_norm_(model.parameters(), 0.1)
+        for layer, optimizer in zip(model, optimizers, strict=True):
+            if not together:
+                clip_grad_norm_(layer.parameters(), 0.05)
+            optimizer.step()
+    assert [r.value("gradient.norm_before_clip") for r in recorded(exporter)] == pytest.approx(seen, rel=1e-5)
+
+
+def test_of_players_that_clip_each_others_gradients(watching, recorded):
+    """What one player's clipping does to gradients that another has used already is not counted for that one."""
+    torch.manual_seed(0)
+    model, seen = nn.ModuleDict({"critic": nn.Linear(6, 6), "actor": nn.Linear(6, 6)}), []
+    exporter = watching(model, intervals=SELDOM)
+    optimizers = {name: torch.optim.SGD(model[name].parameters(), lr=0.01) for name in model}
+    for _ in range(STEPS):
+        norms = []
+        for name, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            (10.0 * model[name](torch.randn(8, 6)).square().mean()).backward()
+            norms.append(total(model[name].parameters()))
+            clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+        seen.append(float(torch.tensor(norms).norm()))
+    assert [r.value("gradient.norm_before_clip") for r in recorded(exporter)] == pytest.approx(seen, rel=1e-5)
+
+
+def test_torchs_functions_are_put_back():
+    """Whatever the order in which exporters come and go, torch has its own functions afterwards."""
+    from torch.nn.utils import clip_grad
+
+    home = dict(vars(clip_grad)), torch.nn.utils.clip_grads_with_norm_
+    models = [network() for _ in range(3)]
+    exporters = [Exporter(model, backends=[MemoryWriter()], strict=True).watch() for model in models]
+    assert torch.nn.utils.clip_grads_with_norm_ is not home[1]
+    for exporter in (exporters[1], exporters[0], exporters[2]):
+        exporter.close()
+    assert (dict(vars(clip_grad)), torch.nn.utils.clip_grads_with_norm_) == home
+
+
+def test_clipping_returns_and_leaves_what_it_would(watching):
+    """The total norm and the gradients after clipping are bit for bit those without an exporter."""
+    results = []
+    for watch in (False, True):
+        model = network()
+        exporter = watching(model) if watch else None
+        model(torch.ones(8, 6)).square().mean().backward()
+        norm = clip_grad_norm_(model.parameters(), 0.1)
+        results.append((norm.item(), [p.grad.clone() for p in model.parameters()]))
+        if exporter is not None:
+            exporter.close()
+    (plain, gradients), (norm, watched) = results
+    assert plain == norm
+    assert all(torch.equal(a, b) for a, b in zip(gradients, watched, strict=True))
+
+
+def test_it_is_a_headline(tmp_path):
+    """It is a TensorBoard scalar, a W&B scalar, and a line of the report."""
+    assert CATALOG["gradient.norm_before_clip"].headline
+    model, memory = network(), MemoryWriter()
+    exporter = Exporter(model, backends=[memory], logdir=tmp_path, intervals=SELDOM, strict=True).watch()
+    seen = train(model, HOW["norm"])
+    exporter.close()
+    last = memory.records[-1]
+    assert b"gradflow/gradient.norm_before_clip" in b"".join(StockPages().events(last))
+    picked = Picks((), 1, ()).scalars(last)
+    assert picked["gradient.norm_before_clip"] == pytest.approx(seen[-1][0], rel=1e-5)
+    lines = [line.split() for line in exporter.report().splitlines() if "gradient.norm_before_clip" in line]
+    assert len(lines) == 1
+    assert float(lines[0][1]) == pytest.approx(seen[-1][0], rel=1e-3)
