@@ -129,6 +129,7 @@ class TrainingLoop:
         self._updates_before = part("updates")(taps.updates.before)
         self._read_moments = part("moments")(taps.moments.after)
         self._updates_after = part("updates")(taps.updates.after)
+        self._settle_updates = part("updates")(taps.updates.settle)
         self._looks = frozenset(tap.instrument for tap in taps.stepped)
         self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
@@ -297,6 +298,10 @@ class TrainingLoop:
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
+            if "updates" in self._due:
+                settled: Drained = []
+                self._settle_updates(settled)
+                self._transfer(settled, bundle)
             self._held.put(bundle)
         self._stepped_for = 0.0
         self._plan()

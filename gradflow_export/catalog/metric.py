@@ -48,6 +48,8 @@ class MetricSpec:
         headline: Whether it is written to TensorBoard's stock Scalars page.
         across: One of ``ACROSS``: how it aggregates over the ranks of a distributed run. ``"first"`` is rank 0's value;
             of a parameter the others join the shards, of everything else the batches of all ranks.
+        error: The metric that holds the standard error where the value was estimated, as a share of the value where its
+            unit is "share"; where it is missing, or none is named, the value is exact but for rounding.
     """
 
     name: str
@@ -63,6 +65,7 @@ class MetricSpec:
     marks: tuple[float, ...] = ()
     headline: bool = False
     across: str = "first"
+    error: str = ""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:

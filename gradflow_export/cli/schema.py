@@ -72,9 +72,13 @@ def _table(specs: Iterable[MetricSpec]) -> list[str]:
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for spec in specs:
         name = f"**`{spec.name}`**" if spec.headline else f"`{spec.name}`"
-        cells = (name, spec.title, spec.unit, _range(spec), _code(spec.formula), spec.source, spec.cost, spec.across)
+        cells = (name, spec.title, spec.unit, _range(spec), _code(_formula(spec)), spec.source, spec.cost, spec.across)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def _formula(spec: MetricSpec) -> str:
+    return spec.formula + (f"; exact where `{spec.error}` is missing or 0" if spec.error else "")
 
 
 def _range(spec: MetricSpec) -> str:
