@@ -63,7 +63,7 @@ class Kept:
             return None
         known = self._known.double()
         own = (self._rows_of(held).double() - known).square().sum()
-        sums, _ = self._rest(held)
+        sums, _ = self._rest(held, squares=False)
         difference = sums - self._sums
         if self._sparse:
             rest, spread = self._scaled(difference.square().sum(dim=1))
@@ -79,10 +79,10 @@ class Kept:
             return held.reshape(-1)[:0]
         return held.reshape(held.shape[0], -1).index_select(0, self._rows.to(held.device))
 
-    def _rest(self, held: Tensor) -> tuple[Tensor, Tensor]:
+    def _rest(self, held: Tensor, *, squares: bool = True) -> tuple[Tensor, Tensor]:
         """Return what stands for all but the rows, and its squares."""
         if not self._sparse:
-            return signed_sums(held, self._seed, self._rows if len(self._rows) else None)
+            return signed_sums(held, self._seed, self._rows if len(self._rows) else None, squares=squares)
         flat = held.reshape(-1)
         width, blocks = max(flat.numel() // self._shape[0], 1), -(-flat.numel() // BLOCK)
         starts = _chosen(blocks, self._seed) * BLOCK

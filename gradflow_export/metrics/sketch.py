@@ -32,7 +32,7 @@ BUCKETS = 2**12
 NORM_ERROR = math.sqrt(0.5 / BUCKETS)
 """Greatest relative standard error of a norm that is told from them, 0.011."""
 
-_PASS = 2**18
+_PASS, _PARTS = 2**18, 4
 _ADDRESS = attrgetter("_cdata")
 _MASK = np.uint64(2**64 - 1)
 
@@ -57,26 +57,29 @@ def seed_of(number: int) -> int:
     return int(mixed(np.array([number + 1], dtype=np.uint64))[0])
 
 
-def signed_sums(tensor: Tensor, seed: int, without: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def signed_sums(
+    tensor: Tensor, seed: int, without: Tensor | None = None, *, squares: bool = True
+) -> tuple[Tensor, Tensor]:
     """Return signed sums of all entries of a tensor, and the sum of their squares.
 
     Args:
         tensor: Dense, real. Shape: any.
         seed: Decides on places and signs.
         without: Rows, that is places in the first dimension, that are left out; rising, on the CPU. Shape: ``[n]``.
+        squares: Whether squares are asked for; 0 otherwise.
 
     Returns:
         In float64, on the tensor's device. Shape: ``[BUCKETS]`` and scalar.
     """
-    known = _by_library(tensor, seed, without)
+    known = _by_library(tensor, seed, without, squares)
     return known if known is not None else _by_torch(tensor, seed, without)
 
 
-def _by_library(tensor: Tensor, seed: int, without: Tensor | None) -> tuple[Tensor, Tensor] | None:
+def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool) -> tuple[Tensor, Tensor] | None:
     interface = usable_interface()
     if interface is None or type(tensor) not in PLAIN:
         return None
-    sums, squares = np.zeros(BUCKETS), np.zeros(1)
+    sums, total = np.zeros((_PARTS, BUCKETS)), np.zeros(1)
     rows = np.zeros(0, dtype=np.int64) if without is None else without.numpy()
     failed = native.function("gradflow_signed_sums", release=True)(
         interface,
@@ -87,10 +90,11 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None) -> tuple[Tens
         ctypes.c_uint64(seed),
         ctypes.c_void_p(signs().ctypes.data),
         ctypes.c_int64(BUCKETS),
+        ctypes.c_int32(torch.get_num_threads()),
         ctypes.c_void_p(sums.ctypes.data),
-        ctypes.c_void_p(squares.ctypes.data),
+        ctypes.c_void_p(total.ctypes.data if squares else None),
     )
-    return None if failed else (torch.from_numpy(sums), torch.from_numpy(squares)[0])
+    return None if failed else (torch.from_numpy(sums[0]), torch.from_numpy(total)[0])
 
 
 def _by_torch(tensor: Tensor, seed: int, without: Tensor | None) -> tuple[Tensor, Tensor]:

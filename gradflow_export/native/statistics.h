@@ -72,10 +72,10 @@ double gradflow_entry(const char *data, int64_t i, int32_t kind);
 /* Signed sums, by groups of pieces of work, each of which one thread does in order. */
 typedef struct {
     const float *signs; /* SKETCH_SIGNS as drawn, then their opposites, then SKETCH_BLOCK times 1 */
-    double *sums;       /* [groups][buckets], the first of which is the result */
+    void *sums;         /* [groups][buckets], the first of which is the result; of double where `wide`, else float */
     int64_t buckets, groups;
     uint64_t seed;
-    int32_t direct, squares; /* whether each entry has a place of its own; whether to sum squares too */
+    int32_t direct, squares, wide; /* whether each entry has a place of its own; whether to sum squares too */
 } Sketch;
 
 enum { SKETCH_BLOCK = 1024, SKETCH_SIGNS = 5 * SKETCH_BLOCK };

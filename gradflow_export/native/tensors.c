@@ -50,7 +50,7 @@ typedef struct {
     int64_t *counts, judged;
     int32_t *kinds, rows, threads;
     const int64_t *places;
-    const double *before;
+    const void *before;
     Sketch sketch;
     double *out, *to;
     int failed, over;
@@ -62,7 +62,7 @@ typedef struct {
 /* Describe tensors[all] and do what must be done at once. Returns what gradflow_read returns. */
 static int prepare(Reading *reading, const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
                    int32_t threads, const Copy *copies, int64_t parts, int64_t checked, const Sketch *sketch,
-                   const int64_t *places, const double *before, double *out) {
+                   const int64_t *places, const void *before, double *out) {
     const void **data = calloc((size_t)all + 1, sizeof(void *) + sizeof(int64_t) + sizeof(int32_t));
     if (data == NULL) return 2;
     int64_t *counts = (int64_t *)(data + all);
@@ -86,39 +86,45 @@ static int prepare(Reading *reading, const Interface *torch, void **tensors, int
     }
     out[4] = 0.0;
     for (int64_t i = 0; i < checked; i++) out[4] += copied[i] * copied[i];
-    memset(sketch->sums, 0, sizeof(double) * (size_t)(sketch->buckets * sketch->groups));
+    memset(sketch->sums, 0, (sketch->wide ? sizeof(double) : sizeof(float)) * (size_t)(sketch->buckets * sketch->groups));
     *reading = (Reading){.data = data, .counts = counts, .judged = judged, .kinds = kinds, .rows = rows,
                          .threads = threads, .places = places, .before = before, .sketch = *sketch, .out = out,
                          .to = to};
     return 0;
 }
 
-/* <a,b>, <a,a> and <b,b>. */
-FOR_EACH_CPU static void products(const double *a, const double *b, int64_t n, double *out) {
-    enum { LANES = 16 };
-    double both[LANES] = {0}, first[LANES] = {0}, second[LANES] = {0};
-    int64_t whole = n / LANES * LANES;
-    for (int64_t i = 0; i < n; i += LANES)
-        for (int j = 0, most = i < whole ? LANES : (int)(n - whole); j < most; j++) {
-            both[j] += a[i + j] * b[i + j];
-            first[j] += a[i + j] * a[i + j];
-            second[j] += b[i + j] * b[i + j];
-        }
-    out[0] = out[1] = out[2] = 0.0;
-    for (int j = 0; j < LANES; j++) {
-        out[0] += both[j];
-        out[1] += first[j];
-        out[2] += second[j];
+/* Join the groups of signed sums, and find <a,b>, <a,a> and <b,b>, a those before. */
+#define DEFINE_JOIN(NAME, SUM)                                                                                         \
+    FOR_EACH_CPU static void NAME(const SUM *restrict before, SUM *restrict sums, int64_t n, int64_t groups,           \
+                                  double *out) {                                                                       \
+        double both[LANES] = {0}, first[LANES] = {0}, second[LANES] = {0};                                             \
+        for (int64_t g = 1; g < groups; g++)                                                                           \
+            for (int64_t i = 0; i < n; i++) sums[i] += sums[g * n + i];                                                \
+        out[0] = out[1] = out[2] = before == NULL ? NAN : 0.0;                                                         \
+        if (before == NULL) return;                                                                                    \
+        for (int64_t i = 0; i < n; i += LANES)                                                                         \
+            for (int j = 0, most = n - i < LANES ? (int)(n - i) : LANES; j < most; j++) {                              \
+                double a = before[i + j], b = sums[i + j];                                                             \
+                both[j] += a * b;                                                                                      \
+                first[j] += a * a;                                                                                     \
+                second[j] += b * b;                                                                                    \
+            }                                                                                                          \
+        for (int j = 0; j < LANES; j++) {                                                                              \
+            out[0] += both[j];                                                                                         \
+            out[1] += first[j];                                                                                        \
+            out[2] += second[j];                                                                                       \
+        }                                                                                                              \
     }
-}
 
-/* Join the groups of signed sums, and multiply them with those before. */
-static void multiply(const Sketch *sketch, const double *before, double *out) {
-    double *sums = sketch->sums;
-    for (int64_t g = 1; g < sketch->groups; g++)
-        for (int64_t i = 0; i < sketch->buckets; i++) sums[i] += sums[g * sketch->buckets + i];
-    out[0] = out[1] = out[2] = NAN;
-    if (before != NULL) products(before, sums, sketch->buckets, out);
+enum { LANES = 16 };
+DEFINE_JOIN(join_wide, double)
+DEFINE_JOIN(join_narrow, float)
+
+static void multiply(const Sketch *sketch, const void *before, double *out) {
+    if (sketch->wide)
+        join_wide(before, sketch->sums, sketch->buckets, sketch->groups, out);
+    else
+        join_narrow(before, sketch->sums, sketch->buckets, sketch->groups, out);
 }
 
 /* Take the statistics, and give back what prepare took. */
@@ -156,7 +162,7 @@ static void *finish(void *argument) {
  * Returns 0; 1 when a tensor cannot be read, or is too short for its copy; 2 when there is no memory. */
 PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
                          int32_t threads, const Copy *copies, int64_t parts, int64_t checked, const Sketch *sketch,
-                         const int64_t *places, const double *before, double *out) {
+                         const int64_t *places, const void *before, double *out) {
     Reading reading;
     int failed = prepare(&reading, torch, tensors, all, judged, rows, threads, copies, parts, checked, sketch, places,
                          before, out);
@@ -171,7 +177,7 @@ PUBLIC int gradflow_read(const Interface *torch, void **tensors, int64_t all, in
  * cannot be read or there is no memory or no thread. */
 PUBLIC void *gradflow_begin(const Interface *torch, void **tensors, int64_t all, int64_t judged, int32_t rows,
                             int32_t threads, const Copy *copies, int64_t parts, int64_t checked, const Sketch *sketch,
-                            const int64_t *places, const double *before, double *out) {
+                            const int64_t *places, const void *before, double *out) {
 #ifndef _WIN32
     Reading *reading = malloc(sizeof(Reading));
     if (reading == NULL) return NULL;

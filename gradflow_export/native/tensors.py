@@ -61,16 +61,22 @@ class Sums:
         signs: What :func:`gradflow_export.metrics.sketch.signs` returns.
         buckets: How many sums; a power of two of at least 1024 where entries share them.
         direct: Whether each entry has a place of its own.
+        wide: Whether sums are of float64, as where entries are, else of float32.
     """
 
     places: Sequence[int]
     signs: npt.NDArray[np.float32]
     buckets: int
     direct: bool
+    wide: bool = False
 
     def continues(self, other: Sums | None) -> bool:
         """Whether sums of the other can be multiplied with these."""
-        return other is not None and (self.buckets, self.direct) == (other.buckets, other.direct)
+        return other is not None and _form(self) == _form(other)
+
+
+def _form(sums: Sums) -> tuple[int, bool, bool]:
+    return sums.buckets, sums.direct, sums.wide
 
 
 class _Sketch(ctypes.Structure):
@@ -84,6 +90,7 @@ class _Sketch(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("direct", ctypes.c_int32),
         ("squares", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
     ]
 
 
@@ -163,16 +170,18 @@ class TensorReader:
         self._types = {rows: ctypes.c_double * (HEAD + self.copied + rows * judged) for rows in self._rows}
         self._sums = sums
         # What is measured now, and what was before; they take turns.
-        self._sketches: list[tuple[_Sketch, npt.NDArray[np.float64]]] = []
-        self._before: npt.NDArray[np.float64] | None = None
+        self._sketches: list[tuple[_Sketch, npt.NDArray[np.floating]]] = []
+        self._before: npt.NDArray[np.floating] | None = None
         places = () if sums is None else sums.places
         self._places = (ctypes.c_int64 * max(len(places), 1))(*places)
         for _ in range(2):
             groups = 1 if sums is None or sums.direct or not release else _GROUPS
-            held = np.zeros((0 if sums is None else sums.buckets) * groups + 1)
+            dtype = np.float64 if sums is None or sums.wide else np.float32
+            held = np.zeros((0 if sums is None else sums.buckets) * groups + 1, dtype=dtype)
             signs = None if sums is None else sums.signs.ctypes.data
             buckets, direct = (0, 0) if sums is None else (sums.buckets, int(sums.direct))
-            self._sketches.append((_Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, 0), held))
+            wide = int(sums is not None and sums.wide)
+            self._sketches.append((_Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, 0, wide), held))
 
     @property
     def compares(self) -> bool:

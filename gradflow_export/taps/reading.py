@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from gradflow_export.hooks import torch_private
@@ -156,13 +157,13 @@ class GradientReader:
             copies += [*weights, *pulls]
         # What is not there counts as 0, so that sums of other gradients than before can be compared too.
         kept = [place for number, place in enumerate(self._places) if number not in missing]
-        before = self._reader
+        before, wide = self._reader, any(p.dtype is torch.float64 for p in arrived)
         self._reader = tensor_reader(
             len(arrived) + len(self._weights),
             len(arrived),
             copies,
             self._sampled,
-            Sums(kept, signs(), self._buckets, self._direct),
+            Sums(kept, signs(), self._buckets, self._direct, wide),
             sum(p.numel() for p in arrived),
         )
         if before is not None and self._reader is not None:

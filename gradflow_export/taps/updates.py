@@ -27,6 +27,9 @@ from gradflow_export.taps.optimizers import OptimizerStep, Owned
 ENTRIES = 2**20
 """Entries copied in one step: of parameters up to the size that fits in; then of rows that a gradient touches."""
 
+MOSTLY = 4
+"""A gradient follows rows where at most one in so many is not all 0."""
+
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -115,7 +118,7 @@ def _rows(optimizer: object, parameter: Tensor, room: int) -> tuple[Tensor, bool
         return (rows, True) if len(rows) * width <= room else (none, False)
     if gradient.layout is not torch.strided or gradient.is_complex() or gradient.shape != parameter.shape:
         return none, False
-    found = touched_rows(gradient, room // width)
+    found = touched_rows(gradient, min(room // width, parameter.shape[0] // MOSTLY))
     return (none, False) if found is None else (found, False)
 
 
