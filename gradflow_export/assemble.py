@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
-from gradflow_export.metrics.gains import depth_gain, gains, log_gains
+from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records import Histogram, Reading, to_float32
@@ -120,7 +120,11 @@ class Assembler:
             pool.append(rows.copy())  # a part of all that was sent, which would stay with it
             while sum(map(len, pool)) > max(POOLED_ROWS, len(rows)):
                 pool.popleft()
-            found[site] = ranks(np.concatenate(pool))
+            joined = np.concatenate(pool)
+            if len(joined) > 1:  # one row is no spread that could have directions
+                found[site] = ranks(joined)
+        if not found:
+            return
         yield Reading.of("block.effective_rank", list(found), [effective for effective, _ in found.values()])
         yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])
 
@@ -230,6 +234,7 @@ def _gain_readings(blocks: Column, following: Column | None) -> Iterator[Reading
     sites, ends = blocks.sites[1:], _ends(following, blocks.sites)
     # Between two chains, such as heads side by side or two players of a game, there is no gain.
     linked = [a is not None and a == b for a, b in itertools.pairwise(ends)]
+    linked = [link and there for link, there in zip(linked, arrived(norms), strict=True)]
     linear = [gain if link else None for gain, link in zip(gains(norms), linked, strict=True)]
     logarithmic = [gain if link else None for gain, link in zip(log_gains(norms), linked, strict=True)]
     yield Reading.of("block.gain", sites, linear)

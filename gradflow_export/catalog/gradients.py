@@ -61,7 +61,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("block.gradient_norm", "gradient norm at the block's output", "gradient", "block",
           "||dL/dh_i||_2 over the whole output", "definition", "1H", low=0.0, scale="log", across="batch root"),
         s("block.gain", "gain", "1", "block",
-          "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator is below eps", "definition", "c", low=0.0,
+          "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is "
+          "below 1e-30, "
+          "missing where both are", "definition", "c", low=0.0,
           scale="log", marks=(0.5, 2.0)),
         s("block.log_gain", "log gain", "1", "block", "ln ||dL/dh_{i-1}|| - ln ||dL/dh_i||", "definition", "c",
           marks=(-0.6931472, 0.6931472)),
@@ -74,8 +76,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "root mean square over features of the standard deviation over samples and positions, evenly sampled",
           "Schoenholz et al. 2017, arXiv:1611.01232", "1H", low=0.0, scale="log", across="rms"),
         s("block.effective_rank", "effective rank", "1", "block",
-          "exp(H(sigma / sum sigma)) of centred outputs: at most 512 rows of four batches and 512 features, fewer the "
-          "more blocks there are", "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log"),
+          "exp(H(sigma / sum sigma)) of centred outputs: at most 512 rows of four batches and 512 features, fewer "
+          "the more blocks there are; missing of a single row, 0 where all rows are equal",
+          "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log"),
         s("block.stable_rank", "stable rank", "1", "block",
           "sum sigma^2 / max sigma^2 of the same outputs", "Rudelson and Vershynin 2007, J. ACM 54", "c", low=0.0,
           scale="log"),
