@@ -61,9 +61,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("block.gradient_norm", "gradient norm at the block's output", "gradient", "block",
           "||dL/dh_i||_2 over the whole output", "definition", "1H", low=0.0, scale="log", across="batch root"),
         s("block.gain", "gain", "1", "block",
-          "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is "
-          "below 1e-30, "
-          "missing where both are", "definition", "c", low=0.0,
+          "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is below "
+          "1e-30, missing where both are", "definition", "c", low=0.0,
           scale="log", marks=(0.5, 2.0)),
         s("block.log_gain", "log gain", "1", "block", "ln ||dL/dh_{i-1}|| - ln ||dL/dh_i||", "definition", "c",
           marks=(-0.6931472, 0.6931472)),
