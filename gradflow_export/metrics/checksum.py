@@ -15,7 +15,7 @@ from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.onepass import usable_interface
 
 _ADDRESS = attrgetter("_cdata")
-_WHOLE = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
+_WHOLE = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32})
 _PASS = 2**20
 _ODD = -7046029288634856825
 
@@ -52,7 +52,8 @@ def _by_torch(held: Tensor) -> Tensor | None:
     total = torch.zeros((), dtype=torch.int64, device=held.device)
     for start in range(0, len(words), _PASS):
         part = words[start : start + _PASS].to(torch.int64)
-        # Odd factors: a word times one of them is 0 only where the word is. Sums go round at 2^64, in any order.
+        # Words of at most half the width, so that nothing is lost at the top. Odd factors: a word times one of them is
+        # 0 only where the word is. Sums go round at 2^64, in any order.
         places = torch.arange(start, start + len(part), device=held.device)
         total += (part * ((places * _ODD) ^ (places >> 7)).mul_(2).add_(1)).sum()
     return total

@@ -80,7 +80,7 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool
     if interface is None or type(tensor) not in PLAIN:
         return None
     sums, total = np.zeros((_PARTS, BUCKETS)), np.zeros(1)
-    rows = np.zeros(0, dtype=np.int64) if without is None else without.numpy()
+    rows = np.zeros(0, dtype=np.int64) if without is None else np.ascontiguousarray(without.numpy())
     failed = native.function("gradflow_signed_sums", release=True)(
         interface,
         ctypes.c_void_p(_ADDRESS(tensor)),
