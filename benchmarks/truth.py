@@ -2,8 +2,9 @@
 
 ``python benchmarks/truth.py`` trains small models in loops of many kinds, each watched with every instrument at every
 step. Beside each step the loop computes what the record should say, from its own gradients and activations, in float64,
-by the definitions; nothing of the package takes part in that. Printed is, for each metric, the worst relative error over all loops, steps
-and sites, the loop it was found in, and, where a value is an estimate, the error that its record states.
+by the definitions; nothing of the package takes part in that. Printed is, for each metric, the worst relative error
+over all loops, steps and sites, the loop it was found in, and, where a value is an estimate, the error that its record
+states.
 The second table compares float32 loops with the same step in float64: what is lost there is lost by the arithmetic of
 the model. Metrics that no formula can check are listed by kind. The exit status is 1 when an error above 1e-5 is not
 stated by the record.

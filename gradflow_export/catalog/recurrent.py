@@ -34,8 +34,8 @@ def specs() -> tuple[MetricSpec, ...]:
         *(
             s(f"recurrent.{name}_error", f"standard error of the {title}", "share", "module",
               "(pi / 2)^(1/2) standard deviation over the states that were taken / (n^(1/2) median), with the "
-              "correction for a finite population; 0 where all were taken", "Kendall and Stuart 1977, section 10.10", "c",
-              low=0.0)
+              "correction for a finite population; 0 where all were taken",
+              "Kendall and Stuart 1977, section 10.10", "c", low=0.0)
             for name, title in (
                 ("spectral_radius", "spectral radius"),
                 ("spectral_norm", "spectral norm"),

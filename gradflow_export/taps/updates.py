@@ -43,7 +43,7 @@ class _Plan:
     """
 
     def __init__(self, owned: Owned, entries: int) -> None:
-        self.owned = weakref.ref(owned)
+        self._owned, self._ids = weakref.ref(owned), tuple(map(id, owned.parameters))
         sizes = np.array([local(p).numel() for p in owned.parameters], dtype=np.int64)
         ordered = np.sort(sizes)
         fits = np.cumsum(ordered) <= entries
@@ -63,6 +63,10 @@ class _Plan:
         if interface is not None and chosen and {type(p) for p in chosen} <= PLAIN:
             room = max(p.element_size() for p in chosen)
             self._reader = ChangeReader(interface, [p.numel() for p in chosen], room)
+
+    def fits(self, owned: Owned) -> bool:
+        """Whether these are the parameters that were looked up; a loop by hand lists them anew at each step."""
+        return self._owned() is owned or self._ids == tuple(map(id, owned.parameters))
 
     def of(self, owned: Owned, places: npt.NDArray[np.int64]) -> list[Tensor]:
         """Return the parameters at some places."""
@@ -157,7 +161,7 @@ class UpdateTap:
     def after(self, step: OptimizerStep) -> None:
         """Compare with the weights after the step."""
         plan = self._plans.get(step.optimizer)
-        if plan is None or plan.kept is None or plan.owned() is not step.owned:
+        if plan is None or plan.kept is None or not plan.fits(step.owned):
             return
         with torch.no_grad():
             self._give(step.owned, plan)
@@ -176,7 +180,7 @@ class UpdateTap:
 
     def _plan(self, step: OptimizerStep) -> _Plan:
         known = self._plans.get(step.optimizer)
-        if known is None or known.owned() is not step.owned:
+        if known is None or not known.fits(step.owned):
             known = self._plans[step.optimizer] = _Plan(step.owned, self._entries)
         return known
 
