@@ -98,8 +98,7 @@ class TrainingLoop:
         self.alone = True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
-        self._asked = False
-        self._asked_at = -ASK_AGAIN_STEPS
+        self._asked, self._asked_at = False, -ASK_AGAIN_STEPS
         self._open: Bundle | None = None
         self._partners = Partners()
         self._due: frozenset[str] = frozenset()
@@ -129,12 +128,12 @@ class TrainingLoop:
         self._updates_before = part("updates")(taps.updates.before)
         self._read_moments = part("moments")(taps.moments.after)
         self._updates_after = part("updates")(taps.updates.after)
-        self._settle_updates = part("updates")(taps.updates.settle)
         self._looks = frozenset(tap.instrument for tap in taps.stepped)
         self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(self._take_memory)
         self._transfer = part("transfer")(self._pack)
+        self._settle_updates = part("updates")(partial(taps.updates.settle, self._transfer))
         self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
 
@@ -299,9 +298,7 @@ class TrainingLoop:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
             if "updates" in self._due:
-                settled: Drained = []
-                self._settle_updates(settled)
-                self._transfer(settled, bundle)
+                self._settle_updates(bundle)
             self._held.put(bundle)
         self._stepped_for = 0.0
         self._plan()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from operator import attrgetter
 from types import MappingProxyType
 
 import numpy as np
@@ -13,8 +12,8 @@ from torch import Tensor
 from gradflow_export import native
 from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.onepass import usable_interface
+from gradflow_export.native.changes import address_of
 
-_ADDRESS = attrgetter("_cdata")
 _WHOLE = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32})
 _PASS = 2**20
 _ODD = -7046029288634856825
@@ -37,7 +36,7 @@ def checksum(tensor: Tensor) -> Tensor | None:
     if interface is not None and type(held) in PLAIN and held.is_cpu:
         out = np.zeros(1, dtype=np.int64)
         call = native.function("gradflow_checksum", release=held.numel() > _PASS)
-        if not call(interface, ctypes.c_void_p(_ADDRESS(held)), ctypes.c_void_p(out.ctypes.data)):
+        if not call(interface, ctypes.c_void_p(address_of(held)), ctypes.c_void_p(out.ctypes.data)):
             return torch.from_numpy(out)[0]
     return _by_torch(held)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor
 from gradflow_export import native
 from gradflow_export.metrics.local import PLAIN
 from gradflow_export.metrics.onepass import usable_interface
+from gradflow_export.native.changes import address_of
 
 BLOCK = 1024
 SIGNS = 5 * BLOCK
@@ -33,7 +33,6 @@ NORM_ERROR = math.sqrt(0.5 / BUCKETS)
 """Greatest relative standard error of a norm that is told from them, 0.011."""
 
 _PASS, _PARTS = 2**18, 4
-_ADDRESS = attrgetter("_cdata")
 _MASK = np.uint64(2**64 - 1)
 
 
@@ -83,7 +82,7 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool
     rows = np.zeros(0, dtype=np.int64) if without is None else np.ascontiguousarray(without.numpy())
     failed = native.function("gradflow_signed_sums", release=True)(
         interface,
-        ctypes.c_void_p(_ADDRESS(tensor)),
+        ctypes.c_void_p(address_of(tensor)),
         ctypes.c_int64(_width(tensor)),
         ctypes.c_void_p(rows.ctypes.data),
         ctypes.c_int64(len(rows)),
@@ -141,7 +140,7 @@ def touched_rows(gradient: Tensor, limit: int) -> Tensor | None:
         find.restype = ctypes.c_int64
         count = find(
             interface,
-            ctypes.c_void_p(_ADDRESS(gradient)),
+            ctypes.c_void_p(address_of(gradient)),
             ctypes.c_int64(_width(gradient)),
             ctypes.c_int64(limit),
             ctypes.c_void_p(rows.ctypes.data),

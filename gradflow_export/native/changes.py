@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from gradflow_export.native import function
 
-_ADDRESS = attrgetter("_cdata")
+address_of = attrgetter("_cdata")
+"""Gives the address of a tensor's implementation."""
 
 
 class ChangeReader:
@@ -56,5 +57,5 @@ class ChangeReader:
         if len(tensors) != self._count:
             return False
         # Asked for each time: torch.utils.swap_tensors gives a tensor another address.
-        self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
+        self._pack(self._addresses, 0, *map(address_of, tensors))
         return not self._call(*self._arguments, out)

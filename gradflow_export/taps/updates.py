@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.change import Kept, Values, joined
 from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.norms import dense_entries, l2_norms
@@ -117,7 +119,7 @@ def _rows(optimizer: object, parameter: Tensor, room: int) -> tuple[Tensor, bool
         # Momentum of sparse gradients is sparse too, and moves rows of earlier steps.
         state = optimizer.state.get(parameter, {}) if isinstance(optimizer, Optimizer) else {}
         held = [v for v in state.values() if isinstance(v, Tensor) and v.layout is torch.sparse_coo]
-        rows = torch.cat([entry._indices()[0] for entry in (gradient, *held)])  # noqa: SLF001 - no public form
+        rows = torch.cat([torch_private.sparse_indices(entry)[0] for entry in (gradient, *held)])
         rows = torch.from_numpy(np.unique(rows))
         return (rows, True) if len(rows) * width <= room else (none, False)
     if gradient.layout is not torch.strided or gradient.is_complex() or gradient.shape != parameter.shape:
@@ -168,10 +170,10 @@ class UpdateTap:
         plan.copies = plan.kept = None
         self._tell_rates(step)
 
-    def settle(self, into: Drained) -> None:
+    def settle(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
         """Tell which parameters have changed since the last record with updates; all optimizers have stepped."""
         moved, self._moved = self._moved, set()
-        into.extend(self._checksums.compare(moved))
+        tell(self._checksums.compare(moved), bundle)
 
     def drain(self) -> Drained:
         """Give out what was measured since the last call."""
