@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
-from gradflow_export.metrics.gains import depth_gain, gains, log_gains
+from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records import Histogram, Reading, to_float32
@@ -135,7 +135,11 @@ class Assembler:
             pool.append(rows.copy())  # a part of all that was sent, which would stay with it
             while sum(map(len, pool)) > max(POOLED_ROWS, len(rows)):
                 pool.popleft()
-            found[site] = ranks(np.concatenate(pool))
+            joined = np.concatenate(pool)
+            if len(joined) > 1:  # one row is no spread that could have directions
+                found[site] = ranks(joined)
+        if not found:
+            return
         yield Reading.of("block.effective_rank", list(found), [effective for effective, _ in found.values()])
         yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])
 
@@ -239,9 +243,8 @@ def derived(columns: Mapping[str, Column]) -> Iterator[Reading]:
         with np.errstate(invalid="ignore"):  # Inf / Inf
             peaks = np.divide(greatest.values, sizes.values, out=np.zeros_like(sizes.values), where=usable)
         yield Reading("block.peak_ratio", sizes.sites, to_float32(peaks), usable)
-    weights, updates = columns.get("parameter.weight_norm"), columns.get("parameter.update_norm")
-    if weights is not None and updates is not None:
-        yield from _update_readings(weights, updates)
+    if {"parameter.weight_norm", "parameter.update_norm"} <= columns.keys():
+        yield from _update_readings(columns)
     yield from rate_effectiveness(columns)
     yield from discrete_totals(columns)
 
@@ -280,6 +283,7 @@ def _gain_readings(blocks: Column, following: Column | None) -> Iterator[Reading
     sites, ends = blocks.sites[1:], _ends(following, blocks.sites)
     # Between two chains, such as heads side by side or two players of a game, there is no gain.
     linked = [a is not None and a == b for a, b in itertools.pairwise(ends)]
+    linked = [link and there for link, there in zip(linked, arrived(norms), strict=True)]
     linear = [gain if link else None for gain, link in zip(gains(norms), linked, strict=True)]
     logarithmic = [gain if link else None for gain, link in zip(log_gains(norms), linked, strict=True)]
     yield Reading.of("block.gain", sites, linear)
@@ -307,7 +311,8 @@ def _moment_readings(columns: Mapping[str, Column]) -> Iterator[Reading]:
         yield Reading.run("optimizer.epsilon_share", median(shares.values[shares.present]))
 
 
-def _update_readings(weights: Column, updates: Column) -> Iterator[Reading]:
+def _update_readings(columns: Mapping[str, Column]) -> Iterator[Reading]:
+    weights, updates = columns["parameter.weight_norm"], columns["parameter.update_norm"]
     # A ratio to nothing says nothing: parameters that are all zero, such as fresh biases, have none.
     usable = updates.present & (weights.values != 0)
     ratios = np.divide(updates.values, weights.values, out=np.zeros_like(updates.values), where=usable)
@@ -315,8 +320,27 @@ def _update_readings(weights: Column, updates: Column) -> Iterator[Reading]:
     present = updates.present
     total, size = root_of_squares(updates.values[present]), root_of_squares(weights.values[present])
     yield Reading.run("update.total_norm", total)
+    told = [columns.get(f"parameter.{name}_norm_error") for name in ("weight", "update")]
+    of_weights, of_updates = (np.zeros(len(ratios)) if each is None else each.values for each in told)
+    if told[1] is not None:
+        both = np.hypot(of_weights, of_updates)
+        yield Reading("parameter.update_ratio_error", updates.sites, to_float32(both), usable & told[1].present)
+        error = _error_of_root(updates.values[present], of_updates[present])
+        yield Reading.run("update.norm_error", error)
+        if size > 0:
+            yield Reading.run(
+                "update.ratio_error", math.hypot(error, _error_of_root(weights.values[present], of_weights[present]))
+            )
     if size > 0 or math.isnan(size):
         yield Reading.run("update.ratio", total / size)
+
+
+def _error_of_root(norms: Floats, errors: Floats) -> float:
+    """Return the standard error of ``(sum n^2)^(1/2)`` as a share of it, from those of each. Shape of both: ``[n]``."""
+    total = root_of_squares(norms)
+    if not (total > 0 and math.isfinite(total)):
+        return 0.0
+    return float(np.linalg.norm(np.square(norms / total) * errors))
 
 
 def root_of_squares(norms: Floats) -> float:

@@ -149,6 +149,7 @@ class TrainingLoop:
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(lambda scalars: scalars.update(taps.runtime.read()))
         self._transfer = part("transfer")(self._pack)
+        self._settle_updates = part("updates")(partial(taps.updates.settle, self._transfer))
         self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
 
@@ -313,6 +314,8 @@ class TrainingLoop:
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
+            if "updates" in self._due:
+                self._settle_updates(bundle)
             self._held.put(bundle)
         self._stepped_for = 0.0
         self._plan()

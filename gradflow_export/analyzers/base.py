@@ -44,7 +44,11 @@ InputFn = Callable[[], Any]
 LossFn = Callable[[Any], Any]
 Blocks = Iterable[str | nn.Module]
 
-_ABOUT_UPDATES = ("parameter.update_norm", "parameter.update_ratio", "update.total_norm", "update.ratio")
+_ABOUT_UPDATES = (
+    "parameter.update_norm", "parameter.update_norm_error", "parameter.update_ratio",
+    "parameter.update_ratio_error", "parameter.changed", "update.total_norm", "update.norm_error", "update.ratio",
+    "update.ratio_error",
+)  # fmt: skip
 _ABOUT_THE_PROCESS = "runtime."
 _DENSE: Mapping[str, int] = MappingProxyType({**dict.fromkeys(INTERVALS, 1), "histograms": 10**9})
 """Everything in every pass, but histograms, which no rule reads."""

@@ -25,8 +25,12 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.nonfinite", "parameters with NaN or Inf gradient", "count", "run",
           "number of tensors whose gradient norm is NaN or Inf", "definition", "c", low=0.0, headline=True),
         s("gradient.cosine", "cosine with the previous gradient", "1", "run",
-          "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||) over an evenly spaced sample of at most 4096 entries",
-          "gradient descent stability limit", "c", low=-1.0, high=1.0),
+          "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||); of more than 2^14 entries over 2^14 signed sums of all of them, or, "
+          "without the C library, over 16 pieces of 1024 entries drawn evenly over all",
+          "Charikar et al. 2002, ICALP", "1G", low=-1.0, high=1.0, error="gradient.cosine_error"),
+        s("gradient.cosine_error", "standard error of the cosine", "1", "run",
+          "(1 - cosine^2) / 2^7 over signed sums; over pieces that of a ratio of sample means",
+          "Cochran 1977, Sampling Techniques, section 6.3", "c", low=0.0),
         s("gradient.norm_before_clip", "gradient norm before clipping", "gradient", "run",
           "(sum_p ||g_p||_2^2)^(1/2) before clipping. At every step where torch.nn.utils.clip_grad_norm_ or "
           "clip_grads_with_norm_ is called: used norms divided by min(1, max_norm / (total_norm + 1e-6)). For any "
@@ -64,7 +68,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("block.gradient_norm", "gradient norm at the block's output", "gradient", "block",
           "||dL/dh_i||_2 over the whole output", "definition", "1H", low=0.0, scale="log", across="batch root"),
         s("block.gain", "gain", "1", "block",
-          "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator is below eps", "definition", "c", low=0.0,
+          "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is below "
+          "1e-30, missing where both are", "definition", "c", low=0.0,
           scale="log", marks=(0.5, 2.0)),
         s("block.log_gain", "log gain", "1", "block", "ln ||dL/dh_{i-1}|| - ln ||dL/dh_i||", "definition", "c",
           marks=(-0.6931472, 0.6931472)),
@@ -77,9 +82,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "root mean square over features of the standard deviation over samples and positions, evenly sampled",
           "Schoenholz et al. 2017, arXiv:1611.01232", "1H", low=0.0, scale="log", across="rms", batches="last"),
         s("block.effective_rank", "effective rank", "1", "block",
-          "exp(H(sigma / sum sigma)) of centred outputs: at most 512 rows of four batches and 512 features, fewer the "
-          "more blocks there are", "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log",
-          batches="last"),
+          "exp(H(sigma / sum sigma)) of centred outputs: at most 512 rows of four batches and 512 features, fewer "
+          "the more blocks there are; missing of a single row, 0 where all rows are equal",
+          "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log", batches="last"),
         s("block.stable_rank", "stable rank", "1", "block",
           "sum sigma^2 / max sigma^2 of the same outputs", "Rudelson and Vershynin 2007, J. ACM 54", "c", low=0.0,
           scale="log", batches="last"),

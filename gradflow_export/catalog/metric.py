@@ -53,6 +53,8 @@ class MetricSpec:
             of a parameter the others join the shards, of everything else the batches of all ranks.
         batches: One of ``BATCHES``: ``"all"`` where it covers every micro-batch of a step or is none of their matter,
             ``"last"`` or ``"first"`` where it is of that one's forward pass alone.
+        error: The metric that holds the standard error where the value was estimated, as a share of the value where its
+            unit is "share"; where it is missing, or none is named, the value is exact but for rounding.
     """
 
     name: str
@@ -69,6 +71,7 @@ class MetricSpec:
     headline: bool = False
     across: str = "first"
     batches: str = "all"
+    error: str = ""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:

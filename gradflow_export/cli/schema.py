@@ -78,10 +78,14 @@ def _table(specs: Iterable[MetricSpec]) -> list[str]:
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for spec in specs:
         name = f"**`{spec.name}`**" if spec.headline else f"`{spec.name}`"
-        known = (spec.title, spec.unit, _range(spec), _code(spec.formula), spec.source, spec.cost)
+        known = (spec.title, spec.unit, _range(spec), _code(_formula(spec)), spec.source, spec.cost)
         cells = (name, *known, spec.batches, spec.across)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def _formula(spec: MetricSpec) -> str:
+    return spec.formula + (f"; exact where `{spec.error}` is missing or 0" if spec.error else "")
 
 
 def _range(spec: MetricSpec) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records import StepRecord
+from gradflow_export.rules.sampled import margin
 from gradflow_export.stats import theil_sen
 
 Floats = npt.NDArray[np.float64]
@@ -46,15 +47,18 @@ class StabilityCounts:
         if greatest is not None:
             self.explosions += not greatest <= self._thresholds["gradient_explosion_threshold"]
         update = record.value("update.total_norm")
-        large = update is not None and self._is_large(update)
+        # Of what is estimated only what its error cannot change is counted.
+        off = margin(record, "update.total_norm")
+        large = update is not None and self._is_large(update - off)
         passed = record.value("update.change_norm")
-        change = update if passed is None else passed
+        change = (None if update is None else update + off) if passed is None else passed
         if change is not None:
             self.stagnations += change < self._thresholds["parameter_stagnation_threshold"]
         if update is not None:
             self._updates.append(update)
         norm, cosine = record.value("gradient.total_norm"), record.value("gradient.cosine")
-        turned = norm is not None and cosine is not None and cosine < _TURN and norm > self._norm
+        turns = cosine is not None and cosine + margin(record, "gradient.cosine") < _TURN
+        turned = norm is not None and turns and norm > self._norm
         self.unstable += large or turned
         self._norm = math.nan if norm is None else norm
         loss = record.value("loss")

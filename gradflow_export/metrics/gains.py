@@ -30,6 +30,20 @@ def gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | None]
     return [_gain(before, after, eps) for before, after in itertools.pairwise(norms)]
 
 
+def arrived(norms: Sequence[float | None], eps: float = EPS) -> list[bool]:
+    """Return for each transition whether any gradient arrived: 0 / 0 is no gain, whatever stands for it.
+
+    Args:
+        norms: As for :func:`gains`. Shape: ``[n]``.
+        eps: A norm below this counts as zero.
+
+    Returns:
+        False where either norm is missing or both count as zero. Shape: ``[n - 1]``.
+    """
+    pairs = itertools.pairwise(norms)
+    return [a is not None and b is not None and not (a < eps and b < eps) for a, b in pairs]
+
+
 def _gain(before: float | None, after: float | None, eps: float) -> float | None:
     if before is None or after is None:
         return None
@@ -57,7 +71,8 @@ class DepthGain:
     """The gain of the whole chain.
 
     Attributes:
-        total: Sum of the log gains: ``ln ||dL/dh_0|| - ln ||dL/dh_N||``; NaN without two usable norms.
+        total: Sum of the log gains: ``ln ||dL/dh_0|| - ln ||dL/dh_N||``; NaN without two usable norms, and
+            where all are zero.
         slope: Theil-Sen slope of ``ln ||dL/dh_i||`` over depth i; NaN without two usable norms.
     """
 
@@ -75,7 +90,7 @@ def depth_gain(norms: Sequence[float | None], eps: float = EPS) -> DepthGain:
     Source: Saxe et al. 2014, arXiv:1312.6120 (deep linear nets have exactly ``(N - 1) ln g``); Sen 1968.
     """
     usable = [(i, math.log(max(n, eps))) for i, n in enumerate(norms) if n is not None and math.isfinite(n)]
-    if len(usable) < 2:
+    if len(usable) < 2 or all(log <= math.log(eps) for _, log in usable):
         return DepthGain(math.nan, math.nan)
     depth, logs = np.array(usable, dtype=np.float64).T
     return DepthGain(float(logs[0] - logs[-1]), theil_sen(depth, logs))

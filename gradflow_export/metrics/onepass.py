@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export import native
-from gradflow_export.native.tensors import TensorReader, interface_of
+from gradflow_export.native.tensors import HEAD, Sums, TensorReader, interface_of
 
 THREADED_ENTRIES = 2**20
 """Least number of entries for which starting further threads is worth it."""
@@ -28,7 +28,12 @@ _KINDS: Mapping[torch.dtype, int] = MappingProxyType(
 
 
 def tensor_reader(
-    count: int, judged: int, copies: Sequence[tuple[int, int, int]] = (), compared: int = 0, entries: int = 0
+    count: int,
+    judged: int,
+    copies: Sequence[tuple[int, int, int]] = (),
+    checked: int = 0,
+    sums: Sums | None = None,
+    entries: int = 0,
 ) -> TensorReader | None:
     """Return a reader of many tensors, ``None`` where there is no library or this PyTorch cannot be asked.
 
@@ -38,7 +43,8 @@ def tensor_reader(
         count: How many tensors.
         judged: Of how many, from the first on, statistics are made.
         copies: Place, stride and number of the entries to copy.
-        compared: How many copied entries are multiplied with those before.
+        checked: Of how many copied entries the squares are summed.
+        sums: Signed sums that are multiplied with those before.
         entries: About how many entries there are in all, which decides on threads.
     """
     known = usable_interface()
@@ -46,7 +52,7 @@ def tensor_reader(
         return None
     long = entries >= THREADED_ENTRIES
     threads = torch.get_num_threads() if long else 1
-    return TensorReader(known, count, judged, copies, compared, threads, release=long)
+    return TensorReader(known, count, judged, copies, checked, sums, threads, release=long)
 
 
 def usable_interface() -> ctypes.Array[ctypes.c_int64] | None:
@@ -74,7 +80,7 @@ def _works(found: ctypes.Array[ctypes.c_int64]) -> bool:
     part = torch.from_numpy(np.arange(7.0))[2:]
     read = TensorReader(found, 1, 1, [(0, 2, 3)]).read([part])
     refused = TensorReader(found, 1, 1).read([part[::2]])
-    return read is not None and refused is None and read[4:7].tolist() == [2.0, 4.0, 6.0]
+    return read is not None and refused is None and read[HEAD : HEAD + 3].tolist() == [2.0, 4.0, 6.0]
 
 
 def native_statistics(tensors: Sequence[Tensor]) -> npt.NDArray[np.float64] | None:

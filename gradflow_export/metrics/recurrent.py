@@ -23,9 +23,9 @@ GATES: Mapping[str, int] = MappingProxyType({"RNN_TANH": 1, "RNN_RELU": 1, "GRU"
 DECAYED = 0.1
 """A gradient has been forgotten when this share of it is left."""
 
-SPECTRA = 5
-"""States at which the Jacobian's spectrum is taken, for a small layer."""
-_SPECTRUM_WORK = 8 * 64**3
+SPECTRA, LEAST_SPECTRA = 32, 3
+"""States at which the Jacobian's spectrum is taken, for a small layer and for a wide one."""
+_SPECTRUM_WORK = 16 * 64**3
 RANK_DIMENSION = 512
 """Widest state whose singular values are all taken."""
 
@@ -189,6 +189,9 @@ class Dynamics:
         lyapunov: Largest Lyapunov exponent, per step; NaN where nothing was measured.
         effective_rank: Median over sampled states of ``exp(H(sigma / sum sigma))``; NaN above ``RANK_DIMENSION``.
         dimension: Width of the state.
+        radius_error: Standard error of ``spectral_radius`` as a share of it; 0 where all states were taken.
+        norm_error: The same of ``spectral_norm``.
+        rank_error: The same of ``effective_rank``.
     """
 
     spectral_radius: float
@@ -196,6 +199,9 @@ class Dynamics:
     lyapunov: float
     effective_rank: float
     dimension: int
+    radius_error: float = 0.0
+    norm_error: float = 0.0
+    rank_error: float = 0.0
 
     @property
     def decay(self) -> float:
@@ -305,7 +311,7 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]])
         if end > time
     ]
     dimension = places[0][0].layer.dimension
-    count = max(min(SPECTRA, _SPECTRUM_WORK // dimension**3), 3 if dimension <= RANK_DIMENSION else 1)
+    count = max(min(SPECTRA, _SPECTRUM_WORK // dimension**3), LEAST_SPECTRA)
     # Away from the ends: the first state of a sequence is often zero.
     spaced = (np.arange(count) + 0.5) * len(places) / count
     chosen = sorted({int(place) for place in spaced})
@@ -328,4 +334,22 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]])
         largest_lyapunov(chains, lengths),
         median(np.array(ranks)) if ranks else math.nan,
         dimension,
+        *(error_of_median(np.array(values), len(places)) for values in (radii, norms, ranks)),
     )
+
+
+def error_of_median(values: Floats, whole: int) -> float:
+    """Return the standard error of the median of a sample, as a share of it; 0 where it is no sample.
+
+    Args:
+        values: The sample. Shape: ``[n]``.
+        whole: How many there are of which it was taken.
+
+    Source: Kendall and Stuart 1977, The Advanced Theory of Statistics, section 10.10: ``(pi / 2)^(1/2) s / n^(1/2)``
+    for a normal population; Cochran 1977, Sampling Techniques, section 2.6, for a finite one.
+    """
+    centre = median(values) if len(values) else math.nan
+    if len(values) >= whole or len(values) < 2 or not centre > 0:
+        return 0.0
+    spread = float(values.std(ddof=1)) * math.sqrt((1.0 - len(values) / whole) / len(values))
+    return math.sqrt(0.5 * math.pi) * spread / centre

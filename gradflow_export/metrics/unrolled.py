@@ -183,7 +183,10 @@ def _values(found: Dynamics, length: int) -> dict[str, float]:
         "decay": found.decay,
         "memory_length": found.memory,
         "length": float(length),
+        "spectral_radius_error": found.radius_error,
+        "spectral_norm_error": found.norm_error,
     }
     if found.dimension <= RANK_DIMENSION:
-        out |= {"effective_rank": found.effective_rank, "rank_share": found.effective_rank / found.dimension}
+        rank = found.effective_rank
+        out |= {"effective_rank": rank, "rank_share": rank / found.dimension, "effective_rank_error": found.rank_error}
     return out

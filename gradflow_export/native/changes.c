@@ -1,10 +1,10 @@
-/* What an optimizer changed: entries of its weights are copied before it steps and compared with those after. */
+/* What an optimizer changed: its weights are copied before it steps and compared with those after. */
 #include <math.h>
 #include <string.h>
 
 #include "statistics.h"
 
-enum { LANES = 32, RUN = 256, ROW = 16 };
+enum { LANES = 32, RUN = 256 };
 
 /* Sums of squares of what was there, and of what became different. With fewer lanes the loop is not vectorized whole. */
 #define DEFINE_CHANGE(NAME, ENTRY, READ)                                                                               \
@@ -47,58 +47,28 @@ static void change_of(const char *before, const char *after, int64_t n, int32_t 
     }
 }
 
-/* Copy n entries: as many in a row as a line of the processor's cache holds, of every `stride` such rows. */
-static void gather(char *to, const char *from, int64_t stride, int64_t n, int64_t size) {
-    if (stride == 1) {
-        memcpy(to, from, (size_t)(n * size));
-        return;
-    }
-    for (int64_t i = 0; i < n; i += ROW, to += ROW * size, from += ROW * stride * size)
-        if (n - i >= ROW && size == 4)
-            memcpy(to, from, ROW * 4);
-        else
-            memcpy(to, from, (size_t)((n - i < ROW ? n - i : ROW) * size));
-}
-
-/* The two sums of one tensor, of which entries were copied to `before`. */
-static void compare(const char *before, const char *after, int64_t stride, int64_t n, int32_t kind, double *out) {
-    char some[RUN * sizeof(double)];
-    int64_t size = size_of(kind);
-    out[0] = out[1] = 0.0;
-    if (stride == 1) {
-        change_of(before, after, n, kind, out);
-        return;
-    }
-    for (int64_t start = 0; start < n; start += RUN) {
-        int64_t count = start + RUN < n ? RUN : n - start;
-        gather(some, after + start * stride * size, stride, count, size);
-        change_of(before + start * size, some, count, kind, out);
-    }
-}
-
-/* Copy counts[t] entries of each tensor, 16 in a row of every strides[t] such rows, to `held`, each tensor from a
- * multiple of 8 bytes on; or with `out`, compare them with what lies there: out[2][n] L2 norms before, and of the changes, times scales[t].
- * Returns 0; 1 when a tensor cannot be read or a square left the range of double. */
-PUBLIC int gradflow_compare(const Interface *torch, void **tensors, int64_t n, const int64_t *strides,
-                            const int64_t *counts, const double *scales, char *held, int64_t room, double *out) {
+/* Copy the entries of each tensor to `held`, each tensor from a multiple of 8 bytes on; or with `out`, compare them with
+ * what lies there: out[2][n] L2 norms before, and of the changes.
+ * Returns 0; 1 when a tensor cannot be read, has not counts[t] entries, or a square left the range of double. */
+PUBLIC int gradflow_compare(const Interface *torch, void **tensors, int64_t n, const int64_t *counts, char *held,
+                            int64_t room, double *out) {
     char *end = held + room;
     for (int64_t t = 0; t < n; t++) {
         const void *data;
-        int64_t count, stride = strides[t], wanted = counts[t];
+        int64_t count;
         int32_t kind;
-        if (gradflow_describe(torch, &tensors[t], &data, &count, &kind)) return 1;
-        int64_t size = size_of(kind), bytes = (wanted * size + 7) / 8 * 8;
-        int64_t last = (wanted - 1) / ROW * ROW * stride + (wanted - 1) % ROW;
-        if ((wanted > 0 && last >= count) || bytes > end - held) return 1;
+        if (gradflow_describe(torch, &tensors[t], &data, &count, &kind) || count != counts[t]) return 1;
+        int64_t bytes = (count * size_of(kind) + 7) / 8 * 8;
+        if (bytes > end - held) return 1;
         if (out == NULL) {
-            gather(held, data, stride, wanted, size);
+            memcpy(held, data, (size_t)(count * size_of(kind)));
         } else {
-            double squares[2];
-            compare(held, data, stride, wanted, kind, squares);
+            double squares[2] = {0.0, 0.0};
+            change_of(held, data, count, kind, squares);
             for (int half = 0; half < 2; half++) {
                 int lost = squares[half] == INFINITY || (squares[half] > 0.0 && squares[half] < 1e-280);
                 if (lost && kind == FLOAT64) return 1;
-                out[half * n + t] = sqrt(squares[half]) * scales[t];
+                out[half * n + t] = sqrt(squares[half]);
             }
         }
         held += bytes;

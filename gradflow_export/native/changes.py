@@ -1,4 +1,4 @@
-"""Reads what an optimizer changed: entries of its weights are copied before it steps and compared with those after."""
+"""Reads what an optimizer changed: its weights are copied before it steps and compared with those after."""
 
 from __future__ import annotations
 
@@ -13,36 +13,20 @@ import numpy.typing as npt
 
 from gradflow_export.native import function
 
-ROW = 16
-"""Entries taken in a row, where not all are: a line of the processor's cache takes as long to read as one of them."""
-_ADDRESS = attrgetter("_cdata")
-
-
-def taken(size: int, stride: int) -> int:
-    """Return how many entries of a tensor are taken: ``ROW`` in a row, of every ``stride`` such rows."""
-    rows, rest = divmod(size, ROW * stride)
-    return rows * ROW + min(rest, ROW)
+address_of = attrgetter("_cdata")
+"""Gives the address of a tensor's implementation."""
 
 
 class ChangeReader:
-    """Copies entries of tensors and compares them later: the norm of what was there, and of what became different.
+    """Copies tensors and compares them later: the norm of what was there, and of what became different.
 
     Args:
         interface: What ``native.tensors.interface_of`` returned.
-        strides: Of each tensor, out of how many rows of 16 entries one is taken.
-        counts: How many entries of each, as :func:`taken` says.
+        counts: How many entries each has.
         room: Bytes that one entry takes at most.
-        scales: What the norms of each are multiplied by.
     """
 
-    def __init__(
-        self,
-        interface: ctypes.Array[ctypes.c_int64],
-        strides: Sequence[int],
-        counts: Sequence[int],
-        room: int,
-        scales: Sequence[float],
-    ) -> None:
+    def __init__(self, interface: ctypes.Array[ctypes.c_int64], counts: Sequence[int], room: int) -> None:
         self._count = len(counts)
         self._addresses = (ctypes.c_uint64 * max(len(counts), 1))()
         self._pack = struct.Struct(f"={len(counts)}Q").pack_into
@@ -51,9 +35,7 @@ class ChangeReader:
             interface,
             self._addresses,
             ctypes.c_int64(len(counts)),
-            (ctypes.c_int64 * max(len(strides), 1))(*strides),
             (ctypes.c_int64 * max(len(counts), 1))(*counts),
-            (ctypes.c_double * max(len(scales), 1))(*scales),
             ctypes.c_void_p(self._held.ctypes.data),
             ctypes.c_int64(self._held.nbytes),
         )
@@ -75,5 +57,5 @@ class ChangeReader:
         if len(tensors) != self._count:
             return False
         # Asked for each time: torch.utils.swap_tensors gives a tensor another address.
-        self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
+        self._pack(self._addresses, 0, *map(address_of, tensors))
         return not self._call(*self._arguments, out)

@@ -76,7 +76,7 @@ PUBLIC int gradflow_sent(const Sent *to, void *tensor, int64_t site) {
     if (gradflow_describe(to->torch, &tensor, &data, &count, &kind) || count == 0) return 1;
     for (int64_t r = 0; r < grid->rows; r++)
         if (row_start(grid, r) + (grid->columns - 1) * grid->apart >= count) return 1;
-    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, &norm)) return 1;
+    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, NULL, NULL, &norm)) return 1;
     to->sizes[site] = norm / sqrt((double)count);
     to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid) : 0.0;
     to->sized[site] = to->spread[site] = 1;
@@ -98,7 +98,7 @@ PUBLIC int gradflow_returned(const Returned *to, void *tensor, int64_t site) {
     int32_t kind;
     double norm;
     if (gradflow_describe(to->torch, &tensor, &data, &count, &kind)) return 1;
-    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, &norm)) return 1;
+    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, NULL, NULL, &norm)) return 1;
     to->norms[site] = to->present[site] ? hypot(to->norms[site], norm) : norm;
     to->present[site] = 1;
     to->arrivals[site]++;

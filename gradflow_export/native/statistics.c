@@ -150,33 +150,54 @@ double gradflow_entry(const char *data, int64_t i, int32_t kind) {
 /* One piece of work, and all of it. */
 typedef struct {
     const char *data;
-    int64_t n;
+    int64_t n, start, place;
     int32_t kind;
 } Piece;
 
+/* Pieces g, g + groups, ... are done by one thread, in order. */
 typedef struct {
     const Piece *pieces;
     Sums *sums;
-    int64_t count, next;
+    int64_t count, groups, next;
     int32_t squares_only;
+    const Sketch *sketch;
 } Work;
+
+/* Read a part that the processor keeps, and add it while it does. */
+static void sum_and_add(const Work *work, int64_t group, const Piece *piece, Sums *out) {
+    double squares = 0.0;
+    for (int64_t at = 0; at < piece->n; at += RUN) {
+        int64_t n = piece->n - at < RUN ? piece->n - at : RUN;
+        const char *data = piece->data + at * size_of(piece->kind);
+        if (work->squares_only) squares += squares_of(data, n, piece->kind);
+        gradflow_add(work->sketch, group, data, piece->start + at, n, piece->place, piece->kind);
+    }
+    if (work->squares_only)
+        out->squares = squares;
+    else
+        sum_chunk(piece->data, piece->n, piece->kind, out);
+}
 
 static void *take_pieces(void *argument) {
     Work *work = argument;
     for (;;) {
 #ifdef THREADED
-        int64_t i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+        int64_t group = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
 #else
-        int64_t i = work->next++;
+        int64_t group = work->next++;
 #endif
-        if (i >= work->count) return NULL;
-        const Piece *piece = &work->pieces[i];
-        /* Small arrays lie apart, and the first lines of each are waited for: ask for those of the next one now. */
-        if (i + 1 < work->count) fetch_ahead(piece[1].data, AHEAD);
-        if (work->squares_only)
-            work->sums[i].squares = squares_of(piece->data, piece->n, piece->kind);
-        else
-            sum_chunk(piece->data, piece->n, piece->kind, &work->sums[i]);
+        if (group >= work->groups) return NULL;
+        for (int64_t i = group; i < work->count; i += work->groups) {
+            const Piece *piece = &work->pieces[i];
+            /* Small arrays lie apart, and the first lines of each are waited for: ask for those of the next one now. */
+            if (i + 1 < work->count) fetch_ahead(piece[1].data, AHEAD);
+            if (work->sketch != NULL)
+                sum_and_add(work, group, piece, &work->sums[i]);
+            else if (work->squares_only)
+                work->sums[i].squares = squares_of(piece->data, piece->n, piece->kind);
+            else
+                sum_chunk(piece->data, piece->n, piece->kind, &work->sums[i]);
+        }
     }
 }
 
@@ -184,7 +205,7 @@ static void do_work(Work *work, int32_t threads) {
 #ifdef THREADED
     pthread_t others[MOST_THREADS];
     int32_t started = 0, wanted = threads - 1 < MOST_THREADS ? threads - 1 : MOST_THREADS;
-    while (started < wanted && started + 1 < work->count &&
+    while (started < wanted && started + 1 < work->groups &&
            pthread_create(&others[started], NULL, take_pieces, work) == 0)
         started++;
     take_pieces(work);
@@ -237,7 +258,8 @@ static Sums sum_alone(const char *data, int64_t n, int32_t kind) {
 }
 
 int gradflow_statistics_of(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
-                           int32_t threads, int32_t norms_only, double *out) {
+                           int32_t threads, int32_t norms_only, const Sketch *sketch, const int64_t *places,
+                           double *out) {
     int64_t pieces = 0, i = 0;
     for (int64_t t = 0; t < tensors; t++) pieces += (counts[t] + CHUNK - 1) / CHUNK;
     Piece *list = malloc(sizeof(Piece) * (size_t)(pieces + 1));
@@ -252,9 +274,11 @@ int gradflow_statistics_of(const void *const *data, const int64_t *counts, const
             int64_t left = counts[t] - start;
             list[i].data = (const char *)data[t] + start * size_of(kinds[t]);
             list[i].n = left < CHUNK ? left : CHUNK;
+            list[i].start = start;
+            list[i].place = places == NULL ? 0 : places[t];
             list[i++].kind = kinds[t];
         }
-    Work work = {list, sums, pieces, 0, norms_only};
+    Work work = {list, sums, pieces, sketch == NULL ? pieces : sketch->groups, 0, norms_only, sketch};
     do_work(&work, threads);
     i = 0;
     for (int64_t t = 0; t < tensors; t++) {
@@ -291,5 +315,5 @@ int gradflow_statistics_of(const void *const *data, const int64_t *counts, const
  * Returns 0, or 1 when there is no memory. */
 PUBLIC int gradflow_statistics(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
                                int32_t threads, double *out) {
-    return gradflow_statistics_of(data, counts, kinds, tensors, threads, 0, out);
+    return gradflow_statistics_of(data, counts, kinds, tensors, threads, 0, NULL, NULL, out);
 }

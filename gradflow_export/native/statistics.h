@@ -69,8 +69,26 @@ static inline int64_t size_of(int32_t kind) { return kind == FLOAT64 ? 8 : kind 
 /* Entry i of an array, as double. */
 double gradflow_entry(const char *data, int64_t i, int32_t kind);
 
-/* The six rows of gradflow_statistics, or with norms_only the first of them; 1 when there is no memory. */
+/* Signed sums, by groups of pieces of work, each of which one thread does in order. */
+typedef struct {
+    const float *signs; /* SKETCH_SIGNS as drawn, then their opposites, then SKETCH_BLOCK times 1 */
+    void *sums;         /* [groups][buckets], the first of which is the result; of double where `wide`, else float */
+    int64_t buckets, groups;
+    uint64_t seed;
+    int32_t direct, squares, wide; /* whether each entry has a place of its own; whether to sum squares too */
+} Sketch;
+
+enum { SKETCH_BLOCK = 1024, SKETCH_SIGNS = 5 * SKETCH_BLOCK };
+
+/* Add entries start, start + 1, ... of a tensor, which lie at data; its first place, or what tells it from others.
+ * Returns the sum of their squares where the sketch asks for it. */
+double gradflow_add(const Sketch *sketch, int64_t group, const char *data, int64_t start, int64_t n, int64_t place,
+                    int32_t kind);
+
+/* The six rows of gradflow_statistics, or with norms_only the first of them; with a sketch, signed sums of the tensors
+ * at `places` too. 1 when there is no memory. */
 int gradflow_statistics_of(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
-                           int32_t threads, int32_t norms_only, double *out);
+                           int32_t threads, int32_t norms_only, const Sketch *sketch, const int64_t *places,
+                           double *out);
 
 #endif

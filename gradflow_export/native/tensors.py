@@ -10,8 +10,9 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,8 @@ _FUNCTIONS = (
     "get_layout",
     "is_contiguous",
 )
-_HEAD = 4
-"""Doubles before the copied entries: three products, and the sum of all norms."""
+HEAD = 5
+"""Doubles before the copied entries: three products, the sum of all norms, and that of the squares of some entries."""
 _ROWS = 6
 _ADDRESS = attrgetter("_cdata")
 """Gives the address of a tensor's implementation."""
@@ -48,6 +49,53 @@ def interface_of(library: ctypes.CDLL) -> ctypes.Array[ctypes.c_int64] | None:
         return None
     every = [*(address or 0 for address in found), *codes]
     return (ctypes.c_int64 * len(every))(*every)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What signed sums are made of.
+
+    Attributes:
+        places: Of each tensor, where its entries begin among the sums, or what tells it from the others. Shape:
+            ``[tensors]``.
+        signs: What :func:`gradflow_export.metrics.sketch.signs` returns.
+        buckets: How many sums; a power of two of at least 1024 where entries share them.
+        direct: Whether each entry has a place of its own.
+        wide: Whether sums are of float64, as where entries are, else of float32.
+    """
+
+    places: Sequence[int]
+    signs: npt.NDArray[np.float32]
+    buckets: int
+    direct: bool
+    wide: bool = False
+
+    def continues(self, other: Sums | None) -> bool:
+        """Whether sums of the other can be multiplied with these."""
+        return other is not None and _form(self) == _form(other)
+
+
+def _form(sums: Sums) -> tuple[int, bool, bool]:
+    return sums.buckets, sums.direct, sums.wide
+
+
+class _Sketch(ctypes.Structure):
+    """``Sketch`` of ``statistics.h``."""
+
+    _fields_: ClassVar = [
+        ("signs", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("buckets", ctypes.c_int64),
+        ("groups", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("direct", ctypes.c_int32),
+        ("squares", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+    ]
+
+
+_GROUPS = 4
+"""Threads that may make signed sums at once; fixed, so that their order does not depend on how many there are."""
 
 
 class _Begun:
@@ -86,7 +134,9 @@ class TensorReader:
         count: How many tensors are read.
         judged: Of how many of them, from the first on, statistics are made.
         copies: Entries to copy: place of the tensor, stride from its first entry, and how many.
-        compared: How many of the copied entries, from the first on, are multiplied with those of the reading before.
+        checked: Of how many of the copied entries, from the first on, the squares are summed.
+        sums: Signed sums of the judged tensors, which are multiplied with those of the reading before; ``None`` for
+            none.
         threads: Greatest number of threads.
         release: Whether other Python threads may run meanwhile.
     """
@@ -97,7 +147,8 @@ class TensorReader:
         count: int,
         judged: int,
         copies: Sequence[tuple[int, int, int]] = (),
-        compared: int = 0,
+        checked: int = 0,
+        sums: Sums | None = None,
         threads: int = 1,
         *,
         release: bool = False,
@@ -112,12 +163,25 @@ class TensorReader:
         self._addresses = (ctypes.c_uint64 * max(count, 1))()
         flat = [number for copy in copies for number in copy]
         self._copies = (ctypes.c_int64 * max(len(flat), 1))(*flat)
-        self._before: ctypes.Array[ctypes.c_double] | None = None
         self._interface = interface
-        self._sizes = tuple(map(ctypes.c_int64, (count, judged, len(copies), compared)))
+        self._sizes = tuple(map(ctypes.c_int64, (count, judged, len(copies), checked)))
         self._threads = ctypes.c_int32(threads)
         self._rows = {rows: ctypes.c_int32(rows) for rows in (1, _ROWS)}
-        self._types = {rows: ctypes.c_double * (_HEAD + self.copied + rows * judged) for rows in self._rows}
+        self._types = {rows: ctypes.c_double * (HEAD + self.copied + rows * judged) for rows in self._rows}
+        self._sums = sums
+        # What is measured now, and what was before; they take turns.
+        self._sketches: list[tuple[_Sketch, npt.NDArray[np.floating]]] = []
+        self._before: npt.NDArray[np.floating] | None = None
+        places = () if sums is None else sums.places
+        self._places = (ctypes.c_int64 * max(len(places), 1))(*places)
+        for _ in range(2):
+            groups = 1 if sums is None or sums.direct or not release else _GROUPS
+            dtype = np.float64 if sums is None or sums.wide else np.float32
+            held = np.zeros((0 if sums is None else sums.buckets) * groups + 1, dtype=dtype)
+            signs = None if sums is None else sums.signs.ctypes.data
+            buckets, direct = (0, 0) if sums is None else (sums.buckets, int(sums.direct))
+            wide = int(sums is not None and sums.wide)
+            self._sketches.append((_Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, 0, wide), held))
 
     @property
     def compares(self) -> bool:
@@ -128,6 +192,11 @@ class TensorReader:
         """Compare the next reading with none."""
         self._before = None
 
+    def follow(self, other: TensorReader) -> None:
+        """Compare the next reading with the last one of another reader, where both make the same sums."""
+        if self._sums is not None and self._sums.continues(other._sums):
+            self._before = other._before
+
     def read(self, tensors: Sequence[Any], *, everything: bool = False) -> npt.NDArray[np.float64] | None:
         """Read the tensors.
 
@@ -136,9 +205,10 @@ class TensorReader:
             everything: Whether to take L1, Linf, mean magnitude, share of zeros and number of non-finite entries too.
 
         Returns:
-            Products of this reading with the one before (``<a, b>``, ``<a, a>``, ``<b, b>``, NaN without), sum of the
-            norms, copied entries, rows; ``None`` where a tensor is not contiguous, real, floating, on the CPU, or
-            is shorter than its copy. Shape: ``[4 + copied + rows * judged]``.
+            Products of this reading's signed sums with those before (``<a, b>``, ``<a, a>``, ``<b, b>``, NaN without),
+            sum of the norms, sum of squares of the checked entries, copied entries, rows; ``None`` where a tensor is
+            not contiguous, real, floating, on the CPU, or is shorter than its copy. Shape:
+            ``[5 + copied + rows * judged]``.
         """
         if self._call is None:
             return None
@@ -147,7 +217,7 @@ class TensorReader:
         out = self._types[rows]()
         if self._call(*self._arguments(tensors, rows, out)):
             return None
-        self._before = out
+        self._taken()
         return _array(out)
 
     def begin(self, tensors: Sequence[Any], *, everything: bool = False) -> npt.NDArray[np.float64] | None:
@@ -158,7 +228,7 @@ class TensorReader:
             everything: As for :meth:`read`.
 
         Returns:
-            As :meth:`read`; products and copied entries are there, the sum of norms and the rows after :meth:`end`.
+            As :meth:`read`; the checked sum and copied entries are there, products and all else after :meth:`end`.
         """
         if self._call is None:
             return None
@@ -171,8 +241,8 @@ class TensorReader:
         begun = self._begin(*self._arguments(tensors, rows, out))
         if not begun:
             return None
-        self._begun = _Begun(begun, (out, tensors))
-        self._before = out
+        self._begun = _Begun(begun, (out, tensors, self._sketches, self._before, self._places))
+        self._taken()
         return _array(out)
 
     def end(self) -> bool:
@@ -180,12 +250,19 @@ class TensorReader:
         begun, self._begun = self._begun, None
         return begun is not None and begun.end()
 
+    def _taken(self) -> None:
+        """What was measured is what comes before the next reading."""
+        if self._sums is not None:
+            self._sketches.reverse()
+            self._before = self._sketches[1][1]
+
     def _arguments(self, tensors: Sequence[Any], rows: int, out: ctypes.Array[ctypes.c_double]) -> tuple[Any, ...]:
         self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
-        count, judged, parts, compared = self._sizes
+        count, judged, parts, checked = self._sizes
+        before = None if self._before is None else ctypes.c_void_p(self._before.ctypes.data)
         return (
-            self._interface, self._addresses, count, judged, self._rows[rows], self._threads,
-            self._copies, parts, compared, self._before, out,
+            self._interface, self._addresses, count, judged, self._rows[rows], self._threads, self._copies, parts,
+            checked, ctypes.byref(self._sketches[0][0]), self._places, before, out,
         )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gradflow_export.catalog.wiring import Wiring
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, some
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.signals import owner
 
 _FACTOR = re.compile(r"lora|adapt|delta|ia3|dora", re.IGNORECASE)
@@ -56,7 +57,7 @@ class LeftFrozen(Rule):
         early = series.steps <= self.brief
         if not early.any() or early.sum() + self.readings > len(series.steps) or record.step < self.brief + self.span:
             return ()
-        codes = np.nan_to_num(np.where(series.present, series.values, 0.0)).astype(np.int64)
+        codes = _codes(series)
         used = Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT
         first = ((codes[early] & used) == used).any(axis=0)
         later = codes[~early]
@@ -81,7 +82,7 @@ class LeftFrozen(Rule):
         sizes, series = history.at_sites("parameter.frozen_size"), history.at_sites("parameter.wiring")
         if not len(sizes.steps) or record.step < self.span:
             return ()
-        codes = np.bitwise_or.reduce(np.where(series.present, series.values, 0.0).astype(np.int64))
+        codes = np.bitwise_or.reduce(_codes(series))
         known = dict(zip(series.sites, codes.tolist(), strict=True))
         zero = sizes.present[-1] & (sizes.values[-1] == 0)
         names = tuple(
@@ -101,6 +102,12 @@ class LeftFrozen(Rule):
             "trained weights."
         )
         return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
+
+
+def _codes(series: SiteSeries) -> npt.NDArray[np.int64]:
+    """Return connections as whole numbers, 0 where there are none. Shape: that of ``series.values``."""
+    known = series.present & np.isfinite(series.values)
+    return np.clip(np.where(known, series.values, 0.0), 0, 2**15).astype(np.int64)
 
 
 def _finding(names: tuple[str, ...], message: str, advice: str, since: int, cause: str) -> Finding:

@@ -29,8 +29,8 @@ _SHUT = ("activation.zero_share", "activation.saturated_share")
 class Stagnation(Rule):
     """Find trainable parameters that have not changed by a single bit over at least ``span`` executed steps.
 
-    Neither the update nor the weight norm may have changed between any two readings of the span, so that parameters
-    which another optimizer moves in between are not accused. A gradient that is zero by invariance is no fault: it is
+    Judged by checksums of all their entries, so that what an average, a copy or another optimizer moves in between is
+    not accused. A gradient that is zero by invariance is no fault: it is
     0, or lies below ``invariant`` of its module's other gradients, while those parameters learn (the key bias of
     attention, a convolution's bias before BatchNorm). Nor is one that is zero because an activation lets nothing
     through, all its outputs 0 or flat: DEAD and SATURATION tell of that, with the layer to mend; but modules whose
@@ -53,12 +53,11 @@ class Stagnation(Rule):
     heal: int = 1
 
     name: ClassVar[str] = "stagnation"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
+    needs: ClassVar[tuple[str, ...]] = ("parameter.changed",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
+        "parameter.changed",
         "parameter.gradient_norm",
-        "parameter.update_norm",
-        "parameter.weight_norm",
         "parameter.wiring",
         *_SHUT,
     )
@@ -67,17 +66,12 @@ class Stagnation(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the updates of this record and the readings before it."""
         trainable = record.get("parameter.trainable")
-        if trainable is None:
-            return ()
-        updates = history.at_sites("parameter.update_norm")
-        resting = _resting(record, updates)
-        if len(resting) < self.readings:
+        readings = history.at_sites("parameter.changed")
+        if trainable is None or len(readings.steps) < self.readings:
             return ()
         sites = tuple(trainable.sites)
-        still = trainable.present & (trainable.values > 0) & ~(self._at(record, "update_norm", sites) > 0)
-        if not still.any():
-            return ()
-        since, count = _unmoved(sites, updates, history.at_sites("parameter.weight_norm"))
+        since, count = _unchanged(sites, readings)
+        still = trainable.present & (trainable.values > 0)
         still &= (record.step - since + 1 >= self.span) & (count >= self.readings)
         if not still.any():
             return ()
@@ -261,11 +255,6 @@ def _advice(why: str, layer: str) -> str:
     )
 
 
-def _resting(record: StepRecord, updates: SiteSeries) -> npt.NDArray[np.int64]:
-    steps = updates.steps
-    return steps[steps <= record.step]
-
-
 def _with(history: History, bit: Wiring) -> set[str]:
     """Return the parameters that had a connection in any reading of the window."""
     wiring = history.at_sites("parameter.wiring")
@@ -296,29 +285,18 @@ def shut(history: History) -> bool:
     return False
 
 
-def _unmoved(
-    sites: tuple[str, ...], updates: SiteSeries, weights: SiteSeries
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return since which reading each parameter has rested, and over how many readings.
-
-    A parameter with no update and no weight norm at all (nobody owns it) has rested from the first reading on.
+def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return since which step each parameter has rested, and over how many readings; what is not known has moved.
 
     Returns:
         Steps and counts. Shape of both: ``[len(sites)]``.
     """
-    steps = updates.steps
-    moved = updates.present & (updates.values != 0)
-    moved = _columns(moved, updates.sites, sites)
-    same_clock = weights.steps.shape == steps.shape and bool((weights.steps == steps).all())
-    if same_clock and len(steps) > 1:
-        both = weights.present[1:] & weights.present[:-1]
-        shifted = np.zeros((len(steps), len(weights.sites)), dtype=np.bool_)
-        # A norm that differs from the next reading's was changed by this reading's step or by one in between.
-        shifted[:-1] = both & (weights.values[1:] != weights.values[:-1])
-        moved |= _columns(shifted, weights.sites, sites)
-    last = np.where(moved.any(axis=0), len(steps) - 1 - moved[::-1].argmax(axis=0), -1)
-    count = len(steps) - 1 - last
-    since = steps[np.minimum(last + 1, len(steps) - 1)]
+    steps = readings.steps
+    rested = _columns(readings.present & (readings.values == 0), readings.sites, sites)
+    count = np.where(rested.all(axis=0), len(steps), rested[::-1].argmin(axis=0))
+    first = np.minimum(len(steps) - count, len(steps) - 1)
+    # A reading tells of all steps since the one before it; of the first that is remembered, of its own.
+    since = np.where(first > 0, steps[first - 1] + 1, steps[0])
     return since, np.asarray(count, dtype=np.int64)
 
 

@@ -13,6 +13,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import fell, no_better
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import margin, margins, site_margins
 from gradflow_export.rules.signals import Floats, converged, settled
 from gradflow_export.stats import median
 
@@ -76,10 +77,13 @@ class LearningRate(Rule):
         "loss",
         "learning_rate",
         "parameter.update_ratio",
+        "parameter.update_ratio_error",
         "parameter.initial_gain",
         "update.total_norm",
+        "update.norm_error",
         "gradient.total_norm",
         "gradient.cosine",
+        "gradient.cosine_error",
         "loss.over_constant",
     )
 
@@ -158,9 +162,10 @@ class LearningRate(Rule):
             return
         updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
         norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
+        sizes = updates.values + margins(history, "update.total_norm")
         needed = [
             0.1 * now / (norms[step] * size)
-            for step, size in zip(updates.steps.tolist(), updates.values.tolist(), strict=True)
+            for step, size in zip(updates.steps.tolist(), sizes.tolist(), strict=True)
             if norms.get(step, 0.0) > 0 and size > 0
         ][-5:]
         if len(needed) < 5 or now < self.hardly * first:
@@ -169,7 +174,7 @@ class LearningRate(Rule):
             yield from self._timid(record, history, first, now)
             return
         rising = rate.count > 10 and rate.last > 1.2 * float(rate.values[-10])
-        if rising or not float(record.value("update.ratio") or 0.0) < 1e-4:
+        if rising or not float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio") < 1e-4:
             return
         message = (
             f"at this step size a fall of the loss by a tenth takes at least {number(median(np.array(needed)))} steps, "
@@ -184,7 +189,8 @@ class LearningRate(Rule):
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
         rate, ratio = history.run("learning_rate"), float(record.value("update.ratio") or 0.0)
-        agreement = history.run("gradient.cosine").values[-30:]
+        agreement = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
+        ratio += margin(record, "update.ratio")
         if record.step < self.settle or not ratio < 2.0 * self.timid or len(agreement) < 20:
             return
         if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
@@ -230,7 +236,8 @@ class LearningRate(Rule):
 def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int64], Floats]:
     """Return the median update to weight ratio over the layers that began with weights of a usual size.
 
-    What begins with zeros or next to them grows by itself, whatever the learning rate.
+    What begins with zeros or next to them grows by itself, whatever the learning rate. Of ratios that are estimated the
+    least that is likely counts.
 
     Returns:
         Steps and ratios, 0 where nothing was read. Shape of both: ``[readings]``.
@@ -238,7 +245,7 @@ def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int6
     ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
     usual = {site for site, first in zip(gains.sites, gains.first.tolist(), strict=True) if first >= gain}
     columns = [index for index, site in enumerate(ratios.sites) if site in usual]
-    values = ratios.values[:, columns].astype(np.float64)
+    values = (ratios.values - site_margins(history, "parameter.update_ratio"))[:, columns].astype(np.float64)
     told = ratios.present[:, columns] & np.isfinite(values)
     counts = told.sum(axis=1)
     # All medians at once: this is asked at each record. What was not read is sorted to the end.

@@ -11,6 +11,7 @@ from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import no_better, past, sites_of, still_falls
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import margins
 from gradflow_export.stats import median
 
 
@@ -57,6 +58,7 @@ class UnrelatedTargets(Rule):
         "loss.over_constant",
         "target.dependence",
         "gradient.cosine",
+        "gradient.cosine_error",
         "target.uniform_share",
     )
 
@@ -72,7 +74,7 @@ class UnrelatedTargets(Rule):
             if median(tests[-5:]) >= self.usual:
                 continue
             share = no_better(history, site, self.level, 5)
-            agreement = history.run("gradient.cosine").values[-30:]
+            agreement = (history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-30:]
             if len(agreement) < 20 or (share is not None and median(np.asarray(agreement)) >= self.agree):
                 share = None
             if share is None and len(tests) >= self.many:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History, RunSeries
+from gradflow_export.rules.sampled import margins
 from gradflow_export.rules.signals import Floats
 from gradflow_export.stats import median, theil_sen_bounds
 
@@ -79,7 +80,13 @@ class Unstable(Rule):
 
     name: ClassVar[str] = "unstable"
     needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine")
-    remembers: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine", "learning_rate", "loss")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "gradient.total_norm",
+        "gradient.cosine",
+        "gradient.cosine_error",
+        "learning_rate",
+        "loss",
+    )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the norms and cosines of the last steps."""
@@ -138,7 +145,7 @@ class Unstable(Rule):
         loss = history.run("loss")
         lost = loss.count == 0 or median(loss.values[-3:]) >= loss.first
         span = 10 if lost else self.lasting
-        cosines = history.run("gradient.cosine").values[-span:]
+        cosines = (history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-span:]
         if min(len(cosines), len(values)) < span or not np.isfinite(cosines).all():
             return ()
         turn = median(cosines)

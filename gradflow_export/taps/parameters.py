@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
-from gradflow_export.metrics.direction import cosine_of, cosine_of_host, evenly_chosen, gradient_sample, products
+from gradflow_export.metrics.direction import Products, cosine_of, gradient_pieces, products
 from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.local import local
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
-from gradflow_export.taps.base import Drained, Pending, Sample
+from gradflow_export.taps.base import Drained, Pending, Sample, join_scalars
 from gradflow_export.taps.optimizers import OptimizerStep, only_reads
 from gradflow_export.taps.path import PathTap
 from gradflow_export.taps.reading import Floats, GradientReader, Sketch
@@ -31,7 +31,7 @@ class GradientTap:
 
     def __init__(self) -> None:
         self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
-        self._products: weakref.WeakKeyDictionary[object, Tensor | Floats] = weakref.WeakKeyDictionary()
+        self._products: weakref.WeakKeyDictionary[object, Products] = weakref.WeakKeyDictionary()
         self._readers: weakref.WeakKeyDictionary[object, GradientReader] = weakref.WeakKeyDictionary()
         self._first: weakref.ref[object] | None = None
         self._several = False
@@ -47,7 +47,8 @@ class GradientTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
-        return (*(spec(f"parameter.{name}") for name in names), spec("gradient.cosine"), *self._path.specs)
+        cosine = (spec("gradient.cosine"), spec("gradient.cosine_error"))
+        return (*(spec(f"parameter.{name}") for name in names), *cosine, *self._path.specs)
 
     @property
     def waits(self) -> bool:
@@ -103,11 +104,11 @@ class GradientTap:
         return sketch
 
     def _take_samples(self, step: OptimizerStep, sketch: Sketch) -> None:
-        self._take_products(step.optimizer, sketch.products)
         if sketch.path is not None and not step.closure:
             self._out.append(self._path.sample(step, sketch.path))
 
     def _take_rows(self, step: OptimizerStep, sketch: Sketch) -> None:
+        self._take_products(step.optimizer, sketch.products)
         norms, sites, where = sketch.rows[0], step.owned.sites, sketch.where
         self._out.append(Pending("parameter.gradient_norm", sites, norms, where))
         if len(sketch.rows) > 1:
@@ -156,18 +157,18 @@ class GradientTap:
             self._readers[optimizer].forget()
 
     def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
-        chosen = evenly_chosen(gradients)
-        if any(g.layout is not torch.strided or g.device != chosen[0].device for g in chosen):
+        if any(g.layout is not torch.strided or g.device != gradients[0].device for g in gradients):
             return
-        now = gradient_sample(chosen)
+        now, weights = gradient_pieces(gradients)
         before = self._previous.get(optimizer)
-        self._previous[optimizer] = now.clone() if now.data_ptr() == gradients[0].data_ptr() else now
+        # Of one gradient alone it may be a view of what the next step writes to.
+        self._previous[optimizer] = now.clone() if len(gradients) == 1 else now
         if before is not None and before.shape == now.shape and before.device == now.device:
-            self._take_products(optimizer, products(before, now.to(before.dtype)))
+            self._take_products(optimizer, Products(products(before, now.to(before.dtype), weights)))
         else:
             self._take_products(optimizer, None)
 
-    def _take_products(self, optimizer: object, own: Tensor | Floats | None) -> None:
+    def _take_products(self, optimizer: object, own: Products | None) -> None:
         # The optimizers of one record make one gradient; each one's cosine replaces that of those before it.
         self._first = self._first or weakref.ref(optimizer)
         self._several = self._several or self._first() is not optimizer
@@ -179,13 +180,10 @@ class GradientTap:
         if self._several:
             self._products[optimizer] = own
             whole = list(self._products.values())
-        there = [part for part in whole if isinstance(part, np.ndarray)]
-        if len(there) == len(whole):
-            value: Tensor | Floats = np.array([cosine_of_host(there)])
-        else:
-            first = next(part for part in whole if isinstance(part, Tensor))
-            value = cosine_of(torch.stack([torch.as_tensor(part).to(first) for part in whole]).sum(dim=0)).reshape(1)
-        self._out.append(Pending("gradient.cosine", (RUN_SITE,), value))
+        value, error = cosine_of(whole)
+        self._out.append(Pending("gradient.cosine", (RUN_SITE,), join_scalars([value])))
+        if not all(part.exact for part in whole):
+            self._out.append(Pending("gradient.cosine_error", (RUN_SITE,), join_scalars([error])))
 
     def _give_statistics(self, step: OptimizerStep, rows: Tensor | Floats, where: npt.NDArray[np.int64]) -> None:
         names = {"l1": "gradient_l1", "linf": "gradient_linf", "mean": "gradient_mean"}

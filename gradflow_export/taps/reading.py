@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.metrics.direction import ENTRIES, evenly_chosen
+from gradflow_export.metrics.direction import BUCKETS, EXACT, Products, evenly_chosen
 from gradflow_export.metrics.onepass import tensor_reader
-from gradflow_export.native.tensors import TensorReader
+from gradflow_export.metrics.sketch import signs
+from gradflow_export.native.tensors import HEAD, Sums, TensorReader
 from gradflow_export.taps.optimizers import Owned
 from gradflow_export.taps.path import Followed
 
@@ -23,6 +26,8 @@ Floats = npt.NDArray[np.float64]
 GRADIENT = attrgetter("grad")
 _VERSION = torch_private.version
 _PLAIN = frozenset({Tensor})
+CHECKED = 256
+"""Entries of each of a few gradients that are looked at before the optimizer steps."""
 LATER_ENTRIES = 2**18
 """Least number of entries for which a thread of its own is worth starting."""
 
@@ -34,15 +39,14 @@ class Sketch:
     Attributes:
         rows: Norms, then those of ``metrics.entries.ENTRY_STATISTICS`` or none. Shape: ``[1 or 6, gradients]``.
         where: Places of the parameters that have a gradient. Shape: ``[gradients]``.
-        products: ``<a, b>``, ``<a, a>``, ``<b, b>`` of a sample of the gradients before and now; ``None`` the first
-            time. Shape: ``[3]``.
+        products: Those of the gradients before and now; ``None`` the first time. Known when the rows are.
         path: Followed entries of weights, then of their gradients; ``None`` where they cannot be had.
         total: Sum of all norms: not finite if one is not; ``None`` where it and the rows are still being read.
     """
 
     rows: Floats
     where: npt.NDArray[np.int64]
-    products: Floats | None
+    products: Products | None
     path: Floats | None
     total: float | None
 
@@ -62,6 +66,10 @@ class GradientReader:
         self._reader: TensorReader | None = None
         self._weights: list[Tensor] = []
         self._where = owned.where
+        self._direct = sum(p.numel() for p in owned.parameters) <= EXACT
+        sizes = [0, *(p.numel() for p in owned.parameters)]
+        self._places = list(accumulate(sizes))[:-1] if self._direct else list(range(len(owned.parameters)))
+        self._buckets = sum(sizes) if self._direct else BUCKETS
         self._sampled = 0
         self._begun: tuple[list[Tensor], list[int], Sketch] | None = None
         self.long = sum(p.numel() for p in owned.parameters) >= LATER_ENTRIES
@@ -72,7 +80,7 @@ class GradientReader:
 
         Args:
             everything: Whether to take the statistics of the entries too, not only the norms.
-            later: Whether all but ``products`` and ``path`` may be read while the optimizer steps, up to :meth:`end`.
+            later: Whether all but ``path`` may be read while the optimizer steps, up to :meth:`end`.
                 Where the sample of the gradients is not finite, or there is none before it, it is not.
 
         Returns:
@@ -94,15 +102,15 @@ class GradientReader:
             return None
         compares, every = reader.compares, [*arrived, *self._weights]
         values = reader.begin(every, everything=everything) if later and compares else None
-        begun = values is not None and (math.isfinite(values[2]) or not reader.end())
+        begun = values is not None and (math.isfinite(values[4]) or not reader.end())
         if values is None:
             values = reader.read(every, everything=everything)
         if values is None:
             reader.forget()
             return None
-        start, end = 4 + self._sampled, 4 + reader.copied
+        start, end = HEAD + self._sampled, HEAD + reader.copied
         path = values[start:end] if self._weights else None
-        products = values[:3] if compares else None
+        products = Products(values[None, :3], summed=not self._direct) if compares else None
         rows = values[end:].reshape(-1, len(arrived))
         sketch = Sketch(rows, self._where, products, path, None if begun else float(values[3]))
         if begun:
@@ -138,7 +146,7 @@ class GradientReader:
         places = {id(p): place for place, p in enumerate(arrived)}
         copies = []
         for parameter in evenly_chosen(arrived):
-            stride = max(-(-parameter.numel() // ENTRIES), 1)
+            stride = max(-(-parameter.numel() // CHECKED), 1)
             copies.append((places[id(parameter)], stride, -(-parameter.numel() // stride)))
         self._sampled = sum(count for _, _, count in copies)
         together = all(id(entry.parameter) in places and entry.parameter.is_contiguous() for entry in self._followed)
@@ -147,10 +155,16 @@ class GradientReader:
         pulls = [(places.get(id(e.parameter), 0), e.stride, e.count) for e in self._followed]
         if together:
             copies += [*weights, *pulls]
+        # What is not there counts as 0, so that sums of other gradients than before can be compared too.
+        kept = [place for number, place in enumerate(self._places) if number not in missing]
+        before, wide = self._reader, any(p.dtype is torch.float64 for p in arrived)
         self._reader = tensor_reader(
             len(arrived) + len(self._weights),
             len(arrived),
             copies,
             self._sampled,
+            Sums(kept, signs(), self._buckets, self._direct, wide),
             sum(p.numel() for p in arrived),
         )
+        if before is not None and self._reader is not None:
+            self._reader.follow(before)

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,160 +15,204 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
+from gradflow_export.hooks import torch_private
+from gradflow_export.metrics.change import Kept, Values, joined
 from gradflow_export.metrics.local import PLAIN, local
 from gradflow_export.metrics.norms import dense_entries, l2_norms
 from gradflow_export.metrics.onepass import usable_interface
-from gradflow_export.metrics.samples import even_sample
-from gradflow_export.native.changes import ROW, ChangeReader, taken
-from gradflow_export.native.outputs import Interface
+from gradflow_export.metrics.sketch import touched_rows
+from gradflow_export.native.changes import ChangeReader
 from gradflow_export.taps.base import Drained, Pending
+from gradflow_export.taps.changed import Checksums
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
 
 ENTRIES = 2**20
-"""Entries copied in one step: models up to this size are measured exactly, larger ones by an even sample."""
-SKETCH = 2**11
-"""Entries of one parameter that are enough, where not all are taken."""
+"""Entries copied in one step: of parameters up to the size that fits in; then of rows that a gradient touches."""
+
+MOSTLY = 4
+"""A gradient follows rows where at most one in so many is not all 0."""
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class _Plan:
-    """What is read of one optimizer's parameters by the C library, looked up once.
+    """What is kept of one optimizer's parameters, looked up once.
 
     Args:
-        owned: Plain parameters.
-        interface: For the C library.
-        limit: Entries of each that are read at most.
+        owned: Its parameters.
+        entries: Entries that may be copied.
     """
 
-    def __init__(self, owned: Owned, interface: Interface, limit: int) -> None:
-        self.owned = weakref.ref(owned)
-        sizes = [p.numel() for p in owned.parameters]
-        strides = [_stride(p, limit) for p in owned.parameters]
-        counts = [taken(size, stride) for size, stride in zip(sizes, strides, strict=True)]
-        scales = [math.sqrt(size / max(count, 1)) for size, count in zip(sizes, counts, strict=True)]
-        self.sizes = np.array(sizes, dtype=np.float64)
-        room = max(p.element_size() for p in owned.parameters)
-        self.reader = ChangeReader(interface, strides, counts, room, scales)
-        self.kept = False
-        self._flags = b""
-        self.trained = np.zeros(0)
-        """1 for each parameter that is trained, else 0; the same array while nothing changes."""
+    def __init__(self, owned: Owned, entries: int) -> None:
+        self._owned, self._ids = weakref.ref(owned), tuple(map(id, owned.parameters))
+        sizes = np.array([local(p).numel() for p in owned.parameters], dtype=np.int64)
+        ordered = np.sort(sizes)
+        fits = np.cumsum(ordered) <= entries
+        # Those of one size are all copied or none of them.
+        beyond = int(ordered[~fits][0]) if not fits.all() else None
+        whole = sizes < beyond if beyond is not None else np.ones(len(sizes), dtype=np.bool_)
+        self.whole, self.long = np.flatnonzero(whole), np.flatnonzero(~whole)
+        self.room = entries - int(sizes[whole].sum())
+        self.sizes = np.array([p.numel() for p in owned.parameters], dtype=np.float64)
+        self.readings = 0
+        self.copies: list[Tensor] | None = None
+        self.kept: list[Kept] | None = None
+        self._flags, self.trained = b"", np.zeros(0)
+        interface = usable_interface()
+        self._reader: ChangeReader | None = None
+        chosen = self.of(owned, self.whole)
+        if interface is not None and chosen and {type(p) for p in chosen} <= PLAIN:
+            room = max(p.element_size() for p in chosen)
+            self._reader = ChangeReader(interface, [p.numel() for p in chosen], room)
+
+    def fits(self, owned: Owned) -> bool:
+        """Whether these are the parameters that were looked up; a loop by hand lists them anew at each step."""
+        return self._owned() is owned or self._ids == tuple(map(id, owned.parameters))
+
+    def of(self, owned: Owned, places: npt.NDArray[np.int64]) -> list[Tensor]:
+        """Return the parameters at some places."""
+        return [owned.parameters[place] for place in places]
 
     def look(self, owned: Owned) -> None:
-        """See which parameters are trained."""
+        """See which parameters are trained: 1, else 0; the same array while nothing changes."""
         flags = bytes(map(_REQUIRES_GRAD, owned.parameters))
         if flags != self._flags:
             self._flags, self.trained = flags, np.frombuffer(flags, dtype=np.uint8).astype(np.float64)
 
+    def keep(self, step: OptimizerStep) -> None:
+        """Copy what is copied, and sum up the rest."""
+        chosen = self.of(step.owned, self.whole)
+        self.copies = None
+        if self._reader is None or not self._reader.keep(chosen):
+            self.copies = [dense_entries(p).reshape(-1).clone() for p in chosen]
+        self.readings += 1
+        room, self.kept = self.room, []
+        for parameter in self.of(step.owned, self.long):
+            rows, sparse = _rows(step.optimizer, parameter, room)
+            room -= len(rows) * (parameter.numel() // max(parameter.shape[0], 1))
+            self.kept.append(Kept(local(parameter), rows, self.readings, sparse=sparse))
 
-def _stride(parameter: Tensor, limit: int) -> int:
-    """Return out of how many rows of entries one is taken, so that at most about ``limit`` are."""
-    stride = max(-(-parameter.numel() // limit), 1)
-    width = parameter.shape[-1] if parameter.dim() else 1
-    # A stride that divides the width would follow a few columns only.
-    while stride > 1 and math.gcd(stride, width // math.gcd(width, ROW)) > 1:
-        stride -= 1
-    return stride
+    def compare(self, owned: Owned) -> tuple[Values, Values] | None:
+        """Return norms before and of the changes of what was copied, ``None`` where that cannot be had."""
+        chosen = self.of(owned, self.whole)
+        if not chosen:
+            return np.zeros(0), np.zeros(0)
+        if self.copies is None:
+            norms = None if self._reader is None else self._reader.compare(chosen)
+            return None if norms is None else (norms[0], norms[1])
+        after = [dense_entries(p).reshape(-1) for p in chosen]
+        if [v.shape for v in after] != [v.shape for v in self.copies]:
+            return None
+        # In half precision the difference itself would be rounded.
+        wide = [v.float() if v.dtype in _HALF else v for v in self.copies]
+        return l2_norms(wide), l2_norms([a.to(b) - b for a, b in zip(after, wide, strict=True)])
+
+
+def _rows(optimizer: object, parameter: Tensor, room: int) -> tuple[Tensor, bool]:
+    """Return the rows that are likely to move, where they are few and the host knows; and whether no others do."""
+    gradient, none = parameter.grad, torch.zeros(0, dtype=torch.int64)
+    if gradient is None or type(parameter) not in PLAIN or not parameter.is_cpu or parameter.dim() < 2:
+        return none, False
+    width = max(parameter.numel() // max(parameter.shape[0], 1), 1)
+    if gradient.layout is torch.sparse_coo:
+        # Momentum of sparse gradients is sparse too, and moves rows of earlier steps.
+        state = optimizer.state.get(parameter, {}) if isinstance(optimizer, Optimizer) else {}
+        held = [v for v in state.values() if isinstance(v, Tensor) and v.layout is torch.sparse_coo]
+        rows = torch.cat([torch_private.sparse_indices(entry)[0] for entry in (gradient, *held)])
+        rows = torch.from_numpy(np.unique(rows))
+        return (rows, True) if len(rows) * width <= room else (none, False)
+    if gradient.layout is not torch.strided or gradient.is_complex() or gradient.shape != parameter.shape:
+        return none, False
+    found = touched_rows(gradient, min(room // width, parameter.shape[0] // MOSTLY))
+    return (none, False) if found is None else (found, False)
 
 
 class UpdateTap:
-    """Weight norms, update norms and what each parameter's learning rate is."""
+    """Weight norms, update norms and what each parameter's learning rate is.
+
+    Args:
+        model: Returns the model, ``None`` where it is gone.
+        entries: Entries that may be copied in one step.
+    """
 
     def __init__(self, model: Callable[[], nn.Module | None], entries: int = ENTRIES) -> None:
         self._model = model
         self._entries = entries
-        self._before: weakref.WeakKeyDictionary[object, list[Tensor]] = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[object, _Plan] = weakref.WeakKeyDictionary()
+        self._checksums = Checksums(model)
+        self._moved: set[str] = set()
         self._out: Drained = []
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("weight_norm", "update_norm", "update_ratio", "learning_rate", "trainable", "numel")
-        return tuple(spec(f"parameter.{name}") for name in names)
+        names = ("weight_norm", "update_norm", "update_ratio", "learning_rate", "trainable", "numel", "changed")
+        errors = ("weight_norm_error", "update_norm_error")
+        return tuple(spec(f"parameter.{name}") for name in (*names, *errors))
 
     def before(self, step: OptimizerStep) -> None:
-        """Copy the weights, or an even sample of them, before the step."""
-        self._keep(step)
+        """Keep the weights, or what tells of them, before the step."""
+        with torch.no_grad():
+            self._checksums.begin()
+            plan = self._plan(step)
+            # Asked for now, because the gradients were just read and what tells it lies beside them.
+            plan.look(step.owned)
+            plan.keep(step)
 
     def after(self, step: OptimizerStep) -> None:
         """Compare with the weights after the step."""
-        self._compare(step)
-
-    def _keep(self, step: OptimizerStep) -> None:
-        plan = self._plan(step)
-        if plan is not None:
-            # Asked for now, because the gradients were just read and what tells it lies beside them.
-            plan.look(step.owned)
-            plan.kept = plan.reader.keep(step.owned.parameters)
-        if plan is None or not plan.kept:
-            with torch.no_grad():
-                self._before[step.optimizer] = [view.clone() for view in self._views(step)]
-
-    def _compare(self, step: OptimizerStep) -> None:
         plan = self._plans.get(step.optimizer)
-        if plan is None or not plan.kept or plan.owned() is not step.owned:
-            self._compare_by_torch(step)
+        if plan is None or plan.kept is None or not plan.fits(step.owned):
             return
-        plan.kept = False
-        norms = plan.reader.compare(step.owned.parameters)
-        if norms is None:
-            return
-        owned = step.owned
-        weights, changes = norms
-        self._out.append(Pending("parameter.weight_norm", owned.sites, weights, owned.where))
-        self._out.append(Pending("parameter.update_norm", owned.sites, changes, owned.where))
-        if len(owned.where) == len(owned.sites):
-            self._out.append(Pending("parameter.trainable", owned.sites, plan.trained, owned.where))
-            self._out.append(Pending("parameter.numel", owned.sites, plan.sizes, owned.where))
-        else:
-            self._describe(owned.sites)
+        with torch.no_grad():
+            self._give(step.owned, plan)
+        plan.copies = plan.kept = None
         self._tell_rates(step)
 
-    def _plan(self, step: OptimizerStep) -> _Plan | None:
-        """Return what the C library reads of an optimizer, ``None`` where torch must read it."""
-        if not isinstance(step.optimizer, Optimizer):
-            return None
+    def settle(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
+        """Tell which parameters have changed since the last record with updates; all optimizers have stepped."""
+        moved, self._moved = self._moved, set()
+        tell(self._checksums.compare(moved), bundle)
+
+    def drain(self) -> Drained:
+        """Give out what was measured since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def _plan(self, step: OptimizerStep) -> _Plan:
         known = self._plans.get(step.optimizer)
-        if known is not None and known.owned() is step.owned:
-            return known
-        self._plans.pop(step.optimizer, None)
-        interface = usable_interface()
-        if interface is None or not {type(p) for p in step.owned.parameters} <= PLAIN:
-            return None
-        plan = self._plans[step.optimizer] = _Plan(step.owned, interface, self._limit(step))
-        return plan
+        if known is None or not known.fits(step.owned):
+            known = self._plans[step.optimizer] = _Plan(step.owned, self._entries)
+        return known
 
-    def _limit(self, step: OptimizerStep) -> int:
-        """Return how many entries of one parameter are read."""
-        parameters = step.owned.parameters
-        if sum(local(p).numel() for p in parameters) <= self._entries:
-            return self._entries
-        return max(min(self._entries // len(parameters), SKETCH), 1)
-
-    def _compare_by_torch(self, step: OptimizerStep) -> None:
-        before = self._before.pop(step.optimizer, None)
-        if before is None:
+    def _give(self, owned: Owned, plan: _Plan) -> None:
+        norms = plan.compare(owned)
+        long = [k.compare(local(p)) for k, p in zip(plan.kept or (), plan.of(owned, plan.long), strict=True)]
+        if norms is None or any(change is None for change in long):
             return
-        owned = step.owned
-        with torch.no_grad():
-            after = self._views(step)
-            if [v.shape for v in after] != [v.shape for v in before]:
-                return
-            # In half precision the difference itself would be rounded.
-            wide = [v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for v in before]
-            updates = [a.to(b) - b for a, b in zip(after, wide, strict=True)]
-            held = [local(p) for p in owned.parameters]
-            grown = [math.sqrt(p.numel() / max(b.numel(), 1)) for p, b in zip(held, before, strict=True)]
-            complex_parts = [2.0 if p.is_complex() else 1.0 for p in held]
-            scale = torch.tensor([g * math.sqrt(c) for g, c in zip(grown, complex_parts, strict=True)])
-            weights, changes = l2_norms(wide), l2_norms(updates)
-            scale = scale.to(weights)
-            self._out.append(Pending("parameter.weight_norm", owned.sites, weights * scale, owned.where))
-            self._out.append(Pending("parameter.update_norm", owned.sites, changes * scale, owned.where))
+        changes = [change for change in long if change is not None]
+        order = np.argsort(np.concatenate([plan.whole, plan.long]), kind="stable")
+        where = owned.where
+        weights = joined(norms[0], [c.before for c in changes])[order]
+        updates = joined(norms[1], [c.moved for c in changes])[order]
+        self._out.append(Pending("parameter.weight_norm", owned.sites, weights, where))
+        self._out.append(Pending("parameter.update_norm", owned.sites, updates, where))
+        if changes:
+            for name, errors in (
+                ("weight_norm_error", [c.before_error for c in changes]),
+                ("update_norm_error", [c.moved_error for c in changes]),
+            ):
+                self._out.append(
+                    Pending(f"parameter.{name}", owned.sites, joined(np.zeros(0), errors), where[plan.long])
+                )
+        if isinstance(updates, np.ndarray):
+            self._moved.update(owned.sites[where[place]] for place in np.flatnonzero(updates > 0))
+        if len(where) == len(owned.sites):
+            self._out.append(Pending("parameter.trainable", owned.sites, plan.trained, where))
+            self._out.append(Pending("parameter.numel", owned.sites, plan.sizes, where))
+        else:
             self._describe(owned.sites)
-            self._tell_rates(step)
 
     def _tell_rates(self, step: OptimizerStep) -> None:
         if not isinstance(step.optimizer, Optimizer):
@@ -183,11 +228,6 @@ class UpdateTap:
             values = rates[torch.from_numpy(owned.groups).to(rates.device)]
         self._out.append(Pending("parameter.learning_rate", owned.sites, values, owned.where, nan_is_missing=True))
 
-    def drain(self) -> Drained:
-        """Give out what was measured since the last call."""
-        out, self._out = self._out, []
-        return out
-
     def _describe(self, sites: tuple[str, ...]) -> None:
         model = self._model()
         parameters = [] if model is None else list(model.parameters())
@@ -197,9 +237,3 @@ class UpdateTap:
         sizes = torch.tensor([float(p.numel()) for p in parameters], dtype=torch.float64)
         self._out.append(Pending("parameter.trainable", sites, trainable))
         self._out.append(Pending("parameter.numel", sites, sizes))
-
-    def _views(self, step: OptimizerStep) -> list[Tensor]:
-        limit = self._limit(step)
-        if limit == self._entries:
-            return [dense_entries(p).reshape(-1) for p in step.owned.parameters]
-        return [even_sample(dense_entries(p), limit) for p in step.owned.parameters]

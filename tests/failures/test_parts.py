@@ -75,8 +75,9 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
 
 PARTS = {
     "gradients": "gradflow_export.taps.parameters.GradientTap.read",
-    "updates": "gradflow_export.taps.updates.UpdateTap._keep",
-    "updates after": "gradflow_export.taps.updates.UpdateTap._compare",
+    "updates": "gradflow_export.taps.updates._Plan.keep",
+    "updates after": "gradflow_export.taps.updates._Plan.compare",
+    "updates settled": "gradflow_export.taps.changed.Checksums.compare",
     "blocks": "gradflow_export.taps.sent.SentOutputs.take",
     "blocks backward": "gradflow_export.taps.returned.GradientStore._read",
     "blocks drain": "gradflow_export.taps.blocks.BlockTap.drain",

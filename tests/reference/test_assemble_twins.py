@@ -144,7 +144,7 @@ def test_a_change_of_width_starts_the_pool_anew():
             "block.effective_rank", "a", torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
         )
         readings, _ = assemble(sample, step=2, assembler=assembler)
-    assert readings["block.effective_rank"].values[0] == 0.0
+    assert "block.effective_rank" not in readings  # one row has no spread
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-3, 1.0, 1e200])

@@ -11,6 +11,8 @@ from gradflow_export import native
 from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.onepass import native_statistics, tensor_reader
+from gradflow_export.metrics.sketch import signs
+from gradflow_export.native.tensors import HEAD, Sums
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COUNTS = (0, 1, 3, 15, 16, 17, 4095, 4096, 4097, 10_000)
@@ -128,24 +130,29 @@ def test_a_missing_library_says_what_to_do(monkeypatch):
 
 def parts_of(reader, values, gradients):
     """Split what a reader returned: products, sum of the norms, copied entries, rows."""
-    end = 4 + reader.copied
-    return values[:3], values[3], values[4:end], values[end:].reshape(-1, gradients)
+    end = HEAD + reader.copied
+    return values[:3], values[3], values[HEAD:end], values[end:].reshape(-1, gradients)
+
+
+def sums_of(count):
+    """Signed sums of tensors too long for places of their own."""
+    return Sums(range(count), signs(), 2**14, direct=False)
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_one_call_reads_norms_rows_copies_and_products(dtype):
     """Tensors told by their addresses give the norms and rows of the other way, and the copied entries themselves."""
     every = [some_entries(count, dtype, count) for count in (5000, 300_001, 3, 0)]
-    reader = tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], compared=700)
+    reader = tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], checked=700, sums=sums_of(3))
     for everything in (False, True):
         products, total, copied, rows = parts_of(reader, reader.read(every, everything=everything), gradients=3)
         assert rows[0].tolist() == pytest.approx(native_statistics(every[:3])[0].tolist(), rel=1e-6)
         assert total == pytest.approx(rows[0].sum())
         assert copied.tolist() == [*every[0][::7][:700].tolist(), *every[2].tolist()]
-        sample = every[0][::7][:700].double()
         if everything:
             assert rows[1:].tolist() == entry_statistics(every[:3])[1].tolist()
-            assert products.tolist() == pytest.approx([float(sample @ sample)] * 3)
+            assert products[0] == products[1] == products[2]
+            assert products[0] == pytest.approx(float(np.square(rows[0]).sum()), rel=0.1)
         else:
             assert np.isnan(products).all()
     reader.forget()
@@ -158,7 +165,7 @@ def test_norms_alone_are_those_with_all_rows(bad):
     tensor = torch.full((300_000,), 1e-35 if bad < 1 else 1.0)
     tensor[77] = bad
     reader = tensor_reader(1, 1)
-    quick, whole = (reader.read([tensor], everything=everything)[4] for everything in (False, True))
+    quick, whole = (reader.read([tensor], everything=everything)[HEAD] for everything in (False, True))
     assert quick == pytest.approx(whole, rel=1e-6, nan_ok=True)
 
 
@@ -179,12 +186,11 @@ def test_what_cannot_be_read_in_one_call_is_refused():
 def test_a_reading_that_is_begun_and_ended_is_the_same(dtype):
     """What a thread reads meanwhile is bit for bit what one call reads, and the next compares with it."""
     every = [some_entries(count, dtype, count) for count in (5000, 300_001, 3, 0)]
-    one, other = (tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], compared=700) for _ in range(2))
+    one, other = (tensor_reader(4, 3, [(0, 7, 700), (2, 1, 3)], 700, sums_of(3)) for _ in range(2))
     for factor in (1.0, -2.0):
         now = [tensor * factor for tensor in every]
         whole, begun = one.read(now, everything=True), other.begin(now, everything=True)
-        end = 4 + other.copied
-        assert [*begun[:3], *begun[4:end]] == pytest.approx([*whole[:3], *whole[4:end]], rel=0, abs=0, nan_ok=True)
+        assert np.array_equal(begun[4 : HEAD + other.copied], whole[4 : HEAD + other.copied], equal_nan=True)
         assert other.end()
         assert np.array_equal(begun, whole, equal_nan=True)
         assert not other.end()

@@ -432,15 +432,17 @@ def test_tiny_spike_of_a_solved_loss_is_irrelevant():
     assert not spikes([1.0] + [1e-4] * 20 + [1e-2])
 
 
-def updates(step, values, rates, grads, weights=None, trainable=None):
-    names = tuple(values)
+def updates(step, values, rates, grads, weights=None, trainable=None, changed=None):
+    names, trained = tuple(values), trainable or dict.fromkeys(values, 1.0)
+    moved = {name: float(bool(value)) if trained[name] else None for name, value in values.items()}
     return record(
         step,
         parameter__update_norm=values,
+        parameter__changed=changed or moved,
         parameter__weight_norm=weights or dict.fromkeys(names, 1.0),
         parameter__learning_rate=rates,
         parameter__gradient_norm=grads,
-        parameter__trainable=trainable or dict.fromkeys(names, 1.0),
+        parameter__trainable=trained,
         loss=1.0,
     )
 
@@ -492,11 +494,25 @@ def test_zero_gradient_behind_a_shut_activation_is_left_to_dead_and_saturation(m
 
 
 def test_parameters_that_move_between_readings_do_not_stagnate():
-    """With alternating optimizers a parameter may rest in every step that is read, and still learn."""
-    records = [
-        updates(s, {"w": 0.0}, {"w": 0.1}, {"w": 1e-3}, weights={"w": 1.0 + 0.01 * s}) for s in range(20, 400, 20)
-    ]
-    assert not judged(Stagnation(), records).issues
+    """With alternating optimizers, or an average, a parameter may rest in every step that is read, and still learn."""
+    for update in (0.0, None):
+        records = [updates(s, {"w": update}, {"w": 0.1}, {"w": 1e-3}, changed={"w": 1.0}) for s in range(20, 400, 20)]
+        assert not judged(Stagnation(), records).issues
+
+
+def test_what_is_not_known_to_rest_is_not_accused():
+    """An update of 0 alone, be it of a sample or of one step, says nothing of bits; nor does a reading that is missing."""
+    still = {"w": 0.0}, {"w": 0.1}, {"w": 1e-3}
+    unknown = [updates(s, *still, changed={"w": None}) for s in range(1, 40)]
+    assert not judged(Stagnation(), unknown).issues
+    rests = [updates(s, *still) for s in range(1, 9)]
+    assert not judged(
+        Stagnation(), [*rests, updates(9, *still, changed={"w": None}), *map(still_at, range(10, 18))]
+    ).issues
+
+
+def still_at(step):
+    return updates(step, {"w": 0.0}, {"w": 0.1}, {"w": 1e-3})
 
 
 @pytest.mark.parametrize("name", ["experts", "paths"])

@@ -1,0 +1,88 @@
+"""A rule uses an estimated value only where its error cannot change the answer."""
+
+import numpy as np
+import pytest
+
+from gradflow_export.catalog import CATALOG
+from gradflow_export.records import Reading, StepRecord
+from gradflow_export.rules.history import History
+from gradflow_export.rules.rate import LearningRate
+from gradflow_export.rules.sampled import SURE, margin, margins, site_margins
+from gradflow_export.rules.stability import Unstable
+
+
+def record(step, **metrics):
+    """Build a record; ``a__b=1.0`` is a run metric ``a.b``, ``a__b={site: value}`` one with sites."""
+    readings = []
+    for key, value in metrics.items():
+        name, sites = key.replace("__", "."), value if isinstance(value, dict) else {"": value}
+        readings.append(Reading.of(name, tuple(sites), tuple(sites.values())))
+    return StepRecord(step, 0.0, tuple(readings))
+
+
+def test_every_error_is_a_metric_of_the_same_sites():
+    """What a metric names as its error is in the catalogue, of its kind, and a share or of its unit."""
+    named = [spec for spec in CATALOG.values() if spec.error]
+    assert named
+    for spec in named:
+        error = CATALOG[spec.error]
+        assert (error.kind, error.unit in {"share", spec.unit}, error.low) == (spec.kind, True, 0.0)
+
+
+def test_exact_values_have_no_margin_and_estimated_ones_three_errors():
+    """As a share of the value, or as it is; where nothing is stated, or it is not finite, there is none."""
+    known = record(1, update__total_norm=2.0, update__norm_error=0.1, gradient__cosine=-0.5, gradient__cosine_error=0.1)
+    assert margin(known, "update.total_norm") == pytest.approx(SURE * 0.2)
+    assert margin(known, "gradient.cosine") == pytest.approx(SURE * 0.1)
+    assert margin(record(1, update__total_norm=2.0), "update.total_norm") == 0.0
+    assert margin(known, "loss") == 0.0
+    for value, error in ((np.inf, 0.1), (2.0, np.nan), (2.0, np.inf)):
+        assert margin(record(1, update__total_norm=value, update__norm_error=error), "update.total_norm") == 0.0
+
+
+def test_margins_belong_to_the_step_and_the_site_they_were_stated_for():
+    """Readings with and without an error take turns, sites come in any order, and some have none."""
+    history = History(
+        ("gradient.cosine", "gradient.cosine_error", "parameter.update_ratio", "parameter.update_ratio_error")
+    )
+    for step in range(1, 7):
+        metrics = {"gradient__cosine": 0.5, "parameter__update_ratio": {"a": 0.1, "b": 0.2, "c": None}}
+        if step % 2:
+            metrics["gradient__cosine_error"] = 0.01 * step
+            metrics["parameter__update_ratio_error"] = {"b": 0.1 * step, "a": None}
+        history.add(record(step, **metrics))
+    assert margins(history, "gradient.cosine") == pytest.approx([0.03, 0, 0.09, 0, 0.15, 0])
+    of_sites = site_margins(history, "parameter.update_ratio")
+    assert of_sites[:, 0] == pytest.approx(0)
+    assert of_sites[:, 1] == pytest.approx([0.06, 0, 0.18, 0, 0.3, 0])
+    assert of_sites[:, 2] == pytest.approx(0)
+    assert site_margins(History(()), "parameter.update_ratio").size == 0
+
+
+@pytest.mark.parametrize(("error", "found"), [(None, 1), (0.01, 1), (0.2, 0)])
+def test_gradients_turn_round_only_where_the_cosine_is_sure(error, found):
+    """A cosine of -0.7 that may be -0.1 accuses nobody."""
+    rule, history = Unstable(), History(Unstable.remembers)
+    told = ()
+    for step in range(1, 31):
+        more = {} if error is None else {"gradient__cosine_error": error}
+        now = record(step, gradient__total_norm=1.1**step, gradient__cosine=-0.7, loss=1.0 + 0.1 * step, **more)
+        history.add(now)
+        told = rule.check(now, history)
+    assert len(told) == found
+
+
+@pytest.mark.parametrize(("error", "found"), [(None, 1), (0.01, 1), (0.2, 0)])
+def test_steps_replace_the_weights_only_where_that_is_sure(error, found):
+    """An update of 0.25 of the weights that may be one of 0.1 is no sign of too large a rate."""
+    rule, history = LearningRate(), History(LearningRate.remembers)
+    told = ()
+    for step in range(1, 31):
+        more = {} if error is None else {"parameter__update_ratio_error": {"w": error}}
+        now = record(
+            step, loss=2.0, update__ratio=0.25, parameter__update_ratio={"w": 0.25}, learning_rate=1.0,
+            parameter__initial_gain={"w": 1.0}, **more,
+        )  # fmt: skip
+        history.add(now)
+        told = rule.check(now, history)
+    assert len(told) == found
