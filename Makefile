@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 
-.PHONY: help demo screenshots performance test test-versions lint types format frontend schema clean
+.PHONY: help demo screenshots performance test test-versions test-verdicts lint types format frontend schema clean
 .DELETE_ON_ERROR:
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make performance  measure what watching costs, beside other tools and at many sizes; writes docs/performance.md"
 	@echo "make test      run the tests"
 	@echo "make test-versions  run unit, contract and loop tests on the oldest and newest torch; writes docs/versions.md"
+	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
 	@echo "make format    let ruff rewrite what it can"
@@ -52,6 +53,13 @@ test: $(VENV)/.stamp-test
 # Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
 test-versions:
 	$(PYTHON) benchmarks/versions.py $(VERSIONS)
+
+# What `make test` runs as it is, with other kernels, other rounding, other inputs and more threads: see tests/perturb.py.
+VERDICTS := tests/pathologies tests/unit/test_cli_demo.py
+test-verdicts: export OMP_NUM_THREADS ?= 1
+test-verdicts: $(VENV)/.stamp-test
+	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist loadfile --perturb inputs,threads=2 $(VERDICTS)
+	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 --dist loadfile --perturb products,deterministic $(VERDICTS)
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

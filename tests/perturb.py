@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradflow_export import Exporter
 from gradflow_export.records import StepRecord
@@ -101,12 +102,19 @@ def _move_inputs(share: float) -> None:
             roots.add(model)
         make(self, model, *args, **kwargs)
 
+    # The same tensor in is the same tensor out: data that come again are known by that.
+    known: Any = WeakTensorKeyDictionary()
+
     def moved(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
             return value
-        with torch.no_grad():
-            noise = value * share * torch.sin(1e4 * value)
-        return value + noise
+        version, out = known.get(value, (None, None))
+        if version != value._version or value.requires_grad:
+            with torch.no_grad():
+                noise = value * share * torch.sin(1e4 * value)
+            out = value + noise
+            known[value] = value._version, None if value.requires_grad else out
+        return out
 
     def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if torch.compiler.is_compiling() or module not in roots:

@@ -20,7 +20,8 @@ OWN_BATCH = {"block.effective_rank", "block.stable_rank", "block.output_spread",
 
 OF_ONE_RANK = (
     "input.", "target.", "loss.constant", "loss.over_constant", "layer.row", "parameter.initial_gain",
-    "parameter.initial_mean", "parameter.row_spread", "parameter.row_doubles", "parameter.sibling_gap",
+    "parameter.initial_mean", "parameter.row_spread", "parameter.row_parting",
+    "parameter.row_doubles", "parameter.sibling_gap",
     "parameter.stale_gradient", "parameter.kept_gradient", "parameter.foreign_gradient", "loss.samples",
 )  # fmt: skip
 """What silent mistakes are told by, which rank 0 sees of its own batch and of parameters that lie on it whole."""

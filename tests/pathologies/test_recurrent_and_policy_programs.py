@@ -123,7 +123,7 @@ def test_a_state_that_forgets_at_once_is_found_where_it_is(kind):
         else:
             scaled(model.core, 0.95 * torch.linalg.qr(torch.randn(20, 20))[0])
             with torch.no_grad():
-                model.core.weight_ih_l0.mul_(15)
+                model.core.weight_ih_l0.mul_(40)
     (issue,) = recall(model, lag=4)
     assert issue.issue_type is IssueType.RECURRENT_SUBCRITICAL
     assert issue.layer == ("cell" if kind == "lstm cell" else "core")

@@ -374,7 +374,8 @@ def test_targets_of_other_samples_are_bad_targets():
         x, y = blobs()
         return x, y[torch.randperm(len(y))]
 
-    found = issues(mlp(6, 16, 3), F.cross_entropy, data=shuffled, steps=90, lr=1e-3)
+    # Chance is the evidence here: with more tests, two in a row below the threshold come for any seed.
+    found = issues(mlp(6, 16, 3), F.cross_entropy, data=shuffled, steps=180, lr=1e-3)
     assert [(issue.issue_type, issue.layer) for issue in found] == [(IssueType.BAD_TARGETS, "target")]
     assert issues(mlp(6, 16, 3), F.cross_entropy, steps=90) == []
 

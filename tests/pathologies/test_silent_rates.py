@@ -75,6 +75,8 @@ def fill(value):
 def normal(model):
     for parameter in model.parameters():
         nn.init.normal_(parameter)
+    with torch.no_grad():
+        model[2].weight.mul_(1.5)
 
 
 def test_first_weights_from_which_nothing_is_learned():
