@@ -1,59 +1,128 @@
-"""How long steps take, what share of them is the exporter's own, and how far intervals must stretch for a budget."""
+"""How long steps take, what share of them is the exporter's own, and how much less it reads to keep to its budget."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 
 WINDOW = 32
-"""Steps between two decisions, and steps whose median gives the throughput."""
+"""Recorded steps whose median gives the throughput."""
 
-MOST = 64.0
+SHARE, FLOOR_SECONDS = 0.05, 20e-6
+"""The budget by default: the larger of this share of the time, and of so much for each step."""
+
+DECIDED_EVERY, LEAST_EVENTS = 32, 4
+"""Between two decisions there are so many steps, and so many records of the kind that is decided about, at least."""
+
+MOST = 4096
+"""The greatest factor."""
+
 RELAXED, PATIENCE = 0.25, 2
-"""The factor is halved when so many windows in a row cost less than this share of the budget: half of which it will
-cost then at most, so that the factor does not go back and forth."""
+"""A factor is halved when between so many decisions in a row less than this share of its part of the budget was used:
+half of which it will cost then at most, so that the factor does not go back and forth."""
+
+
+class _Factor:
+    """A power of two by which something is done less often, until what it costs keeps within what it may cost."""
+
+    def __init__(self) -> None:
+        self.value = 1
+        self._cheap = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was spent so far."""
+        self._spent = self._allowed = 0.0
+        self._steps = self._events = 0
+
+    def book(self, spent: float, allowed: float, *, steps: int, happened: bool) -> None:
+        """Count what was spent, and decide once it has happened often enough.
+
+        Args:
+            spent: Seconds.
+            allowed: Seconds that could have been spent.
+            steps: How many have passed.
+            happened: Whether it was done at the last of them.
+        """
+        self._spent, self._allowed = self._spent + spent, self._allowed + allowed
+        self._steps, self._events = self._steps + steps, self._events + happened
+        if self._steps < DECIDED_EVERY or self._events < LEAST_EVENTS:
+            return
+        excess = self._spent / max(self._allowed, 1e-12)
+        if excess > 1:
+            self.value = min(self.value << math.ceil(math.log2(min(excess, MOST))), MOST)
+        self._cheap = self._cheap + 1 if excess < RELAXED else 0
+        if self._cheap == PATIENCE:
+            self.value, self._cheap = max(self.value >> 1, 1), 0
+        self.begin()
 
 
 class StepClock:
-    """Times steps; with a budget, decides by what factor the intervals of instruments are stretched.
+    """Times steps; with a budget, decides of how many steps one is recorded, and how far the intervals are stretched.
 
-    The factor is a power of two: runs that cost about the same read the same steps.
-
-    What is read at every step (norms, loss, NaN, time) is never given up: where that alone costs more than the budget,
-    the factor grows to ``MOST`` and stays.
+    Both factors are powers of two: runs that cost about the same read the same steps. What costs what is counted
+    apart: half of the budget is for plain records, and decides how far apart they are; the other half is for steps at
+    which an instrument with an interval is read. The CPU time of the worker counts as the exporter's own.
 
     Args:
-        budget: Greatest share of the training thread's time that the exporter may take, ``None`` for no limit.
+        budget: Greatest share of the time that the exporter may take, ``None`` for no limit.
+        floor: Seconds a step that it may take in any case.
     """
 
-    def __init__(self, budget: float | None = None) -> None:
-        self.budget = budget
-        self.stretch = 1.0
+    def __init__(self, budget: float | None = None, floor: float = 0.0) -> None:
+        self.budget, self.floor = budget, floor
         self.last: float | None = None
-        self._spent_before = 0.0
+        self._spacing, self._stretch = _Factor(), _Factor()
         self._times: deque[float] = deque(maxlen=WINDOW)
         self._ranked: list[float] = []
-        self._elapsed = self._spent = 0.0
-        self._steps = self._cheap = 0
+        self._spent_before = 0.0
+        self._worker_before = 0.0, 0.0
 
-    def lap(self, now: float, spent: float) -> dict[str, float]:
-        """End a step.
+    @property
+    def spacing(self) -> int:
+        """Of how many steps one is recorded."""
+        return self._spacing.value
+
+    @property
+    def stretch(self) -> int:
+        """By what factor intervals are longer than they are set."""
+        return self._stretch.value
+
+    def lap(
+        self,
+        now: float,
+        spent: float,
+        *,
+        sampled: bool = False,
+        steps: int = 1,
+        worker: tuple[float, float] = (0.0, 0.0),
+        fixed: bool = False,
+    ) -> dict[str, float]:
+        """End a recorded step.
 
         Args:
             now: Time at its end, in seconds.
-            spent: Seconds spent inside the exporter since it began.
+            spent: Seconds spent inside the exporter on this thread since it began.
+            sampled: Whether an instrument with an interval was read.
+            steps: Steps since the last call, this one among them.
+            worker: CPU seconds of the worker since it began: for plain records, and for those of sampled steps.
+            fixed: Whether the plan of this step was independent of the budget; nothing is decided then.
 
         Returns:
-            Step time, throughput and share of this step, and the factor where there is a budget; without the times at
+            Step time, throughput and share of this step, and the factors where there is a budget; without the times at
             the first step, which has no beginning.
         """
-        out: dict[str, float] = {} if self.budget is None else {"schedule.stretch": self.stretch}
+        out: dict[str, float] = {}
+        if self.budget is not None:
+            out = {"schedule.stretch": float(self.stretch), "schedule.spacing": float(self.spacing)}
         if self.last is not None:
             elapsed, own = now - self.last, spent - self._spent_before
-            out["runtime.step_time"] = elapsed
-            out["runtime.throughput"] = 1.0 / max(self._median(elapsed), 1e-9)
+            out["runtime.step_time"] = elapsed / steps
+            out["runtime.throughput"] = 1.0 / max(self._median(elapsed / steps), 1e-9)
             out["overhead"] = min(own / max(elapsed, 1e-9), 1.0)
-            self._judge(elapsed, own)
+            if self.budget is not None:
+                self._book(elapsed, own, worker, sampled=sampled, steps=steps, fixed=fixed)
         self.last, self._spent_before = now, spent
         return out
 
@@ -67,18 +136,16 @@ class StepClock:
         half = len(ranked) // 2
         return ranked[half] if len(ranked) % 2 else (ranked[half - 1] + ranked[half]) / 2
 
-    def _judge(self, elapsed: float, own: float) -> None:
-        """Double the factor when a window of steps cost more than the budget; halve it when several cost little."""
-        if self.budget is None:
+    def _book(
+        self, elapsed: float, own: float, worker: tuple[float, float], *, sampled: bool, steps: int, fixed: bool
+    ) -> None:
+        """Count what was spent on plain records and on others."""
+        before, self._worker_before = self._worker_before, worker
+        if fixed or self.budget is None:
+            self._spacing.begin()
+            self._stretch.begin()
             return
-        self._elapsed, self._spent, self._steps = self._elapsed + elapsed, self._spent + own, self._steps + 1
-        if self._steps < WINDOW:
-            return
-        excess = self._spent / max(self._elapsed, 1e-9) / self.budget
-        if excess > 1:
-            self.stretch = min(self.stretch * (2.0 if excess <= 2 else 4.0), MOST)
-        self._cheap = self._cheap + 1 if excess < RELAXED else 0
-        if self._cheap == PATIENCE:
-            self.stretch, self._cheap = max(self.stretch / 2, 1.0), 0
-        self._elapsed = self._spent = 0.0
-        self._steps = 0
+        allowed = max(self.budget * elapsed, self.floor * steps) / 2
+        plain, more = (own, 0.0) if not sampled else (0.0, own)
+        self._spacing.book(plain + worker[0] - before[0], allowed, steps=steps, happened=not sampled)
+        self._stretch.book(more + worker[1] - before[1], allowed, steps=steps, happened=sampled)

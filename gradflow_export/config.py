@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradflow_export.clock import FLOOR_SECONDS, SHARE
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.rules.profiles import THRESHOLDS
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
 from gradflow_export.taps.compiled import INSIDE, Inside
 
 SECTION = "diagnostics"
+AUTOMATIC: tuple[float | None, float] = SHARE, FLOOR_SECONDS
+"""The budget of an exporter that is given none: a share of the time, and the seconds a step that it is at least."""
 _PLAIN = frozenset(
     {
         "profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "synchronous",
@@ -37,7 +40,8 @@ class Settings:
         alerts_enabled: False judges nothing.
         rerun_nonfinite: Whether a batch whose gradients are NaN or Inf is run again to find where that began; ``None``
             and False leave it at what the graph of its loss tells.
-        budget: Greatest share of the training thread's time that watching may take, ``None`` for no limit.
+        budget: Greatest share of the time that watching may take, ``None`` for no limit.
+        floor: Seconds a step that it may take in any case.
         synchronous: Whether everything of a step is done before the next begins; then there is no budget.
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
@@ -50,6 +54,7 @@ class Settings:
     alerts_enabled: bool = True
     rerun_nonfinite: bool | None = None
     budget: float | None = None
+    floor: float = 0.0
     synchronous: bool = False
     preflight: int = 0
     compiled: Inside = "exact"
@@ -76,7 +81,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
             ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled`` and the names in
-            ``rules.profiles.THRESHOLDS``; ``None`` means not given.
+            ``rules.profiles.THRESHOLDS``; ``None`` means not given, but for
+            ``budget``, where it means none.
 
     Raises:
         ArgumentError: A key is unknown (the message names the nearest) or a value cannot be used.
@@ -84,7 +90,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         StorageError: The file cannot be read.
     """
     values = {} if config is None else _flatten(config)
-    values.update({key: value for key, value in given.items() if value is not None})
+    values.update({key: value for key, value in given.items() if value is not None or key == "budget"})
     known = _PLAIN | set(THRESHOLDS)
     for key in values:
         if key not in known:
@@ -98,7 +104,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
             f"intervals must map instruments to steps, got {intervals!r}; for example {{'blocks': 50}}."
         )
     preflight, synchronous = _check_preflight(values.get("preflight", False)), values.get("synchronous", False)
-    if synchronous and values.get("budget") is not None:
+    budget, floor = (None, 0.0) if synchronous else _check_budget(values.get("budget", "auto"))
+    if synchronous and values.get("budget", "auto") not in {None, "auto"}:
         raise ArgumentError(
             f"synchronous=True does everything within the step and keeps no budget, got budget={values['budget']!r}; "
             "leave one of them out."
@@ -110,7 +117,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         enabled=values.get("enabled", True),
         alerts_enabled=values.get("alerts_enabled", True),
         rerun_nonfinite=values.get("rerun_nonfinite"),
-        budget=_check_budget(values.get("budget")),
+        budget=budget,
+        floor=floor,
         synchronous=synchronous,
         preflight=preflight,
         compiled=_check_inside(values.get("compiled", "exact")),
@@ -133,14 +141,18 @@ def _check_preflight(value: object) -> int:
     return PREFLIGHT_STEPS * value if isinstance(value, bool) else value
 
 
-def _check_budget(value: object) -> float | None:
+def _check_budget(value: object) -> tuple[float | None, float]:
+    if value == "auto":
+        return AUTOMATIC
     if value is None:
-        return None
+        return None, 0.0
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"budget must be a share of the step, got {value!r}; for example budget=0.01.")
+        raise ArgumentTypeError(
+            f"budget must be a share of the time, 'auto' or None for no limit, got {value!r}; for example budget=0.01."
+        )
     if not 0 < value <= 1:
         raise ArgumentError(f"budget must be a share above 0 and at most 1, got {value!r}; 0.01 allows one per cent.")
-    return float(value)
+    return float(value), 0.0
 
 
 def _flatten(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:

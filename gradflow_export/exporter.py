@@ -82,11 +82,10 @@ class Exporter(Reports):
             and generators is then changed twice. By default, and with False, ``forward`` is never called: where it
             began is read off the graph of a loss that is NaN on the CPU. On other devices that would make the training
             thread wait at every step, and the readings of the step are all there is to go by.
-        budget: Greatest share of the training thread's time that watching may take, such as 0.01: intervals are
-            stretched until it is kept, by powers of two. What is read at every step is never given up.
+        budget: Greatest share of the time that watching may take, such as 0.01, or ``None`` for no limit. By default
+            the larger of 0.05 and 20 us a step, from step 101 on: intervals are stretched, and steps left out.
         synchronous: Judge and write each step before the next begins. Records and issues are then the same bits in
-            every run of the same program, apart from clocks, memory and ``overhead``. There is no budget then. By
-            default a worker thread does so meanwhile, and training waits only where that falls far behind.
+            every run of the same program, apart from clocks, memory and ``overhead``. There is no budget then.
         preflight: Read the first 50 steps, or the number of steps given, densely, and print what was found in them.
         compiled: What is read inside code that ``torch.compile`` made. By default ``"exact"``: block gains and
             activations on the CPU in float32 and float64, where training keeps its bits; ``"always"`` reads them in
@@ -116,7 +115,7 @@ class Exporter(Reports):
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
         rerun_nonfinite: bool | None = None,
-        budget: float | None = None,
+        budget: float | str | None = "auto",
         synchronous: bool | None = None,
         preflight: bool | int | None = None,
         compiled: str | None = None,
@@ -130,8 +129,10 @@ class Exporter(Reports):
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
-            "budget": budget, "synchronous": synchronous, "preflight": preflight, "compiled": compiled, **thresholds,
+            "synchronous": synchronous, "preflight": preflight, "compiled": compiled, **thresholds,
         }  # fmt: skip
+        if budget != "auto":
+            given["budget"] = budget
         self.settings = make_settings(config, given)
         inner = unwrap(model)
         self._model = weakref.ref(inner)
@@ -262,6 +263,7 @@ class Exporter(Reports):
         """Record again after :meth:`pause`."""
         if self._loop is not None:
             self._loop.paused = False
+            self._loop.quiet.end()
 
     def close(self) -> None:
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
@@ -272,6 +274,7 @@ class Exporter(Reports):
             self._hooks.close()
             return
         if self._loop is not None:
+            self._loop.quiet.end()
             self._guard.part("close")(self._loop.finish)(last=True)
             # What was found after the last record has one of its own.
             if self._loop.told:

@@ -36,6 +36,11 @@ class HeldStep:
         self._held: Bundle | None = None
         self._trains: threading.Thread | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether a step is held."""
+        return self._held is not None
+
     def begin(self) -> None:
         """Hand over the step that is held: an optimizer is about to step, in this thread."""
         if self._taps:

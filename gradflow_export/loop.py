@@ -20,8 +20,9 @@ from gradflow_export.held import HeldStep
 from gradflow_export.pace import Pace
 from gradflow_export.partners import Partners
 from gradflow_export.players import Players
+from gradflow_export.quiet import QuietSteps
 from gradflow_export.records import Issue
-from gradflow_export.schedule import Schedule
+from gradflow_export.schedule import SETTLING_STEPS, Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.clipping import ClippingTap
@@ -110,6 +111,7 @@ class TrainingLoop:
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue] = deque(maxlen=TOLD)  # issues of others, for the record of the step under way
         self.pace = Pace()
+        self.quiet = QuietSteps(self, guard)
         self.steps = 0
         self.paused = False
         self.alone = True
@@ -148,10 +150,10 @@ class TrainingLoop:
         self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
         self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
         self._read_memory = part("memory")(lambda scalars: scalars.update(taps.runtime.read()))
-        self._transfer = part("transfer")(self._pack)
+        self._transfer = part("transfer")(_pack)
         self._settle_updates = part("updates")(partial(taps.updates.settle, self._transfer))
         self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
-        self._tell_lonely = part("wiring")(lambda bundle: self._pack(lonely.begin(), bundle))
+        self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
@@ -161,8 +163,9 @@ class TrainingLoop:
             for tap in self.taps.hooked:
                 stack.enter_context(tap.attach())
             if self.optimizers is not None:
-                stack.enter_context(self.optimizers.attach())
-            self._plan()
+                stack.enter_context(self.optimizers.attach(self.quiet.steps))
+                stack.callback(self.quiet.end)
+            self.plan()
             return stack.pop_all()
 
     def before(self, step: OptimizerStep) -> None:
@@ -198,6 +201,8 @@ class TrainingLoop:
                 self._open.layouts.append(step.owned.layout)
         if self._players.step(step, self._open, several=several):
             self._finish()
+            if not (self._recorded or self._held.waits) and self._partners.is_sole(step.optimizer):
+                self.quiet.begin(step.optimizer)
 
     def _read_after(self, step: OptimizerStep) -> None:
         """Read what only shows once an optimizer has stepped."""
@@ -264,11 +269,6 @@ class TrainingLoop:
                 self.steps += 1
                 self._hand_over(bundle)
 
-    def _pack(self, drained: Drained, bundle: Bundle) -> None:
-        if drained:
-            with torch.no_grad():
-                bundle.packed.extend(pack(drained))
-
     def _collect(self, scalars: dict[str, float]) -> None:
         """Put what the taps hold into the open bundle."""
         now = time.perf_counter()
@@ -299,13 +299,13 @@ class TrainingLoop:
 
     def _finish(self) -> None:
         """Hand over the open bundle and plan the next step."""
-        bundle = self._open
-        self._open = None
+        bundle, self._open = self._open, None
         self._partners.begin()
         self._players.finish()
         self.steps += 1
-        times = {**self.clock.lap(self._collected, self._guard.spent), **self.pace.end()}
+        planned = self.pace.end()
         if bundle is not None and self._recorded:
+            times = {**self.quiet.lap(self._collected, sampled=bool(self._due)), **planned}
             if "blocks" in self._due:
                 self.taps.blocks.calls.notice_silence()
             scalars = {**bundle.scalars, **times}
@@ -314,20 +314,24 @@ class TrainingLoop:
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
+            bundle.kind = int(bool(self._due)) if self.steps > SETTLING_STEPS else None
             if "updates" in self._due:
                 self._settle_updates(bundle)
             self._held.put(bundle)
         self._stepped_for = 0.0
-        self._plan()
+        self.plan()
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
+        """Decide what the next step reads."""
         step = self.steps + 1
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
-        self._recorded = self.pace.begin(step, self.schedule, paused=self.paused, alone=self.alone)
+        spacing = self.quiet.spacing(step)
+        self._recorded = self.pace.begin(step, self.schedule, spacing=spacing, paused=self.paused, alone=self.alone)
         self.taps.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
-            self._due = self.schedule.due(step, asked=self.pace.dense, stretch=self.clock.stretch)
+            stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
+            self._due = self.schedule.due(step, asked=self.pace.dense, stretch=stretch, spacing=spacing)
         if not (was or self._due) and self.steps:
             return  # everything is off already
         # What is watched is drained once more after it was due: a gradient may come late.
@@ -337,6 +341,12 @@ class TrainingLoop:
             drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
         ]
         self.taps.arm(self._due)
+
+
+def _pack(drained: Drained, bundle: Bundle) -> None:
+    if drained:
+        with torch.no_grad():
+            bundle.packed.extend(pack(drained))
 
 
 def _drain(tap: Tap, into: Drained) -> None:

@@ -23,6 +23,10 @@ class Handover(Protocol):
     def wait_past(self, step: int) -> None:
         """Wait, for a bounded time, until every record up to a step is judged."""
 
+    @property
+    def spent(self) -> list[float]:
+        """CPU seconds of the worker: for plain steps, and for those at which more was read."""
+
     def has_room(self) -> bool:
         """Whether a step may be read; one that may not is counted as lost."""
 
@@ -38,33 +42,45 @@ class Pace:
         worker: Judges the records; ``None`` where nobody does, and nothing is asked for.
         dense: Whether everything is read at the step under way.
         late: Requests that came after the step at which they were to act.
-        skipped: Steps without a record by reason: ``every``, ``paused``.
+        skipped: Steps without a record by reason: ``every``, ``budget``, ``paused``.
     """
 
     def __init__(self) -> None:
         self.worker: Handover | None = None
         self.dense = False
         self.late = 0
-        self.skipped = {"every": 0, "paused": 0}
+        self.skipped = {"every": 0, "budget": 0, "paused": 0}
         self._requests: deque[int] = deque()
         self._last = self._acted = -DELAY
         self._why: str | None = None
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """CPU seconds of the worker: for plain steps, and for those at which more was read."""
+        plain, sampled = (0.0, 0.0) if self.worker is None else self.worker.spent
+        return plain, sampled
 
     def ask(self, step: int) -> None:
         """Request a dense step because of the record of this one; called by the worker."""
         self._requests.append(step)
 
-    def begin(self, step: int, schedule: Schedule, *, paused: bool, alone: bool) -> bool:
+    def begin(self, step: int, schedule: Schedule, *, spacing: int, paused: bool, alone: bool) -> bool:
         """Plan a step; return whether it makes a record.
 
         Args:
             step: Its number.
             schedule: When there are records at all.
+            spacing: Of how many steps one is recorded, to stay within a budget.
             paused: Whether the user has paused the exporter.
             alone: Whether requests count: other ranks would not hear of them.
         """
         self.dense = False
-        self._why = "paused" if paused else None if schedule.recorded(step) else "every"
+        if paused:
+            self._why = "paused"
+        elif schedule.recorded(step, spacing):
+            self._why = None
+        else:
+            self._why = "budget" if schedule.recorded(step) else "every"
         if self._why is not None or self.worker is None:
             return self._why is None
         if not self.worker.has_room():
@@ -85,6 +101,22 @@ class Pace:
             return False
         self._acted = step
         return True
+
+    def pass_by(self, count: int, step: int, schedule: Schedule, *, paused: bool) -> None:
+        """Count steps that nobody looked at.
+
+        Args:
+            count: How many.
+            step: The first of them.
+            schedule: When there would be records without a budget.
+            paused: Whether the user has paused the exporter.
+        """
+        due = (step + count - 1) // schedule.every - (step - 1) // schedule.every
+        if paused:
+            self.skipped["paused"] += count
+        else:
+            self.skipped["budget"] += due
+            self.skipped["every"] += count - due
 
     def end(self) -> dict[str, float]:
         """End the step; return what its record tells of how it was planned."""

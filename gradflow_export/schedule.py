@@ -89,34 +89,44 @@ class Schedule:
         }
         return Schedule(self.every, {**self.intervals, **grown}, self.dense)
 
-    def recorded(self, step: int) -> bool:
-        """Return whether this step makes a record at all."""
-        return step == 1 or step % self.every == 0
+    def recorded(self, step: int, spacing: int = 1) -> bool:
+        """Return whether this step makes a record at all.
 
-    def due(self, step: int, *, asked: bool = False, stretch: float = 1.0) -> frozenset[str]:
+        Args:
+            step: Counted from 1.
+            spacing: Of how many steps that would be recorded one is, to stay within a budget.
+        """
+        return step == 1 or step % (self.every * spacing) == 0
+
+    def next_recorded(self, step: int, spacing: int = 1) -> int:
+        """Return the first step from this one on that makes a record."""
+        return step if self.recorded(step, spacing) else -(-step // (self.every * spacing)) * self.every * spacing
+
+    def due(self, step: int, *, asked: bool = False, stretch: float = 1.0, spacing: int = 1) -> frozenset[str]:
         """Return the instruments to read at a step.
 
         Args:
             step: Counted from 1.
             asked: Whether a rule wants to see everything now, whatever the interval.
             stretch: By what factor intervals are longer than they are set, to stay within a budget.
+            spacing: Of how many steps one is recorded. What fell due since the last one is read then.
         """
-        if not self.recorded(step) or self._is_quiet(step, asked=asked, stretch=stretch):
+        if not self.recorded(step, spacing) or self._is_quiet(step, asked, stretch, spacing):
             return frozenset()
-        return frozenset(name for name in self.intervals if self._is_due(name, step, asked, stretch))
+        return frozenset(name for name in self.intervals if self._is_due(name, step, asked, stretch, spacing))
 
-    def _is_quiet(self, step: int, *, asked: bool, stretch: float) -> bool:
-        """Whether nothing can be due, told without a look at each instrument."""
-        between = step > max(SETTLING_STEPS, self.dense) and not asked and stretch == 1.0
+    def _is_quiet(self, step: int, asked: bool, stretch: float, spacing: int) -> bool:
+        """Whether nothing can be due, known without a look at each instrument."""
+        between = step > max(SETTLING_STEPS, self.dense) and not asked and stretch == spacing == 1
         return between and step % self._rare > 0 and step % self.intervals["ranks"] >= len(RANK_STEPS)
 
-    def _is_due(self, name: str, step: int, asked: bool, stretch: float) -> bool:
+    def _is_due(self, name: str, step: int, asked: bool, stretch: float, spacing: int) -> bool:
         interval = math.ceil(self.intervals[name] * stretch)
         if name == "ranks":
             # Four steps in a row: their samples are pooled.
-            return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS))
+            return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing)
         if name in {"statistics", "histograms"}:
-            return step in RARE_STEPS or step % interval == 0 or (asked and name == "statistics")
+            return step in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
         # What the discrete instrument tells changes slowly, and it takes longer than the others.
         settling = (
             name != "discrete"
@@ -124,9 +134,11 @@ class Schedule:
             and step % min(math.ceil(SETTLING_INTERVAL * stretch), interval) == 0
         )
         showing = (
-            name == "inputs" and step <= SHOWN_STEPS and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) == 0
+            name == "inputs"
+            and step <= SHOWN_STEPS
+            and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) < spacing
         )
-        return asked or step <= self.dense or settling or showing or step % interval == 0
+        return asked or step <= self.dense or settling or showing or step % interval < spacing
 
 
 def _check_interval(name: str, value: object) -> None:

@@ -136,7 +136,9 @@ class ScriptWatch:
         self._members.update(id(member) for member in model.modules())
         self._roots.add(id(model))
         known = watching(model)
-        exporter = known[0] if known else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1)).watch()
+        exporter = (
+            known[0] if known else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None).watch()
+        )
         self._exporters.append((type(model).__name__, exporter, place))
 
     def _begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

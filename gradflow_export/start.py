@@ -157,7 +157,7 @@ def make_loop(
     sites.update((tap.instrument, tap.modules) for tap in taps.armed)
     sites["wiring"] = 2 * tensors  # each parameter is looked at by itself, and how they hang together seldom changes
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
-    loop.clock = StepClock(settings.budget)
+    loop.clock = StepClock(settings.budget, settings.floor)
 
     def foreign(stranger: Optimizer) -> None:
         wiring.noticed(stranger)
@@ -216,7 +216,7 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
             "torch.distributed.fsdp.fully_shard for readings of the whole model."
         )
         return
-    if loop.clock.budget is not None:
+    if loop.clock.budget is not None and not loop.clock.floor:
         _log.warning("gradflow: budget= is ignored on several ranks, which must read the same things at the same steps")
     loop.alone, loop.clock = False, StepClock()
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -81,6 +81,7 @@ class Bundle:
     packed: list[Packed | Held] = field(default_factory=list)
     scaled: bool = False
     layouts: list[Layout] = field(default_factory=list)
+    kind: int | None = None
     told: list[Issue] = field(default_factory=list)
     players: dict[int, tuple[npt.NDArray[np.int64], int]] = field(default_factory=dict)
     players_sites: tuple[str, ...] = ()

@@ -121,6 +121,7 @@ class Worker:
         self._lost: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closing = self._gave_up = self._finished = self._unflushed = False
+        self.spent = [0.0, 0.0]  # CPU seconds for steps that a budget decides: plain ones, those at which more is read
         self._kept = self._last_record = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
@@ -231,7 +232,7 @@ class Worker:
 
     def _run(self) -> None:
         use_one_thread()
-        backlog = self.backlog
+        backlog, kind = self.backlog, None
         while True:
             backlog.idle = True
             backlog.wake.wait(POLL_SECONDS)
@@ -240,15 +241,19 @@ class Worker:
             closing = self._closing
             while len(backlog):
                 began = time.thread_time()
+                kind = backlog.queue[0].kind if backlog.queue else kind
                 if backlog.queue and len(backlog.judged) < DEFERRED:
                     self._judge_next()
                 if backlog.judged and (len(backlog.queue) <= FEW or len(backlog.judged) >= DEFERRED):
                     self._write_next()
                     self._keep()
+                took = time.thread_time() - began
+                if kind is not None:
+                    self.spent[kind] += took
                 # The training thread asks for the GIL at each tensor operation and waits for it while Python code runs
                 # here: without pauses a step would last as long as all that waits takes.
                 if not backlog.awaited:
-                    backlog.wake.wait(min(time.thread_time() - began, MOST_PAUSE_SECONDS))
+                    backlog.wake.wait(min(took, MOST_PAUSE_SECONDS))
             self._keep()
             self._flush_when_idle()
             if closing and not len(backlog):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from gradflow_export import exporter, reports
+from gradflow_export import config, exporter, reports
 
 # Small models wait for each other's threads where other work shares the cores; bits do not depend on the machine either.
 torch.set_num_threads(1)
@@ -22,6 +22,9 @@ settings.load_profile("same")
 
 # How long the end of a run waits for its worker: on a slow machine with other work a test's steps may take long.
 exporter.CLOSE_SECONDS = reports.CLOSE_SECONDS = 100.0
+
+# What a run reads depends on no clock, unless a test is about the budget.
+config.AUTOMATIC = None, 0.0
 
 _spec = importlib.util.spec_from_file_location("gradflow_test_perturb", Path(__file__).with_name("perturb.py"))
 perturb = importlib.util.module_from_spec(_spec)

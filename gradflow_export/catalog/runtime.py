@@ -56,6 +56,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("schedule.stretch", "factor on the intervals", "1", "run",
           "power of two by which the intervals of instruments are longer than set, to stay within the budget",
           "definition", "c", low=1.0, scale="log"),
+        s("schedule.spacing", "steps for each record", "count", "run",
+          "power of two of how many steps one is recorded, to stay within the budget", "definition", "c", low=1.0,
+          scale="log"),
         s("overhead", "own share of the step", "share", "run", "time inside our hooks / step time", "definition", "c",
           low=0.0, high=1.0, headline=True),
     )

@@ -104,7 +104,7 @@ class BackwardPassDiagnostics:
             self.exporter = watched
         else:
             given["intervals"] = _intervals(given)
-            self.exporter = Exporter(watched, **{"backends": (), **given})
+            self.exporter = Exporter(watched, **{"backends": (), "budget": None, **given})
         thresholds = {**THRESHOLDS, **self.exporter.settings.thresholds}
         self.update_analyzer = DiscreteUpdateAnalyzer()
         self._lock = threading.Lock()

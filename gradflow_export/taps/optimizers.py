@@ -20,7 +20,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.taps.base import Guard, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.shards import Layout, batches_of, layout_of
-from gradflow_export.taps.stephooks import listen
+from gradflow_export.taps.stephooks import PassedSteps, listen
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,17 @@ class OptimizerSteps:
         self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
+        self.strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.skipped = 0
 
-    def attach(self) -> contextlib.ExitStack:
-        """Begin to listen; closing the returned stack ends it."""
+    def attach(self, passed: PassedSteps | None = None) -> contextlib.ExitStack:
+        """Begin to listen; closing the returned stack ends it.
+
+        Args:
+            passed: Steps that are only counted.
+        """
         with contextlib.ExitStack() as stack:
-            stack.callback(listen(self._guard(self._pre), self._guard(self._post)))
+            stack.callback(listen(self._guard(self._pre), self._guard(self._post), passed))
             return stack.pop_all()
 
     def owned_by(self, optimizer: Optimizer) -> Owned | None:
@@ -182,6 +187,7 @@ class OptimizerSteps:
             model = self._model()
             known = _Known(signature, None if model is None else self._match(model, groups))
             self._known[optimizer] = known
+            (self.strangers.add if known.owned is None else self.strangers.discard)(optimizer)
         return known
 
     @staticmethod
@@ -202,6 +208,7 @@ class OptimizerSteps:
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._only is not None and optimizer not in self._only:
+            self.strangers.add(optimizer)
             self._foreign(optimizer)
             return
         known = self._know(optimizer)

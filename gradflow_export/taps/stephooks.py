@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +26,79 @@ StepHook = Callable[[Optimizer, Any, Any], None]
 """Called with an optimizer, and the positional and named arguments of its step."""
 
 
-class _Listener:
-    """A pair of hooks, told apart by identity."""
+class PassedSteps:
+    """Steps of one optimizer that are counted and otherwise passed by, which is what most steps of a small model are.
 
-    def __init__(self, before: StepHook | None, after: StepHook | None) -> None:
-        self.before, self.after = before, after
+    Anything but such a step, one after the other, ends it before time: a step within a step, an optimizer that is not
+    known to be another model's, an overflow that a gradient scaler left to a fused optimizer, or an error in a step.
+
+    Attributes:
+        left: Steps that are still to be passed by.
+    """
+
+    __slots__ = ("_ended", "_inside", "_optimizer", "_passed", "_strangers", "left")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._passed, self._inside = 0, False
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._ended: Callable[[int], None] | None = None
+
+    def begin(
+        self, steps: int, optimizer: Optimizer, strangers: weakref.WeakSet[Optimizer], ended: Callable[[int], None]
+    ) -> None:
+        """Pass by so many steps.
+
+        Args:
+            steps: How many.
+            optimizer: Whose steps.
+            strangers: Optimizers whose steps are neither counted nor an end.
+            ended: Called once with the number of steps that were passed by, before anything else is told of.
+        """
+        self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
+        self._passed, self._inside, self.left = 0, False, steps
+
+    def end(self) -> None:
+        """End it, whatever is left."""
+        passed, ended, self._ended = self._passed, self._ended, None
+        self.left = 0
+        if ended is not None:
+            ended(passed)
+
+    def before(self, optimizer: Optimizer) -> bool:
+        """Return whether a step that begins is passed by."""
+        if self._optimizer is not None and self._optimizer() is optimizer and not self._inside:
+            self._inside = True
+            return True
+        if optimizer in self._strangers:
+            return True
+        self.end()
+        return False
+
+    def after(self, optimizer: Optimizer) -> bool:
+        """Return whether a step that has ended was passed by."""
+        if self._optimizer is not None and self._optimizer() is optimizer:
+            if not self._inside or getattr(optimizer, "found_inf", None) is not None:
+                self.end()
+                return False
+            self._inside = False
+            self._passed += 1
+            self.left -= 1
+            if not self.left:
+                self.end()
+            return True
+        if optimizer in self._strangers:
+            return True
+        self.end()
+        return False
+
+
+class _Listener:
+    """A pair of hooks, told apart by identity, and the steps that they want to hear nothing of."""
+
+    def __init__(self, before: StepHook | None, after: StepHook | None, passed: PassedSteps) -> None:
+        self.before, self.after, self.passed = before, after, passed
 
 
 class _Shared:
@@ -74,12 +143,16 @@ class _Shared:
         if thread not in self._stepped:
             self._stepped |= {thread}
         for listener in self.listeners:
+            if listener.passed.left and listener.passed.before(optimizer):
+                continue
             if listener.before is not None:
                 listener.before(optimizer, args, kwargs)
 
     def tell_after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Tell each listener that a step has ended."""
         for listener in self.listeners:
+            if listener.passed.left and listener.passed.after(optimizer):
+                continue
             if listener.after is not None:
                 listener.after(optimizer, args, kwargs)
 
@@ -92,18 +165,21 @@ class _Shared:
             handle.remove()
 
 
-def listen(before: StepHook | None = None, after: StepHook | None = None) -> Callable[[], None]:
+def listen(
+    before: StepHook | None = None, after: StepHook | None = None, passed: PassedSteps | None = None
+) -> Callable[[], None]:
     """Be told of every optimizer step of the process.
 
     Args:
         before: Called when a step begins, after hooks that were there earlier.
         after: Called when it has ended.
+        passed: Steps of which neither is told.
 
     Returns:
         What ends it; may be called from any thread, at any time, and again.
     """
     shared = _known() or _Shared()
-    listener = _Listener(before, after)
+    listener = _Listener(before, after, PassedSteps() if passed is None else passed)
     shared.listeners = (*shared.listeners, listener)
 
     def stop() -> None:

@@ -1,69 +1,106 @@
 """Steps are timed, and intervals stretch until the exporter's own share keeps within its budget."""
 
-import itertools
-import math
-
 import pytest
-import torch
 from torch import nn
 
-from gradflow_export import ArgumentError, Exporter, MemoryWriter
-from gradflow_export.clock import MOST, WINDOW, StepClock
+from gradflow_export import ArgumentError, Exporter
+from gradflow_export.clock import MOST, RELAXED, StepClock
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.schedule import Schedule
 
 
-def drive(clock, steps, cost, start=0.0, spent=0.0):
-    """Let steps of one second pass, of which ``cost(clock)`` is our own; return the values of each."""
-    out = []
-    for step in range(steps):
-        spent += cost(clock)
-        out.append(clock.lap(start + step, spent))
-    return out
+class Drive:
+    """Lets steps of one second pass, of which a clock says which are recorded; of those every fourth reads more."""
+
+    def __init__(self, clock):
+        self.clock, self.step, self.last, self.spent, self.theirs = clock, 0, 0, 0.0, 0.0
+
+    def __call__(self, steps, plain, sampled=0.0, worker=0.0):
+        """Return the values of each recorded step.
+
+        Args:
+            steps: How many.
+            plain: What a plain record costs.
+            sampled: What one costs at which more is read.
+            worker: CPU seconds of the worker for each plain record.
+        """
+        out, clock = [], self.clock
+        for _ in range(steps):
+            self.step += 1
+            if self.step % clock.spacing:
+                continue
+            more = self.step % (4 * clock.stretch) < clock.spacing
+            self.spent += sampled if more else plain
+            self.theirs += 0.0 if more else worker
+            passed, self.last = self.step - self.last, self.step
+            out.append(clock.lap(float(self.step), self.spent, sampled=more, steps=passed, worker=(self.theirs, 0.0)))
+        return out
 
 
 def test_times_and_share_are_those_of_the_steps():
     """The first step has no beginning; then step time, throughput and share are given."""
-    first, second, third = drive(StepClock(), 3, lambda _: 0.25)
+    first, second, third = Drive(StepClock())(3, 0.25, 0.25)
     assert first == {}
     assert second == third == {"runtime.step_time": 1.0, "runtime.throughput": 1.0, "overhead": 0.25}
 
 
-def test_intervals_stretch_until_the_budget_is_kept():
-    """Costs that fall with the interval come below the budget; the factor is told at every step and then rests."""
+@pytest.mark.parametrize("plain", [1e-4, 0.01, 0.3, 3.0])
+@pytest.mark.parametrize("sampled", [3.0, 40.0])
+def test_any_cost_comes_within_the_budget(plain, sampled):
+    """Plain records become rarer and instruments are read more seldom, each as far as needed, and then it rests."""
     clock = StepClock(0.01)
-    out = drive(clock, 40 * WINDOW, lambda clock: 0.06 / clock.stretch)
-    assert out[0] == {"schedule.stretch": 1.0}
-    assert 0.005 <= 0.06 / clock.stretch <= 0.01
-    assert out[-1]["schedule.stretch"] == out[-20 * WINDOW]["schedule.stretch"] == clock.stretch
+    drive = Drive(clock)
+    drive(80_000, plain, sampled)
+    settled, before = (clock.spacing, clock.stretch), drive.spent
+    out = drive(80_000, plain, sampled)
+    share = (drive.spent - before) / 80_000
+    assert (clock.spacing, clock.stretch) == settled
+    assert share <= 0.0101
+    assert share >= 0.01 * RELAXED / 4 or settled == (1, 1)
+    assert (out[-1]["schedule.spacing"], out[-1]["schedule.stretch"]) == settled
 
 
-def test_they_relax_when_steps_grow_cheap():
+def test_the_worker_counts():
+    """CPU time of the worker makes records rarer as the training thread's own does."""
+    clock = StepClock(0.01)
+    Drive(clock)(5_000, 0.0, worker=0.3)
+    assert 0.3 / clock.spacing <= 0.01
+    assert clock.spacing > 1
+
+
+def test_short_steps_may_cost_what_is_little():
+    """Where steps are short the budget is the least number of seconds a step, not the share."""
+    clock = StepClock(1e-9, floor=0.2)
+    drive = Drive(clock)
+    drive(5_000, 0.09)
+    assert clock.spacing == 1
+    drive(5_000, 0.3)
+    assert 1 < clock.spacing <= 4
+
+
+def test_steps_whose_plan_is_fixed_decide_nothing():
+    """However dear the first steps are, none later is left out for it."""
+    clock = StepClock(0.01)
+    for step in range(200):
+        clock.lap(float(step), 10.0 * step, sampled=True, fixed=True)
+    assert (clock.spacing, clock.stretch) == (1, 1)
+
+
+def test_factors_go_back_when_steps_grow_cheap():
     """A factor that is no longer needed goes back to 1; one that cannot help stays bounded."""
     clock = StepClock(0.01)
-    drive(clock, 20 * WINDOW, lambda _: 0.5)
-    assert clock.stretch == MOST
-    drive(clock, 60 * WINDOW, lambda _: 1e-4, start=1e6, spent=1e6)
-    assert clock.stretch == 1.0
+    drive = Drive(clock)
+    drive(100_000, 1e6, 1e6)
+    assert clock.spacing == clock.stretch == MOST
+    drive(3_000_000, 1e-6, 1e-6)
+    assert clock.spacing == clock.stretch == 1
 
 
-@pytest.mark.parametrize("cost", [0.004, 0.006, 0.009, 0.011, 0.019, 0.021, 0.06, 0.3, 0.9])
-def test_the_factor_is_a_power_of_two_and_comes_to_rest(cost):
-    """Whatever watching costs, and with a tenth of noise on it, the factor does not go back and forth."""
-    clock = StepClock(0.01)
-    noise = itertools.cycle([0.9, 1.1, 1.0])
-    out = drive(clock, 60 * WINDOW, lambda clock: cost * next(noise) / clock.stretch)
-    factors = [values["schedule.stretch"] for values in out]
-    assert all(math.log2(factor).is_integer() for factor in factors)
-    assert len(set(factors[-40 * WINDOW :])) == 1
-    assert factors == sorted(factors)
-
-
-def test_without_a_budget_nothing_stretches():
-    """The factor is 1 and not recorded."""
+def test_without_a_budget_nothing_is_left_out():
+    """The factors are 1 and not recorded."""
     clock = StepClock()
-    assert all("schedule.stretch" not in values for values in drive(clock, 3 * WINDOW, lambda _: 0.9))
-    assert clock.stretch == 1.0
+    assert all("schedule.stretch" not in values for values in Drive(clock)(100, 0.9, 0.9))
+    assert (clock.spacing, clock.stretch) == (1, 1)
 
 
 def test_a_stretched_schedule_reads_less_often():
@@ -75,24 +112,26 @@ def test_a_stretched_schedule_reads_less_often():
     assert "blocks" in schedule.due(333, asked=True, stretch=64.0)
 
 
+@pytest.mark.parametrize("spacing", [1, 2, 8, 64])
+@pytest.mark.parametrize("stretch", [1, 4, 32])
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_falls_due_between_two_records_is_read_at_the_next(spacing, stretch, every):
+    """However far apart records are, each interval is read once for each time it is over."""
+    schedule = Schedule(every=every)
+    steps = range(101, 60_000)
+    recorded = [step for step in steps if schedule.recorded(step, spacing)]
+    assert recorded == [step for step in steps if step % (every * spacing) == 0]
+    assert [schedule.next_recorded(step, spacing) for step in recorded[:50]] == recorded[:50]
+    assert [schedule.next_recorded(step + 1, spacing) for step in recorded[:50]] == recorded[1:51]
+    for name in ("blocks", "histograms"):
+        read = sum(name in schedule.due(step, stretch=stretch, spacing=spacing) for step in recorded)
+        interval = schedule.intervals[name] * stretch
+        if every == 1:
+            assert read == pytest.approx(min(len(steps) / interval, len(recorded)), abs=2)
+
+
 @pytest.mark.parametrize(("value", "error"), [(0, ArgumentError), (1.5, ArgumentError), ("1%", ArgumentTypeError)])
 def test_a_budget_is_a_share(value, error):
     """Anything else is refused with an example."""
     with pytest.raises(error, match=r"budget must be a share.*0\.01"):
         Exporter(nn.Linear(2, 2), budget=value)
-
-
-def test_a_run_with_a_budget_keeps_the_sentinel_and_records_its_factor():
-    """A budget that cannot be kept stretches far; norms and the factor are still in every record."""
-    model, memory = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), MemoryWriter()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with Exporter(model, backends=[memory], budget=1e-6, strict=True).watch():
-        for _ in range(5 * WINDOW):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
-    assert all(record.value("gradient.total_norm") is not None for record in memory.records)
-    assert memory.records[-1].value("schedule.stretch") == MOST
-    late = [r.step for r in memory.records[WINDOW + 1 :] if r.get("block.gain") is not None]
-    early = [r.step for r in memory.records[: WINDOW + 1] if r.get("block.gain") is not None]
-    assert len(late) < len(early)

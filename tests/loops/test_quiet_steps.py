@@ -1,0 +1,185 @@
+"""Steps that a budget leaves out are counted, cost next to nothing, and change nothing of what is recorded."""
+
+import pytest
+import torch
+from torch import nn
+
+from gradflow_export import Exporter, MemoryWriter
+
+DENSE = 100
+"""Steps that are always recorded."""
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def step(model, optimizer, x=None):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4) if x is None else x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def spaced(exporter, spacing):
+    """Have one of so many steps recorded, as a budget would in the end."""
+    exporter._loop.clock._spacing.value = spacing
+
+
+def watched(model, **settings):
+    memory = MemoryWriter()
+    return Exporter(model, backends=[memory], strict=True, **settings).watch(), memory
+
+
+def steps_of(memory):
+    return [record.step for record in memory.records]
+
+
+@pytest.mark.parametrize("spacing", [2, 16])
+@pytest.mark.parametrize("every", [1, 10])
+def test_records_are_those_of_the_same_steps_without_a_budget(spacing, every):
+    """Which steps are recorded follows from the factor; their values are those that every step would have had."""
+    found = []
+    for factor in (1, spacing):
+        model, optimizer = make()
+        exporter, memory = watched(model, every=every)
+        torch.manual_seed(1)
+        for number in range(400):
+            if number == DENSE - 1:
+                spaced(exporter, factor)
+            step(model, optimizer, torch.randn(2, 4))
+        exporter.close()
+        assert exporter._loop.steps == 400
+        found.append({r.step: (r.value("loss"), r.value("gradient.total_norm")) for r in memory.records})
+    everything, few = found
+    wanted = [s for s in everything if s <= DENSE or s % (every * spacing) == 0]
+    assert [s for s in few if s != 400] == [s for s in wanted if s != 400]
+    assert all(few[s] == pytest.approx(everything[s], rel=1e-6) for s in few)
+    skipped = exporter.summary()["skipped"]
+    assert sum(skipped.values()) + len(few) == 400
+    assert skipped["budget"] > 0
+
+
+def test_training_keeps_its_bits():
+    """With a budget that nothing can keep, most steps are passed by, and the weights are those of the bare loop."""
+    results = []
+    for watch in (False, True):
+        model, optimizer = make()
+        exporter = Exporter(model, backends=["memory"], budget=1e-6).watch() if watch else None
+        torch.manual_seed(1)
+        for _ in range(600):
+            step(model, optimizer, torch.randn(2, 4))
+        if exporter is not None:
+            exporter.close()
+            assert exporter.summary()["skipped"]["budget"] > 200
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_another_models_optimizer_does_not_disturb():
+    """Steps of a stranger in between are neither counted nor an end of the quiet."""
+    (model, optimizer), (other, stranger) = make(), make(1)
+    exporter, memory = watched(model)
+    for number in range(300):
+        if number == DENSE - 1:
+            spaced(exporter, 32)
+        step(model, optimizer)
+        step(other, stranger)
+    exporter.close()
+    assert exporter._loop.steps == 300
+    assert [s for s in steps_of(memory) if s > DENSE] == list(range(128, 300, 32))
+
+
+@pytest.mark.parametrize("when", [104, 127, 130])
+def test_an_optimizer_that_appears_meanwhile_is_noticed(when):
+    """From its first step on both are counted as everywhere else."""
+    model, optimizer = make()
+    exporter, memory = watched(model)
+    second = torch.optim.Adam(model[2].parameters(), lr=1e-3)
+    first = torch.optim.SGD(model[0].parameters(), lr=0.01)
+    for number in range(1, 300):
+        if number == DENSE:
+            spaced(exporter, 32)
+        step(model, optimizer if number < when else first)
+        if number >= when:
+            second.step()
+    exporter.close()
+    recorded = [s for s in steps_of(memory) if s > when + 40]
+    assert recorded
+    assert all(s % 32 == 0 for s in recorded[:-1])
+    assert abs(exporter._loop.steps - 299) <= 2
+
+
+class Nested(torch.optim.SGD):
+    """Steps with super().step(), whose hooks run twice."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Failing(torch.optim.SGD):
+    """Raises every seventh time."""
+
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        if self.calls % 7 == 0:
+            raise RuntimeError("no")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Nested, Failing])
+def test_steps_are_counted_once_however_they_are_made(kind):
+    """One step within another counts once, and one that raises not at all."""
+    model, _ = make()
+    optimizer = kind(model.parameters(), lr=0.01)
+    exporter, memory = watched(model)
+    made = 0
+    for number in range(300):
+        if number == DENSE - 1:
+            spaced(exporter, 16)
+        try:
+            step(model, optimizer)
+            made += 1
+        except RuntimeError:
+            pass
+    exporter.close()
+    assert exporter._loop.steps == made
+    assert all(s % 16 == 0 for s in steps_of(memory) if DENSE < s < made)
+
+
+def test_a_pause_ends_where_it_is_ended():
+    """Nothing is recorded while paused; steps are counted, and recorded again from the next one on."""
+    model, optimizer = make()
+    exporter, memory = watched(model)
+    for number in range(60):
+        if number == 20:
+            exporter.pause()
+        if number == 40:
+            exporter.resume()
+        step(model, optimizer)
+    exporter.close()
+    assert exporter._loop.steps == 60
+    assert not [s for s in steps_of(memory) if 22 <= s <= 40]
+    assert steps_of(memory)[-19:] == list(range(42, 61))
+
+
+def test_closing_between_two_records_leaves_nothing_behind():
+    """The steps passed by are counted, and no hook of ours is left."""
+    model, optimizer = make()
+    exporter, _ = watched(model)
+    for number in range(120):
+        if number == DENSE - 1:
+            spaced(exporter, 1024)
+        step(model, optimizer)
+    exporter.close()
+    assert exporter._loop.steps == 120
+    assert exporter.summary()["skipped"]["budget"] == 20
+    again, memory = watched(model)
+    step(model, optimizer)
+    again.close()
+    assert steps_of(memory) == [1]
