@@ -11,6 +11,7 @@ from gradflow_export.cli.demo import COMPARED, PROGRAMS, TOUR
 from gradflow_export.cli.programs import NAN_STEP, SPIKE_STEP
 from gradflow_export.cli.report import summarise
 from gradflow_export.records import IssueType, Severity
+from gradflow_export.store import read_run
 
 KINDS = {
     "vanishing": IssueType.VANISHING,
@@ -46,7 +47,7 @@ def test_nothing_bad_is_said_of_healthy_programs(tmp_path, capsys):
     assert min(accuracies[:2]) > 90
     assert f"tensorboard --logdir {tmp_path}" in out
     for program in PROGRAMS:
-        summary = summarise(tmp_path / f"{program}-healthy")
+        summary = summarise(read_run(tmp_path / f"{program}-healthy"))
         assert (summary.steps, summary.issues) == (200, ())
 
 
@@ -55,7 +56,7 @@ def test_nothing_bad_is_said_of_healthy_programs(tmp_path, capsys):
 def test_a_fault_is_named_with_its_layer_step_and_advice(tmp_path, capsys, program, fault):
     """The sick layer is named, from the step the fault began, with what to do; and that is what is stored."""
     out = demo(capsys, tmp_path, "--fault", fault, "--program", program, "--steps", "60")
-    (*_, summary) = [summarise(path) for path in sorted(tmp_path.iterdir())]
+    (*_, summary) = [summarise(read_run(path)) for path in sorted(tmp_path.iterdir())]
     found = [issue for issue in summary.issues if issue.issue_type is KINDS[fault]]
     named = [issue for issue in found if issue.layer.startswith(SICK[fault])]
     assert named, out
@@ -81,7 +82,7 @@ def test_twelve_blocks_learn_without_a_warm_up_only_where_the_norms_come_first(t
     assert _issues(tmp_path) == []
     demo(capsys, tmp_path, "--program", "post-ln", "--steps", "40")
     assert IssueType.VANISHING in {issue.issue_type for issue in _issues(tmp_path)}
-    losses = [summarise(tmp_path / program).headline["loss"].mean for program in COMPARED]
+    losses = [summarise(read_run(tmp_path / program)).headline["loss"].mean for program in COMPARED]
     assert losses[0] < losses[1] - 0.1
 
 
@@ -101,7 +102,7 @@ def test_the_tour_shows_each_kind_of_trouble_once(tmp_path, capsys):
 
 
 def _issues(logdir):
-    return [issue for path in logdir.iterdir() for issue in summarise(path).issues]
+    return [issue for path in logdir.iterdir() for issue in summarise(read_run(path)).issues]
 
 
 def test_a_second_demo_does_not_touch_the_first(tmp_path, capsys):
