@@ -64,7 +64,7 @@ class Pace:
         """Request a dense step because of the record of this one; called by the worker."""
         self._requests.append(step)
 
-    def begin(self, step: int, schedule: Schedule, *, spacing: int, paused: bool, alone: bool) -> bool:
+    def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
         """Plan a step; return whether it makes a record.
 
         Args:
