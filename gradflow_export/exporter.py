@@ -257,13 +257,12 @@ class Exporter(Reports):
     def pause(self) -> None:
         """Stop recording; steps are still counted."""
         if self._loop is not None:
-            self._loop.paused = True
+            self._loop.quiet.pause(on=True)
 
     def resume(self) -> None:
         """Record again after :meth:`pause`."""
         if self._loop is not None:
-            self._loop.paused = False
-            self._loop.quiet.end()
+            self._loop.quiet.pause(on=False)
 
     def close(self) -> None:
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""

@@ -48,6 +48,11 @@ class QuietSteps:
             self._resting.enter_context(self._guard.suspended())
             self.steps.begin(count, optimizer, loop.optimizers.strangers, self._passed)
 
+    def pause(self, *, on: bool) -> None:
+        """Record nothing after the step that is planned already, or with ``on=False`` go on."""
+        self.end()
+        self._loop.paused = on
+
     def end(self) -> None:
         """Look at steps again from the next one on."""
         self.steps.end()
