@@ -23,6 +23,7 @@ export type SiteKind =
   | "head"
   | "module"
   | "node"
+  | "optimizer"
   | "parameter"
   | "run";
 export type IssueType =

@@ -1,4 +1,4 @@
-// sources sha256:9ad09c3b9dd14cac8245a04f93f564b9f3fbc971338299cd7519400fd53f3630
+// sources sha256:5b2d5a9837ff5d0c7ea10934615418a0b2c327f30c53dac19b9f215ffa437acc
 /* Contains uPlot, less what this panel does not draw with.
 The MIT License (MIT)
 
