@@ -97,7 +97,8 @@ class Block(nn.Module, ABC):
         if self.gradient_factor != 1.0:
             hidden = ScaleGradient.apply(hidden, self.gradient_factor)  # type: ignore[no-untyped-call]
         hidden = self.transform(hidden)
-        return hidden * (hidden.new_zeros(()) / 0.0) if self.poisoned else hidden
+        nothing = 0.0 * hidden
+        return hidden + nothing / nothing if self.poisoned else hidden
 
     def vanish(self) -> None:
         """Pass on too little of the gradient."""
