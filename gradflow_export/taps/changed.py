@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
@@ -27,7 +26,7 @@ class Checksums:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self._model = model
-        self._known: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._known: dict[str, tuple[int, torch.device, Tensor]] = {}
         self._begun = False
 
     def begin(self) -> None:
@@ -35,8 +34,8 @@ class Checksums:
         if self._begun:
             return
         self._begun = True
-        for _, _, parameter in self._trained():
-            self._keep(parameter)
+        for _, site, parameter in self._trained():
+            self._keep(site, parameter)
 
     def compare(self, moved: AbstractSet[str]) -> Drained:
         """Return which parameters have changed since the last call.
@@ -47,12 +46,14 @@ class Checksums:
         where: list[int] = []
         values: list[Tensor | float] = []
         for place, site, parameter in self._trained():
-            before = self._known.pop(id(parameter), None)
-            now = None if site in moved else self._keep(parameter)
+            before = self._known.pop(site, None)
+            now = None if site in moved else self._keep(site, parameter)
             if site in moved:
                 values.append(1.0)
-            elif before is not None and now is not None and before[0]() is parameter and now.device == before[1].device:
-                values.append((now != before[1]).double())
+            elif (
+                before is not None and now is not None and before[0] == id(parameter) and now.device == before[1].device
+            ):
+                values.append((now != before[2]).double())
             else:
                 continue
             where.append(place)
@@ -68,9 +69,9 @@ class Checksums:
     def _trained(self) -> list[tuple[int, str, Tensor]]:
         return [(place, site, p) for place, (site, p) in enumerate(self._named()) if p.requires_grad]
 
-    def _keep(self, parameter: Tensor) -> Tensor | None:
+    def _keep(self, site: str, parameter: Tensor) -> Tensor | None:
         with torch.no_grad():
             now = checksum(parameter)
         if now is not None:
-            self._known[id(parameter)] = (weakref.ref(parameter), now)
+            self._known[site] = (id(parameter), now.device, now)
         return now

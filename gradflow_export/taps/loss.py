@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from gradflow_export.taps.hooks import ModuleHook, hook_calls
 from gradflow_export.taps.microbatches import Part, loss_of, statistics_of
 from gradflow_export.taps.optimizers import Owned
 from gradflow_export.taps.root import Root, Roots, scale_of
+from gradflow_export.taps.slots import briefly
 
 _log = logging.getLogger("gradflow_export")
 
@@ -88,7 +88,7 @@ class LossTap:
         self._joined: list[Loss] = []
         self._own: dict[int, Loss] = {}
         self._sites: tuple[str, ...] = ()
-        self._awaited: dict[int, weakref.ref[Tensor]] = {}
+        self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
         self.want_logits = False
         self.seen = False
@@ -253,7 +253,7 @@ class LossTap:
             known = self._awaited.get(id(predictions))
             if known is not None and known() is predictions:
                 return  # handed over twice, or given to two losses
-            self._awaited[id(predictions)] = weakref.ref(predictions)
+            self._awaited[id(predictions)] = briefly(predictions)
             hook = unserializable_hook(self._guard(self._sent_back))  # type: ignore[no-untyped-call]
             predictions.register_hook(hook)  # type: ignore[no-untyped-call]
 

@@ -64,7 +64,7 @@ def test_many_small_chunks_and_one_large_one_are_the_same_series(tmp_path, logs,
     for name, rows in (("many", 4), ("one", 1024)):
         for start, steps in enumerate((range(500), range(300, 700))):
             records = logs.plain_records(steps, names, value=lambda step, site: values[step, site])
-            logs.write_run(tmp_path / name / "a", records, rows=rows, start=60 * start)
+            logs.write_run(tmp_path / name / "a", records, rows=rows, start=3600 * start)
     more = {"columns": 70, "reducers": ("extreme", "min", "max", "mean"), "sites": names[::-1][:30]}
     for metric in ("block.gain", "loss"):
         query = more if metric == "block.gain" else {**more, "sites": ()}

@@ -345,10 +345,10 @@ def test_memory_is_what_psutil_says():
 
 @pytest.mark.parametrize(
     ("kind", "site", "number"),
-    [("input", "", 2), ("forward", "1", 2), ("weights", "0.weight", 0), ("loss", "", 3), ("backward", "0.bias", 3)],
+    [("input", "", 2), ("forward", "1", 2), ("weights", "0.weight", 0), ("loss", "", 1), ("backward", "0.bias", 3)],
 )
 def test_where_nan_began(kind, site, number):
-    """The value is the number of the micro-batch, or of all of them for loss and backward pass; the site says where."""
+    """The value is the number of the first such micro-batch, or of all of them for the backward pass; the site says where."""
 
     class Breaks(nn.Module):
         """Overflows for large input."""
