@@ -50,9 +50,7 @@ class Checksums:
             now = None if site in moved else self._keep(site, parameter)
             if site in moved:
                 values.append(1.0)
-            elif (
-                before is not None and now is not None and before[0] == id(parameter) and now.device == before[1].device
-            ):
+            elif before is not None and now is not None and before[:2] == (id(parameter), now.device):
                 values.append((now != before[2]).double())
             else:
                 continue
