@@ -117,7 +117,7 @@ class TrainingLoop:
         self.alone = True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
-        self._open: Bundle | None = None
+        self.open: Bundle | None = None
         self._partners = Partners()
         self._players = Players(self._partners, taps.loss, taps.clipping, taps.hooked, guard.part("loss"))
         self._due: frozenset[str] = frozenset()
@@ -171,7 +171,7 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
-        if not (self._partners.is_sole(step.optimizer) or self._players.admit(step, self._open, self._finish)):
+        if not (self._partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
         self._held.begin()
         if not self._recorded:
@@ -195,11 +195,11 @@ class TrainingLoop:
             if several:
                 self._players.use(step)
         self._collect(_learning_rate(step.optimizer))
-        if self._open is not None:
-            self._open.scaled |= step.scaled
+        if self.open is not None:
+            self.open.scaled |= step.scaled
             if not self.alone:
-                self._open.layouts.append(step.owned.layout)
-        if self._players.step(step, self._open, several=several):
+                self.open.layouts.append(step.owned.layout)
+        if self._players.step(step, self.open, several=several):
             self._finish()
             if not (self._recorded or self._held.waits) and self._partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
@@ -246,23 +246,23 @@ class TrainingLoop:
             self._updates_after(step)
             self._held.step_by_hand(step)
         self._collect({})
-        if self._open is not None and not self.alone:
-            self._open.layouts.append(step.owned.layout)
+        if self.open is not None and not self.alone:
+            self.open.layouts.append(step.owned.layout)
         self._finish()
         if "updates" in self._due:
             self._updates_before(step)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
-        if self._open is None and self._recorded and self.taps.news:
+        if self.open is None and self._recorded and self.taps.news:
             self._collect({})
-        if self._open is not None:
+        if self.open is not None:
             self._finish()
         self._held.ask(last=last)
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
-        if self.clock.last is None and self._open is None and not self.lonely.over:
+        if self.clock.last is None and self.open is None and not self.lonely.over:
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:
@@ -272,9 +272,9 @@ class TrainingLoop:
     def _collect(self, scalars: dict[str, float]) -> None:
         """Put what the taps hold into the open bundle."""
         now = time.perf_counter()
-        if self._open is None:
-            self._open = Bundle(self.steps + 1, time.time())
-        bundle = self._open
+        if self.open is None:
+            self.open = Bundle(self.steps + 1, time.time())
+        bundle = self.open
         bundle.wall_time = time.time()
         self._collected = now
         if not self._recorded:
@@ -299,7 +299,7 @@ class TrainingLoop:
 
     def _finish(self) -> None:
         """Hand over the open bundle and plan the next step."""
-        bundle, self._open = self._open, None
+        bundle, self.open = self.open, None
         self._partners.begin()
         self._players.finish()
         self.steps += 1

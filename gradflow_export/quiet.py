@@ -49,9 +49,11 @@ class QuietSteps:
             self.steps.begin(count, optimizer, loop.optimizers.strangers, self._passed)
 
     def pause(self, *, on: bool) -> None:
-        """Record nothing after the step that is planned already, or with ``on=False`` go on."""
+        """Record nothing from the next step on, or with ``on=False`` go on."""
         self.end()
         self._loop.paused = on
+        if self._loop.open is None:  # no optimizer has stepped yet: what was planned can change
+            self._loop.plan()
 
     def end(self) -> None:
         """Look at steps again from the next one on."""

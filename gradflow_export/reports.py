@@ -59,7 +59,8 @@ class Reports:
         worker, pace = self._worker, None if self._loop is None else self._loop.pace
         out: dict[str, Any] = worker.read_summary(lambda summary: summary.as_dict())
         return {
-            "logdir": str(self.logdir), **out, "loss_seen": self._loss is not None and self._loss.seen,
+            "logdir": str(self.logdir), **out,
+            "loss_seen": worker.read_summary(lambda summary: "loss" in summary.headline),
             "dropped": sum(worker.lost_steps.dropped.values()),
             "waiting": worker.backlog.taken - worker.backlog.done,
             "skipped": {} if pace is None else dict(pace.skipped),
@@ -72,8 +73,12 @@ class Reports:
         """Return the summary as text."""
         self._catch_up()
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
-        if self._loop is not None and self._loss is not None and not self._loss.seen:
-            text += "\n  note   the loss was not seen: pass the criterion to watch(), or call observe(loss=loss)"
+        seen = self._worker.read_summary(lambda summary: "loss" in summary.headline)
+        if self._loop is not None and not seen:
+            text += "\n  note   no loss was seen: pass the criterion to watch(), or call observe(loss=loss)"
+        skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
+        if skipped:
+            text += f"\n  note   {skipped} steps were left out to keep to the budget; budget=None records every step"
         aside = [*self._guard.failures, *self._worker.outlets.failed]
         return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
 

@@ -11,9 +11,9 @@ def specs() -> tuple[MetricSpec, ...]:
     # fmt: off
     return (
         s("loss", "loss", "loss", "run",
-          "mean of the criterion's outputs or of observe(loss=...) over the step's micro-batches; without them the sum "
-          "of all scalars that backward was called on, each times the gradient given with it; of tensors with more "
-          "entries nothing. With several optimizers the sum over those that stepped, each backward pass once",
+          "mean over the step's samples of the criterion's outputs, or of observe(loss=...) over its calls; without "
+          "them the sum of all scalars that backward was called on, each times the gradient given with it; of tensors "
+          "with more entries nothing. With several optimizers the sum over those that stepped, each backward pass once",
           "definition", "c", headline=True, across="mean"),
         s("optimizer.loss", "loss of an optimizer", "loss", "optimizer",
           "as loss, over the backward passes whose gradients this optimizer stepped with: those that reached a "

@@ -134,14 +134,14 @@ class LossTap:
         if isinstance(components, Mapping):
             self._components.add(components)
 
-    def observe_loss(self, loss: Tensor | float) -> None:
-        """Take one loss. A tensor is kept as a device reference."""
+    def observe_loss(self, loss: Tensor | float, samples: float = 1.0) -> None:
+        """Take one loss, the mean of so many samples. A tensor is kept as a device reference."""
         self.seen = True
         if not isinstance(loss, Tensor):
             self.passes.now.add_loss(torch.tensor(float(loss), dtype=torch.float64))
             return
         held = local(loss).detach()
-        self.passes.now.add_loss(held if held.numel() == 1 else held.mean())
+        self.passes.now.add_loss(held if held.numel() == 1 else held.mean(), samples)
         if loss.requires_grad and not torch.compiler.is_compiling():
             self._on_loss(loss)
             # Where calls of ``backward`` are seen anyway, a hook on the loss would tell nothing new.
@@ -239,8 +239,8 @@ class LossTap:
         if self._called_at is not None:
             self._seconds += time.perf_counter() - self._called_at
             self._called_at = None
-        self.observe_loss(output)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        self.observe_loss(output, float(len(tensors[0])) if tensors and tensors[0].dim() else 1.0)
         if tensors:
             self._await_gradient(tensors[0])
         classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1

@@ -40,7 +40,7 @@ class Pass:
     """One backward pass, and what was seen since the one before it.
 
     Attributes:
-        losses: Sums and counts of what a criterion or the user told of.
+        losses: Means that a criterion or the user reported, and the number of samples that each is of.
         roots: What ``backward`` was called on: value, what may be a gradient scaler's scale, and weight.
         parts: Statistics of logits, targets and the loss's gradient.
         touched: Which parameters' gradients it changed, ``None`` where that was not looked at. Shape: ``[parameters]``.
@@ -51,7 +51,7 @@ class Pass:
     __slots__ = ("consumed", "losses", "parts", "roots", "touched", "users")
 
     def __init__(self) -> None:
-        self.losses: list[tuple[Tensor, int]] = []
+        self.losses: list[tuple[Tensor, float]] = []
         self.roots: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
         self.parts: list[Part] = []
         self.touched: npt.NDArray[np.bool_] | None = None
@@ -62,9 +62,9 @@ class Pass:
         """Whether anything was seen."""
         return bool(self.losses or self.parts)
 
-    def add_loss(self, loss: Tensor) -> None:
-        """Take a loss. Shape: scalar."""
-        self.losses.append((loss, 1))
+    def add_loss(self, loss: Tensor, samples: float = 1.0) -> None:
+        """Take a loss, by the number of samples that it is the mean of. Shape: scalar."""
+        self.losses.append((loss, samples))
         if len(self.losses) > FOLD_AT:
             self.losses = _fold_losses(self.losses)
 
@@ -90,12 +90,11 @@ def fold(passes: Sequence[Pass]) -> Pass:
 
 
 def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
-    """Return the mean of the losses that were told of, else the sum of the roots. Shape: ``[1]``."""
+    """Return the mean of the losses that were reported, by their samples, else the sum of the roots. Shape: ``[1]``."""
     every = list(passes)
     losses = [entry for one in every for entry in one.losses]
     if losses:
-        count = sum(number for _, number in losses)
-        return _sum([loss for loss, _ in losses]) / count
+        return _mean(losses)
     roots = [root for one in every for root in one.roots]
     return _sum_roots(roots).reshape(1) if roots else None
 
@@ -146,17 +145,21 @@ def _numbers(numbers: Sequence[float], like: Tensor) -> Tensor:
     return torch.stack([like.new_full((), number) for number in numbers])
 
 
-def _fold_losses(losses: Sequence[tuple[Tensor, int]]) -> list[tuple[Tensor, int]]:
+def _fold_losses(losses: Sequence[tuple[Tensor, float]]) -> list[tuple[Tensor, float]]:
     if not losses:
         return []
-    return [(torch.as_tensor(_sum([loss for loss, _ in losses])).reshape(()), sum(number for _, number in losses))]
+    return [(torch.as_tensor(_mean(losses)).reshape(()), sum(samples for _, samples in losses))]
 
 
-def _sum(losses: Sequence[Tensor]) -> Tensor | npt.NDArray[np.float64]:
-    """Return the sum of scalars, on the host where they are there already. Shape: ``[1]``."""
-    if all(loss.is_cpu for loss in losses):
-        return np.array([sum(map(float, losses))])
-    return torch.stack([loss.reshape(1).to(losses[0].device, torch.float64) for loss in losses]).sum(dim=0)
+def _mean(losses: Sequence[tuple[Tensor, float]]) -> Tensor | npt.NDArray[np.float64]:
+    """Return the mean over samples, on the host where the losses are there already. Shape: ``[1]``."""
+    numbers = [samples for _, samples in losses]
+    if len(set(numbers)) == 1:
+        numbers = [1.0] * len(losses)
+    if all(loss.is_cpu for loss, _ in losses):
+        return np.array([sum(float(loss) * n for (loss, _), n in zip(losses, numbers, strict=True)) / sum(numbers)])
+    values = torch.stack([loss.reshape(()).to(losses[0][0].device, torch.float64) for loss, _ in losses])
+    return ((values * _numbers(numbers, values)).sum() / sum(numbers)).reshape(1)
 
 
 def _sum_roots(roots: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]) -> Tensor:

@@ -273,3 +273,24 @@ def test_what_is_of_one_micro_batch_says_so(watching, recorded):
     for name in ("logits.mean", "logits.std", "confidence.max", "alignment.margin", "upstream.norm", "loss"):
         assert CATALOG[name].batches == "all"
         assert float(every[name].values[0]) not in (float(first[name].values[0]), float(last[name].values[0])), name
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("told", [True, False])
+def test_the_loss_is_that_of_all_samples(watching, recorded, sizes, told):
+    """Of micro-batches of any sizes, with the criterion named and without: the loss that the step trains on."""
+    model, criterion = classifier(), nn.CrossEntropyLoss()
+    optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
+    exporter = watching(model, criterion) if told else watching(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        whole = 0.0
+        for size in sizes:
+            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) * (size / sum(sizes))
+            whole += loss.item()
+            loss.backward()
+        optimizer.step()
+        expected.append(whole)
+    # Many backward passes before the first step have a record of their own.
+    found = [record.value("loss") for record in recorded(exporter) if record.value("loss") is not None]
+    assert found == pytest.approx(expected, rel=1e-5)
