@@ -49,6 +49,7 @@ class RunSummary:
     def __init__(self, info: RunInfo | None = None) -> None:
         self.info = info
         self.steps = self.first = self.last = self.left_out = 0
+        self.spacing = 1.0
         self.headline: dict[str, Welford] = {}
         self.flow = FlowPatterns()
         self._stored = StoredLost()
@@ -63,6 +64,7 @@ class RunSummary:
         self.first = self.first or record.step
         self.last = record.step
         self._stored.add(record)
+        self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
         for reading in record.readings:
             spec = CATALOG.get(reading.metric)
             if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
@@ -165,6 +167,8 @@ class RunSummary:
         info = self.info
         model = f"  {info.model}, {info.parameters:,} parameters" if info and info.model else ""
         span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
+        if self.spacing > 1:
+            span += f"; to keep to the budget, at times one of {self.spacing:.0f}"
         lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
         width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
         if self.headline:

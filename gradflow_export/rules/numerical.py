@@ -191,11 +191,28 @@ def _origin(record: StepRecord, history: History) -> tuple[tuple[str, ...], str,
         else:
             where = words.format(some(reading.sites, 1))
         where += f", micro-batch {number_of}" if number_of else ""
+        advice, unseen = _ADVICE[kind], _unseen(record, history)
+        if kind == "weights" and unseen:  # what broke them was not looked at
+            where = (
+                f"in one of the steps {unseen[0]} to {unseen[-1]}, which were not recorded; {some(reading.sites, 1)} "
+            )
+            where += "was NaN or Inf before the forward pass of this one"
+            advice = (
+                "record every step, Exporter(..., budget=None), to have the place named; until then leave out steps "
+                "whose gradients are not finite: torch.nn.utils.clip_grad_norm_(..., error_if_nonfinite=True)."
+            )
         rank = record.value("origin.rank")
         cause = f"{where.removeprefix('in ')}, step {record.step}, rank {record.rank if rank is None else int(rank)}"
         layers = tuple(filter(None, reading.sites)) or ("",)
-        return layers, where + _last_finite(record, history), _ADVICE[kind], cause
+        return layers, where + _last_finite(record, history), advice, cause
     return None
+
+
+def _unseen(record: StepRecord, history: History) -> range:
+    """Return the steps between this record and the one before it."""
+    steps = history.run("gradient.total_norm").steps
+    earlier = steps[steps < record.step]
+    return range(int(earlier[-1]) + 1, record.step) if len(earlier) else range(0)
 
 
 def _last_finite(record: StepRecord, history: History) -> str:

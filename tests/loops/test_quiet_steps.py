@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter
 
 DENSE = 100
 """Steps that are always recorded."""
@@ -75,6 +75,7 @@ def test_training_keeps_its_bits():
         if exporter is not None:
             exporter.close()
             assert exporter.summary()["skipped"]["budget"] > 200
+            assert "to keep to the budget; budget=None records every step" in exporter.report()
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -182,3 +183,18 @@ def test_closing_between_two_records_leaves_nothing_behind():
     step(model, optimizer)
     again.close()
     assert steps_of(memory) == [1]
+
+
+def test_nan_that_begins_between_two_records_is_not_blamed_on_the_weights():
+    """Weights that one broken batch made NaN, in a step that was left out: the steps are named, and no false cause."""
+    model, optimizer = make()
+    exporter, _ = watched(model)
+    for number in range(1, 300):
+        if number == DENSE:
+            spaced(exporter, 64)
+        step(model, optimizer, torch.full((2, 4), float("nan")) if number == 150 else None)
+    exporter.close()
+    (issue,) = [issue for issue in exporter.issues if issue.issue_type is IssueType.NUMERICAL]
+    assert issue.step == 192
+    assert "begins in one of the steps 129 to 191, which were not recorded" in issue.message
+    assert "overflowed" not in issue.advice
