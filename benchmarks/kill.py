@@ -27,7 +27,7 @@ from gradflow_export import Exporter
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-exporter = Exporter(model, logdir=sys.argv[1]).watch()
+exporter = Exporter(model, logdir=sys.argv[1], budget=None).watch()
 step = 0
 while True:
     optimizer.zero_grad()

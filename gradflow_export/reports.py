@@ -125,7 +125,7 @@ class Reports:
     @property
     def current_step(self) -> int:
         """The step under way, counted from 1; 0 before ``watch()``."""
-        return 0 if self._loop is None else self._loop.steps + 1
+        return 0 if self._loop is None else self._loop.steps + self._loop.quiet.steps.passed + 1
 
     def add_issue(self, issue: Issue) -> None:
         """Write an issue that something else found with the record of the step under way, as if a rule had found it.

@@ -34,13 +34,14 @@ class PassedSteps:
 
     Attributes:
         left: Steps that are still to be passed by.
+        passed: Steps that were, since it began.
     """
 
-    __slots__ = ("_ended", "_inside", "_optimizer", "_passed", "_strangers", "left")
+    __slots__ = ("_ended", "_inside", "_optimizer", "_strangers", "left", "passed")
 
     def __init__(self) -> None:
         self.left = 0
-        self._passed, self._inside = 0, False
+        self.passed, self._inside = 0, False
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._ended: Callable[[int], None] | None = None
@@ -57,12 +58,12 @@ class PassedSteps:
             ended: Called once with the number of steps that were passed by, before anything else is told of.
         """
         self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
-        self._passed, self._inside, self.left = 0, False, steps
+        self.passed, self._inside, self.left = 0, False, steps
 
     def end(self) -> None:
         """End it, whatever is left."""
-        passed, ended, self._ended = self._passed, self._ended, None
-        self.left = 0
+        passed, ended, self._ended = self.passed, self._ended, None
+        self.left = self.passed = 0
         if ended is not None:
             ended(passed)
 
@@ -83,7 +84,7 @@ class PassedSteps:
                 self.end()
                 return False
             self._inside = False
-            self._passed += 1
+            self.passed += 1
             self.left -= 1
             if not self.left:
                 self.end()

@@ -67,7 +67,7 @@ def test_kill_9_leaves_what_was_written(tmp_path):
     from gradflow_export import JsonlWriter
     from gradflow_export.writers import TensorBoardWriter
     writers = [TensorBoardWriter(sys.argv[1] + "/tb", flush_seconds=0.2), JsonlWriter(sys.argv[1] + "/lines")]
-    exporter = Exporter(model, backends=writers).watch(criterion)
+    exporter = Exporter(model, backends=writers, budget=None).watch(criterion)
     while True:
         train(1)
         time.sleep(0.005)
@@ -98,7 +98,7 @@ writers = [TensorBoardWriter(place + "/tb", flush_seconds=0.0), JsonlWriter(plac
 if limited:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-exporter = Exporter(model, backends=writers).watch(criterion)
+exporter = Exporter(model, backends=writers, budget=None).watch(criterion)
 for _ in range(20):
     train(10)
     exporter.summary()
@@ -152,7 +152,7 @@ def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk):
     else:
         open(place + "/other", "wb").write(bytes(150_000))
     writers = [TensorBoardWriter(place + "/tb", flush_seconds=0.0), JsonlWriter(place + "/lines")]
-    exporter = Exporter(model, backends=writers).watch(criterion)
+    exporter = Exporter(model, backends=writers, budget=None).watch(criterion)
     for part in range(20):
         if part == 10:
             assert all(writer.lost for writer in writers)
@@ -180,7 +180,7 @@ def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk):
 def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys):
     """Their sessions differ though they start together; each is read by itself, and the report shows both and why."""
     body = """
-    exporter = Exporter(model, backends=[sys.argv[2]], logdir=sys.argv[1]).watch(criterion)
+    exporter = Exporter(model, backends=[sys.argv[2]], logdir=sys.argv[1], budget=None).watch(criterion)
     train(3)
     open(sys.argv[1] + "/ready" + sys.argv[3], "w").close()
     while len([name for name in os.listdir(sys.argv[1]) if name.startswith("ready")]) < 2:

@@ -42,7 +42,7 @@ def main(folder):
     criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(8, 4), torch.randint(0, 2, (8,))
     chosen = ["tensorboard", "jsonl", MemoryWriter(maxlen=5)]
-    exporter = Exporter(model, backends=chosen, logdir=folder, strict=True).watch(criterion)
+    exporter = Exporter(model, backends=chosen, logdir=folder, strict=True, budget=None).watch(criterion)
 
     def measure():
         for step in range(STEPS):
