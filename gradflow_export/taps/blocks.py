@@ -164,10 +164,6 @@ class BlockTap:
         if self.junctions is not None:
             self.junctions.follow(loss)
 
-    def depth_order(self) -> list[int]:
-        """Return block indices from input to output, as far as known."""
-        return [int(index) for index in self._in_order()[1]]
-
     def _in_order(self) -> tuple[tuple[str, ...], Places]:
         """Return the names from input to output, as far as known, and their indices."""
         if self._ordered is None:

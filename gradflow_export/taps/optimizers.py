@@ -175,10 +175,6 @@ class OptimizerSteps:
             stack.callback(listen(self._guard(self._pre), self._guard(self._post), passed))
             return stack.pop_all()
 
-    def owned_by(self, optimizer: Optimizer) -> Owned | None:
-        """Return the watched parameters of an optimizer, ``None`` when it owns none."""
-        return self._know(optimizer).owned
-
     def _know(self, optimizer: Optimizer) -> _Known:
         groups = optimizer.param_groups
         signature = tuple([(len(ps), id(ps[-1]) if ps else 0) for ps in [group["params"] for group in groups]])
