@@ -6,6 +6,7 @@ Names that need torch are loaded when they are first used.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
         Writer,
     )
     from gradflow_export.writers import WandbWriter as WandbSink
+
+    __version__: str
 
 __all__ = [
     "CATALOG",
@@ -172,6 +175,8 @@ _HOMES = (
 
 def __getattr__(name: str) -> Any:
     """Load the module that a public name stands in."""
+    if name == "__version__":
+        return importlib.metadata.version("gradflow-export")
     wanted = {"IssueSeverity": "Severity", "WandbSink": "WandbWriter"}.get(name, name)
     for home, names in _HOMES:
         if wanted in names:

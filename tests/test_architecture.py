@@ -31,7 +31,7 @@ def floor(part: str) -> int:
         return 0
     if part in FLOOR_1:
         return 1
-    return {"taps": 2, "cli": 4, "integrations": 4}.get(part, 3)
+    return {"taps": 2, "cli": 4, "integrations": 4, "__main__": 4}.get(part, 3)
 
 
 def sources() -> dict[str, ast.Module]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from gradflow_export.cli.dashboard import add_parser as add_dashboard
 from gradflow_export.cli.demo import add_parser as add_demo
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when it worked, 1 when it found a fault, 2 when it was called wrongly.
     """
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('gradflow-export')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add_parser in (add_demo, add_report, add_doctor, add_replay, add_export, add_dashboard, add_schema, add_view):
         add_parser(commands)

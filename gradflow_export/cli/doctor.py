@@ -107,7 +107,14 @@ def examine(logdir: Path) -> list[Finding]:
     Args:
         logdir: Where runs would go; it need not exist.
     """
-    checks: Sequence[Callable[[], Finding]] = (check_devices, check_checksums, check_plugin, check_panel, check_reader)
+    checks: Sequence[Callable[[], Finding]] = (
+        check_devices,
+        check_library,
+        check_checksums,
+        check_plugin,
+        check_panel,
+        check_reader,
+    )
     return [
         check_python(sys.version_info[:2]),
         *(check_package(need) for need in NEEDS),
@@ -148,6 +155,22 @@ def check_devices() -> Finding:
     if torch.cuda.is_available():
         return Finding("devices", "ok", f"CPU and {torch.cuda.get_device_name()}")
     return Finding("devices", "ok", "CPU; no CUDA device, so no CUDA memory metrics")
+
+
+def check_library() -> Finding:
+    """Say whether the C library was built, without which tensors are read by torch."""
+    from gradflow_export import native
+
+    if native.available():
+        return Finding("C library", "ok", "loaded")
+    if os.environ.get("GRADFLOW_NATIVE") == "0":
+        return Finding("C library", "note", "off: GRADFLOW_NATIVE is 0", "unset GRADFLOW_NATIVE")
+    return Finding(
+        "C library",
+        "note",
+        "missing: everything works, but reading gradients and updates on the CPU takes longer",
+        "install a C compiler, then pip install --force-reinstall --no-deps gradflow-export",
+    )
 
 
 def check_checksums() -> Finding:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
 
+import gradflow_export
+from gradflow_export import native
 from gradflow_export.cli import doctor, main
 
 SOUND = doctor.Finding("x", "ok", "fine")
@@ -21,6 +25,24 @@ def test_this_installation_has_what_it_needs(capsys, tmp_path):
         assert f" {name} " in out
     assert "tensorboard_plugin_gradflow.loader:GradflowLoader" in out
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_c_library_is_noted_with_what_it_costs(monkeypatch):
+    """It is found where the tests run; without it nothing fails, and the note says why it is not used."""
+    assert doctor.check_library() == doctor.Finding("C library", "ok", "loaded")
+    monkeypatch.setattr(native, "_library", lambda: None)
+    assert doctor.check_library().verdict == "note"
+    assert "C compiler" in doctor.check_library().way_out
+    monkeypatch.setenv("GRADFLOW_NATIVE", "0")
+    assert doctor.check_library().way_out == "unset GRADFLOW_NATIVE"
+
+
+@pytest.mark.parametrize("words", [("-m", "gradflow_export"), ("-m", "gradflow_export.cli")])
+def test_the_version_is_that_of_the_installed_package(words):
+    """The command, the package and its metadata agree, and asking for it needs no torch."""
+    done = subprocess.run([sys.executable, *words, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["gradflow", gradflow_export.__version__]
+    assert gradflow_export.__version__ == metadata.version("gradflow-export")
 
 
 def test_a_failed_check_is_the_exit_code(monkeypatch, capsys):
