@@ -24,6 +24,7 @@ In float32 tensors three NaNs are told apart by their bits: ``MISSING`` (the sit
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,8 @@ FORMAT = 1
 MISSING_BITS = 0x7FC0A11E
 ABSENT_BITS = 0x7FC0AB5E
 NAN_BITS = 0x7FC00000
+
+_PART = re.compile(r"[0-9]{1,15}(-[0-9]{1,15})?")
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,7 @@ def parse_tag(tag: str) -> Tag | None:
     pieces = tag.split("/")
     if len(pieces) != 4 or pieces[0] != PLUGIN_NAME:
         return None
-    head, _, tail = pieces[3].partition("-")
-    if not head.isdigit() or (tail and not tail.isdigit()):
-        return None
-    return Tag(*pieces[1:])
+    return Tag(*pieces[1:]) if _PART.fullmatch(pieces[3]) else None
 
 
 def mask_values(values: FloatArray, present: BoolArray) -> FloatArray:

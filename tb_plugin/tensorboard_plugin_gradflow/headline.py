@@ -11,6 +11,7 @@ import numpy as np
 from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
 from gradflow_export.stats import ENDS, Ends
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
+from tensorboard_plugin_gradflow.sound import is_names, is_whole
 from tensorboard_plugin_gradflow.source import Source
 
 Pairs = Iterable[tuple[Session, Chunk]]
@@ -49,8 +50,8 @@ def _lost(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -
     total = sum(max(_values(source, index, *pair, "runtime.dropped"), default=0.0) for pair in newest.values())
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            if isinstance(gap, dict) and int(gap.get("first", session.cut)) < session.cut:
-                total += int(gap.get("steps", 0))
+            if isinstance(gap, dict) and is_whole(gap.get("first")) and is_whole(gap.get("steps")):
+                total += gap["steps"] if gap["first"] < session.cut else 0
     return int(total)
 
 
@@ -60,9 +61,9 @@ def _finite(values: Iterable[float]) -> list[float]:
 
 def _values(source: Source, index: RunIndex, session: Session, chunk: Chunk, metric: str) -> list[float]:
     """Return the readings of a run-level metric in one chunk that still count."""
-    clock = session.chunks.get(str(chunk.content["clock"]))
-    tables = [part for part in session.of_kind("sites") if int(part.parts.part) == int(chunk.content["sites"])]
-    names = next((names for _, names in source.read_json(index.run, tables)), ())
+    clock = session.clock_of(chunk)
+    tables = [part for part in session.of_kind("sites") if int(part.parts.part) == chunk.content["sites"]]
+    names = next((names for _, names in source.read_json(index.run, tables) if is_names(names)), [])
     arrays = {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk])}
     steps, stored = arrays.get(clock.tag if clock else ""), arrays.get(chunk.tag)
     if not isinstance(steps, np.ndarray) or not isinstance(stored, np.ndarray) or metric not in names:
