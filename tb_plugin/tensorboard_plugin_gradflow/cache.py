@@ -100,6 +100,31 @@ class IndexCache:
                 self._used -= self._items.popitem(last=False)[1][1].tensors
 
 
+class Remembered:
+    """Keeps what was put last under so many keys; safe to use from several threads.
+
+    Args:
+        most: How many.
+    """
+
+    def __init__(self, most: int = 2048) -> None:
+        self._most = most
+        self._items: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return what is kept under ``key``, ``None`` where nothing is."""
+        with self._lock:
+            return self._items.get(key)
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Keep ``value``, and forget what was put longest ago where there are too many."""
+        with self._lock:
+            self._items[key] = value
+            while len(self._items) > self._most:
+                self._items.popitem(last=False)
+
+
 class Damage:
     """Which parts of which runs could not be understood; safe to use from several threads.
 

@@ -172,6 +172,29 @@ def value_chunks(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Ses
     return chosen
 
 
+def run_level(source: Source, index: RunIndex, metric: str) -> list[tuple[Session, Chunk]]:
+    """Return the chunks that hold a run-level metric, oldest first; none where the run has no such metric.
+
+    Args:
+        source: Where to read.
+        index: The run.
+        metric: The metric.
+    """
+    return _run_level(index, _run_tables(source, index), metric)
+
+
+def _run_tables(source: Source, index: RunIndex) -> Tables:
+    """Return the tables of run-level metrics alone, which are short."""
+    tables = {}
+    for session in index.sessions:
+        wanted = {chunk.content["sites"] for chunk in session.of_kind("values") if chunk.content["metric"] == "run"}
+        chosen = [chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in wanted]
+        for chunk, names in source.read_json(index.run, chosen):
+            if is_names(names):
+                tables[session.name, int(chunk.parts.part)] = tuple(names)
+    return tables
+
+
 def _run_level(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Session, Chunk]]:
     """Return the chunks that hold a run-level metric, oldest first; none where the run has no such metric."""
     return [

@@ -11,7 +11,14 @@ from tensorboard_plugin_gradflow.errors import RequestError
 MOST_ANSWER = 64 * 2**20
 """Bytes of an answer before compression."""
 
-_SEVERAL = MappingProxyType({"site": 4096, "metric": 16, "run": 100})
+_SEVERAL = MappingProxyType(
+    {
+        ("/series", "site"): 4096,
+        ("/around", "site"): 4096,
+        ("/moment", "metric"): 16,
+        ("/overview", "run"): 100,
+    }
+)
 
 
 def check_request(request: wrappers.Request) -> None:
@@ -35,7 +42,7 @@ def check_request(request: wrappers.Request) -> None:
         if not followed:
             raise RequestError(403, "Expected a request of this page; got one that a page of another site makes.")
     for name in request.args:
-        most, got = _SEVERAL.get(name, 1), len(request.args.getlist(name))
+        most, got = _SEVERAL.get((f"/{request.path.rpartition('/')[2]}", name), 1), len(request.args.getlist(name))
         if got > most:
             raise RequestError(400, f"Expected the argument {name[:40]!r} at most {most} times; got it {got} times.")
 

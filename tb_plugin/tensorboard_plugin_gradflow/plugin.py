@@ -17,17 +17,19 @@ from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from tensorboard_plugin_gradflow import data
-from tensorboard_plugin_gradflow.cache import Damage, IndexCache, TensorCache
+from tensorboard_plugin_gradflow.cache import Damage, IndexCache, Remembered, TensorCache
 from tensorboard_plugin_gradflow.drafts import WithDrafts
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.gate import check_request, check_size
 from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
 from tensorboard_plugin_gradflow.moment import read_moment
+from tensorboard_plugin_gradflow.overview import overview
 from tensorboard_plugin_gradflow.rows import Rows, numbers_of
 from tensorboard_plugin_gradflow.series import DEFAULT_AROUND, DEFAULT_COLUMNS, MOST_AROUND, Query, read_series
 from tensorboard_plugin_gradflow.sound import guarded
 from tensorboard_plugin_gradflow.source import Source
+from tensorboard_plugin_gradflow.story import annotations, architecture
 from tensorboard_plugin_gradflow.totals import summary, training_summary
 from tensorboard_plugin_gradflow.tree import site_tree
 
@@ -52,6 +54,8 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def __init__(self, context: base_plugin.TBContext) -> None:
         self._provider = WithDrafts(guarded(context.data_provider), context.logdir)
         self._cache, self._kept, self._damage = TensorCache(_CACHE_BYTES), IndexCache(), Damage()
+        self._outcomes = Remembered()
+        self._logdir = Path(context.logdir) if context.logdir and Path(context.logdir).is_dir() else None
         self._log = logging.getLogger("tensorboard.gradflow")
 
     def get_plugin_apps(self) -> dict[str, WsgiApp]:
@@ -64,6 +68,11 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             ),
             "/series": self._app(_series),
             "/around": self._app(_around),
+            "/overview": self._app(
+                lambda request, source: overview(source, self._outcomes, self._logdir, request.args.getlist("run"))
+            ),
+            "/architecture": self._app(lambda request, source: architecture(source, _text(request, "run"))),
+            "/annotations": self._app(lambda request, source: annotations(source, _text(request, "run"))),
             "/tree": self._app(
                 lambda request, source: site_tree(source, _text(request, "run"), _text(request, "metric"))
             ),
