@@ -111,7 +111,7 @@ def run_issues(source: Source, run: str, most: int | None = None) -> dict[str, A
     if not 1 <= most <= MOST_ISSUES:
         raise RequestError(400, f"Expected most between 1 and {MOST_ISSUES}; got {most}.")
     index = source.index(run)
-    found = all_issues(source, run)
+    found = all_issues(source, index)
     sites = _sites_by_metric(index, site_tables(source, index))
     shown = {layer: _metrics_at(layer, sites) for layer in {issue["layer"] for issue in found[:most]}}
     issues = [issue | {"metrics": shown[issue["layer"]]} for issue in found[:most]]
@@ -119,7 +119,7 @@ def run_issues(source: Source, run: str, most: int | None = None) -> dict[str, A
     return {"v": FORMAT, "run": run, "issues": issues, "open": opened, "total": len(found)}
 
 
-def all_issues(source: Source, run: str) -> list[dict[str, Any]]:
+def all_issues(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     """Return every issue of one run, open ones first, the worst first.
 
     An issue is one thing however often it was written; its last word counts. An issue that was open when its session
@@ -127,12 +127,11 @@ def all_issues(source: Source, run: str) -> list[dict[str, Any]]:
 
     Args:
         source: Where to read.
-        run: TensorBoard's name of the run.
+        index: The run.
     """
-    index = source.index(run)
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for number, session in enumerate(index.sessions):
-        for step, issue in source.read_items(run, session.of_kind("issues"), is_issue):
+        for step, issue in source.read_items(index.run, session.of_kind("issues"), is_issue):
             if step < session.cut:
                 key = issue["issue_type"], issue["layer"], issue["step"]
                 found[key] = {**issue, "seen": step, "state": _state(issue, number, index)}

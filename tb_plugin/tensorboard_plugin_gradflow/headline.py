@@ -89,5 +89,6 @@ def readings(source: Source, index: RunIndex, session: Session, chunk: Chunk, me
     if stored.ndim != 2 or stored.shape != (len(steps), len(names)):
         return np.empty(0, np.int64), np.empty(0, np.float32)
     column = np.ascontiguousarray(np.asarray(stored, dtype=np.float32)[:, names.index(metric)])
-    there = ~np.isin(column.view(np.uint32), (ABSENT_BITS, MISSING_BITS)) & (steps < session.cut)
+    bits = column.view(np.uint32)
+    there = (bits != ABSENT_BITS) & (bits != MISSING_BITS) & (steps < session.cut)
     return steps[there].astype(np.int64), column[there]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tensorboard_plugin_gradflow.cache import Remembered
 from tensorboard_plugin_gradflow.data import about, all_issues, known_of, run_level
@@ -64,7 +63,7 @@ def _outcome(source: Source, index: RunIndex, losses: Pairs) -> dict[str, Any]:
     info: dict[str, Any] = {}
     for session in index.sessions[-1:]:
         info = next((known_of(data) for _, data in source.read_json(index.run, session.of_kind("meta"))), {})
-    issues = all_issues(source, index.run)
+    issues = all_issues(source, index)
     states = [issue["state"] for issue in issues if issue["severity"] != "INFO"]
     worst = next((item for item in issues if item["severity"] != "INFO" and item["state"] == "open"), None)
     named = ("issue_type", "severity", "layer", "step")
@@ -121,7 +120,9 @@ def _trend(source: Source, index: RunIndex, pairs: Pairs) -> list[list[Any]]:
     out: list[list[Any]] = []
     for steps, values in parts[:: -(-len(parts) // POINTS) or 1]:
         pieces = max(1, min(POINTS // max(1, len(parts)), len(steps)))
-        for some_steps, some in zip(np.array_split(steps, pieces), np.array_split(values, pieces), strict=True):
-            finite = some[np.isfinite(some)]
-            out.append([int(some_steps[-1]), as_number(float(np.median(finite) if len(finite) else some[-1]))])
+        for piece in range(pieces):
+            begin, end = (len(steps) * edge // pieces for edge in (piece, piece + 1))
+            some = values[begin:end].tolist()
+            finite = sorted(filter(math.isfinite, some))
+            out.append([int(steps[end - 1]), finite[len(finite) // 2] if finite else as_number(some[-1])])
     return out

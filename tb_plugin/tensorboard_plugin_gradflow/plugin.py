@@ -186,7 +186,10 @@ def _number(request: wrappers.Request, name: str) -> int | None:
 
 def _json(request: wrappers.Request, content: dict[str, Any], status: int) -> wrappers.Response:
     # TensorBoard would do the same, and nobody would see how much it is before it is sent.
-    text = json.dumps(json_util.Cleanse(content)).encode()
+    try:
+        text = json.dumps(content, allow_nan=False).encode()
+    except ValueError:  # a number that JSON does not have: rare, so looked for only now
+        text = json.dumps(json_util.Cleanse(content)).encode()
     check_size(len(text))
     return http_util.Respond(request, text, "application/json", status)
 

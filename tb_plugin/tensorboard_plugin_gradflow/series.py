@@ -131,7 +131,7 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
         header["most_sites"] = int(joined.max(initial=0))
     if query.around is not None:
         at = np.flatnonzero(columns.first == query.around[0])
-        header |= {"origin": _origin(source, run, sites, query.around[0]), "at": int(at[0]) if len(at) else None}
+        header |= {"origin": _origin(source, index, sites, query.around[0]), "at": int(at[0]) if len(at) else None}
     facts = [columns.first, columns.last, columns.wall, columns.readings]
     blocks = [columns.parts(word, neutral_value(spec)) for word in query.reducers]
     return encode_series(header, [fact.astype(np.float64) for fact in facts], blocks, len(edges) - 1)
@@ -155,9 +155,9 @@ def _one_by_one(
     return replace(query, first=first, last=last), kept
 
 
-def _origin(source: Source, run: str, sites: Sequence[str], step: int) -> list[str]:
+def _origin(source: Source, index: RunIndex, sites: Sequence[str], step: int) -> list[str]:
     """Return the sites at or inside the layers of the issues that began at a step."""
-    begun = {layer for issue in all_issues(source, run) if issue["step"] == step for layer in issue["layers"]}
+    begun = {layer for issue in all_issues(source, index) if issue["step"] == step for layer in issue["layers"]}
     return [site for site in sites if any(part in begun for part in _inside_of(site))]
 
 
