@@ -88,10 +88,9 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
     )
 
 
-def known_of(info: Any) -> dict[str, Any]:
+def known_of(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run's description holds, as far as it is of the right types."""
-    held = info if isinstance(info, dict) else {}
-    return {name: held[name] for name, sound in _META_FIELDS if name in held and sound(held[name])}
+    return {name: info[name] for name, sound in _META_FIELDS if name in info and sound(info[name])}
 
 
 def run_issues(source: Source, run: str, most: int | None = None) -> dict[str, Any]:
@@ -143,8 +142,7 @@ def site_tables(source: Source, index: RunIndex) -> Tables:
     tables = {}
     for session in index.sessions:
         for chunk, names in source.read_json(index.run, session.of_kind("sites")):
-            if is_names(names):
-                tables[session.name, int(chunk.parts.part)] = tuple(names)
+            tables[session.name, int(chunk.parts.part)] = tuple(names)
     return tables
 
 
@@ -189,8 +187,7 @@ def _run_tables(source: Source, index: RunIndex) -> Tables:
         wanted = {chunk.content["sites"] for chunk in session.of_kind("values") if chunk.content["metric"] == "run"}
         chosen = [chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in wanted]
         for chunk, names in source.read_json(index.run, chosen):
-            if is_names(names):
-                tables[session.name, int(chunk.parts.part)] = tuple(names)
+            tables[session.name, int(chunk.parts.part)] = tuple(names)
     return tables
 
 

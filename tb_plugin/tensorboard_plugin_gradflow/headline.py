@@ -12,7 +12,6 @@ import numpy.typing as npt
 from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
 from gradflow_export.stats import ENDS, Ends
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
-from tensorboard_plugin_gradflow.sound import is_names, is_whole
 from tensorboard_plugin_gradflow.source import Source
 
 Pairs = Iterable[tuple[Session, Chunk]]
@@ -60,8 +59,7 @@ def _lost(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -
     total = sum(float(values.max()) for values in ends if len(values) and np.isfinite(values).all())
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            if isinstance(gap, dict) and is_whole(gap.get("first")) and is_whole(gap.get("steps")):
-                total += gap["steps"] if gap["first"] < session.cut else 0
+            total += gap["steps"] if gap["first"] < session.cut else 0
     return int(total)
 
 
@@ -81,7 +79,7 @@ def readings(source: Source, index: RunIndex, session: Session, chunk: Chunk, me
     """
     clock = session.clock_of(chunk)
     tables = [part for part in session.of_kind("sites") if int(part.parts.part) == chunk.content["sites"]]
-    names = next((names for _, names in source.read_json(index.run, tables) if is_names(names)), [])
+    names = next((names for _, names in source.read_json(index.run, tables)), [])
     arrays = {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk])}
     steps, stored = arrays.get(clock.tag if clock else ""), arrays.get(chunk.tag)
     if not isinstance(steps, np.ndarray) or not isinstance(stored, np.ndarray) or metric not in names:

@@ -26,6 +26,5 @@ def decode_content(raw: bytes) -> dict[str, Any] | None:
         content = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(content, dict) or not isinstance(content.get("v"), int):
-        return None
-    return content
+    version = content.get("v") if isinstance(content, dict) else None
+    return content if isinstance(version, int) and not isinstance(version, bool) and version >= 1 else None

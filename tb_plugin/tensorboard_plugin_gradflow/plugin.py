@@ -190,7 +190,8 @@ def _json(request: wrappers.Request, content: dict[str, Any], status: int) -> wr
         text = json.dumps(content, allow_nan=False).encode()
     except ValueError:  # a number that JSON does not have: rare, so looked for only now
         text = json.dumps(json_util.Cleanse(content)).encode()
-    check_size(len(text))
+    if status == 200:
+        check_size(len(text))
     return http_util.Respond(request, text, "application/json", status)
 
 

@@ -118,15 +118,30 @@ def is_sound(chunk: Chunk, stored: Array | str) -> bool:
     kind = chunk.content.get("kind")
     if kind not in {"clock", "values"}:
         return isinstance(stored, str)
-    if isinstance(stored, str) or stored.dtype.kind not in "iuf" or len(stored.shape) != (1 if kind == "clock" else 2):
+    steps = kind == "clock" and chunk.parts.name == "steps"
+    if isinstance(stored, str) or stored.dtype.kind != ("i" if steps else "f"):
         return False
-    if stored.shape[0] != chunk.content["rows"]:
+    if len(stored.shape) != (1 if kind == "clock" else 2) or stored.shape[0] != chunk.content["rows"]:
         return False
-    if chunk.parts.name != "steps" or kind != "clock":
+    if not steps:
         return kind == "values" or bool(np.isfinite(stored).all())
-    with np.errstate(invalid="ignore"):
-        first, last = chunk.content["first"], chunk.content["last"]
-        return bool(len(stored) and (np.diff(stored) > 0).all() and stored[0] == first and stored[-1] == last < _STEPS)
+    first, last = chunk.content["first"], chunk.content["last"]
+    return bool(len(stored) and (np.diff(stored) > 0).all() and stored[0] == first and stored[-1] == last)
+
+
+def fits(chunk: Chunk, data: Any) -> bool:
+    """Return whether what a JSON text says is of the form that its kind has.
+
+    Args:
+        chunk: The description.
+        data: What the text says.
+    """
+    kind = chunk.content.get("kind")
+    if kind == "sites":
+        return is_names(data)
+    if kind == "gap":
+        return isinstance(data, dict) and all(is_whole(data.get(name)) for name in ("first", "last", "steps"))
+    return isinstance(data, dict if kind == "meta" else list)
 
 
 def parsed(stored: Any) -> Any:

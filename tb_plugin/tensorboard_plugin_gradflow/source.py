@@ -12,7 +12,7 @@ from tensorboard_plugin_gradflow.cache import Damage, IndexCache, Stored, Tensor
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, build_indexes, folder_of
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME
-from tensorboard_plugin_gradflow.sound import is_sound, is_whole, parsed
+from tensorboard_plugin_gradflow.sound import fits, is_sound, is_whole, parsed
 
 Tables = Mapping[tuple[str, int], tuple[str, ...]]
 """Names of sites by session and number of the table."""
@@ -127,7 +127,7 @@ class Source:
         """Yield the parsed JSON of string tensors; one that cannot be parsed is left out and counted as damaged."""
         for chunk, stored in self.read(run, chunks):
             found = parsed(stored)
-            if found is None:
+            if found is None or not fits(chunk, found):
                 self.hurt(run, chunk.tag)
             else:
                 yield chunk, found
@@ -143,9 +143,6 @@ class Source:
             sound: Says whether an item is what it should be.
         """
         for chunk, items in self.read_json(run, chunks):
-            if not isinstance(items, list):
-                self.hurt(run, chunk.tag)
-                continue
             for number, item in enumerate(items):
                 if isinstance(item, list) and len(item) == 2 and is_whole(item[0]) and sound(item[1]):
                     yield item[0], item[1]

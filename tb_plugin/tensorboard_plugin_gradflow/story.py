@@ -106,9 +106,8 @@ def _gaps(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     out = []
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            if isinstance(gap, Mapping) and is_whole(gap.get("first")) and is_whole(gap.get("last")):
-                reason = str(gap.get("reason", ""))[:200]
-                out.append({"kind": "gap", "step": gap["first"], "last": gap["last"], "text": f"not written: {reason}"})
+            reason = str(gap.get("reason", ""))[:200]
+            out.append({"kind": "gap", "step": gap["first"], "last": gap["last"], "text": f"not written: {reason}"})
     steps = _all_steps(source, index)
     between = np.diff(steps)
     if len(between):

@@ -70,7 +70,7 @@ def nodes_of(sites: Sequence[str]) -> list[Node]:
         for begin, stop in _runs(parts, first, end, deep):
             shared = _shared(parts, begin, stop, deep)
             name, above = ".".join(parts[begin][:shared]), ".".join(parts[begin][:deep])
-            label = name[len(above) + 1 :] if above else name
+            label = (name[len(above) + 1 :] if above else name) or parts[begin][-1]
             out.append(Node(name, label, begin, stop - begin, level, parent))
             if stop - begin > 1:
                 found.append((begin, stop, shared, level + 1, len(out) - 1))
@@ -100,10 +100,11 @@ def _parts(site: str) -> tuple[str, ...]:
 
 
 def _runs(parts: Sequence[tuple[str, ...]], first: int, end: int, deep: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of sites that follow each other and have the same part at a depth."""
+    """Yield ranges of sites that follow each other and have the same part at a depth; one without any is alone."""
     begin = first
     for place in range(first + 1, end + 1):
-        if place == end or parts[place][deep : deep + 1] != parts[begin][deep : deep + 1]:
+        part = parts[begin][deep : deep + 1]
+        if place == end or not part or parts[place][deep : deep + 1] != part:
             yield begin, place
             begin = place
 
