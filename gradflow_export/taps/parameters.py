@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,9 @@ def by_depth(places: Sequence[int], most: int) -> list[int]:
     """
     if len(places) <= most:
         return list(places)
-    size = len(places) / max(most, 1)
-    return [places[int((part + (part * _GOLDEN) % 1.0) * size)] for part in range(most)]
+    edges = [part * len(places) // most for part in range(most + 1)] if most > 0 else [0]
+    parts = enumerate(itertools.pairwise(edges))
+    return [places[begin + int((part * _GOLDEN) % 1.0 * (end - begin))] for part, (begin, end) in parts]
 
 
 class GradientTap:
@@ -227,7 +228,7 @@ class GradientTap:
             for place, site in enumerate(sites)
             if (site == layer or site.startswith(f"{layer}.")) and place not in chosen
         )
-        return sorted({*chosen, *islice(dict.fromkeys(inside), FLAGGED)})
+        return sorted({*chosen, *itertools.islice(dict.fromkeys(inside), FLAGGED)})
 
     def _take_histograms(self, step: OptimizerStep) -> None:
         owned = step.owned
