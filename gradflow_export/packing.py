@@ -14,7 +14,7 @@ from gradflow_export.chunks import ABSENT_BITS, FORMAT, PLUGIN_NAME, Blob, histo
 from gradflow_export.records import RUN_SITE, Reading, StepRecord, issue_to_json
 
 _TEXTS = ("issues", "histograms", "notes")
-_NOTHING = (0, 0, 0, 0)
+_NOTHING: tuple[int, ...] = (0, 0, 0, 0)
 
 
 class SiteTables:

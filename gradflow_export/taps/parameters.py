@@ -35,8 +35,8 @@ HISTOGRAM_ENTRIES = 4096
 def by_depth(places: Sequence[int], most: int) -> list[int]:
     """Choose some of a row, evenly from first to last: of as many equal parts of it one each.
 
-    Where in its part one lies goes by the golden ratio: equal distances would hit the same member of every block of a
-    model whose blocks are as long as they.
+    Where in its part one lies changes from part to part, by squares times the golden ratio: equal distances would hit
+    the same member of every block of a model whose blocks are as long as they.
 
     Args:
         places: In depth order.
@@ -46,7 +46,7 @@ def by_depth(places: Sequence[int], most: int) -> list[int]:
         return list(places)
     edges = [part * len(places) // most for part in range(most + 1)] if most > 0 else [0]
     parts = enumerate(itertools.pairwise(edges))
-    return [places[begin + int((part * _GOLDEN) % 1.0 * (end - begin))] for part, (begin, end) in parts]
+    return [places[begin + int((part * part * _GOLDEN) % 1.0 * (end - begin))] for part, (begin, end) in parts]
 
 
 class GradientTap:

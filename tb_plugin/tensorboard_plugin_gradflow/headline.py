@@ -79,7 +79,7 @@ def readings(source: Source, index: RunIndex, session: Session, chunk: Chunk, me
     """
     clock = session.clock_of(chunk)
     tables = [part for part in session.of_kind("sites") if int(part.parts.part) == chunk.content["sites"]]
-    names = next((names for _, names in source.read_json(index.run, tables)), [])
+    names: list[str] = next((names for _, names in source.read_json(index.run, tables)), [])
     arrays = {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk])}
     steps, stored = arrays.get(clock.tag if clock else ""), arrays.get(chunk.tag)
     if not isinstance(steps, np.ndarray) or not isinstance(stored, np.ndarray) or metric not in names:

@@ -96,7 +96,7 @@ def _flat(config: Mapping[Any, Any]) -> Iterator[tuple[str, Value]]:
     """Yield what can be shown of a W&B configuration: at most so many, at most so deep, however it refers to itself."""
     waiting = [
         (str(name), entry["value"], 1)
-        for name, entry in reversed(config.items())
+        for name, entry in reversed(list(config.items()))
         if isinstance(entry, dict) and "value" in entry and not str(name).startswith("_")
     ]
     told = 0

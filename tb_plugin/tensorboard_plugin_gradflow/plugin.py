@@ -29,7 +29,7 @@ from tensorboard_plugin_gradflow.rows import Rows, numbers_of
 from tensorboard_plugin_gradflow.series import DEFAULT_AROUND, DEFAULT_COLUMNS, MOST_AROUND, Query, read_series
 from tensorboard_plugin_gradflow.sound import guarded
 from tensorboard_plugin_gradflow.source import Source
-from tensorboard_plugin_gradflow.story import annotations, architecture
+from tensorboard_plugin_gradflow.story import architecture, time_axis
 from tensorboard_plugin_gradflow.totals import summary, training_summary
 from tensorboard_plugin_gradflow.tree import site_tree
 
@@ -72,7 +72,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
                 lambda request, source: overview(source, self._outcomes, self._logdir, request.args.getlist("run"))
             ),
             "/architecture": self._app(lambda request, source: architecture(source, _text(request, "run"))),
-            "/annotations": self._app(lambda request, source: annotations(source, _text(request, "run"))),
+            "/annotations": self._app(lambda request, source: time_axis(source, _text(request, "run"))),
             "/tree": self._app(
                 lambda request, source: site_tree(source, _text(request, "run"), _text(request, "metric"))
             ),

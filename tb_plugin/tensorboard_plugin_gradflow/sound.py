@@ -10,13 +10,16 @@ import copy
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from tensorboard.compat.proto import types_pb2
 
 from tensorboard_plugin_gradflow.index import Chunk
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 MOST_BYTES = 64 * 2**20
 """Of one tensor; ours have some hundred kB."""
@@ -98,14 +101,14 @@ def _can_be_opened(tensor: Any) -> bool:
         return False
     entries = math.prod(shape)
     if tensor.dtype == types_pb2.DT_STRING:
-        return entries == len(tensor.string_val) == 1 and len(tensor.string_val[0]) <= MOST_TEXT
+        return bool(entries == len(tensor.string_val) == 1 and len(tensor.string_val[0]) <= MOST_TEXT)
     size = dict(_SIZES).get(tensor.dtype)
     if size is None or entries * size > MOST_BYTES:
         return False
     if tensor.tensor_content:
-        return len(tensor.tensor_content) == entries * size
+        return bool(len(tensor.tensor_content) == entries * size)
     held = {4: tensor.float_val, 8: tensor.double_val}[size] if tensor.dtype != types_pb2.DT_INT64 else tensor.int64_val
-    return len(held) == entries
+    return bool(len(held) == entries)
 
 
 def is_sound(chunk: Chunk, stored: Array | str) -> bool:
@@ -152,7 +155,7 @@ def parsed(stored: Any) -> Any:
         return None
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """Return whether a value is a step or another whole number that is counted from 0."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _STEPS
 

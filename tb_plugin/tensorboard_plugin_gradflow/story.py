@@ -48,7 +48,7 @@ def architecture(source: Source, run: str) -> dict[str, Any]:
     return {"v": FORMAT, "run": run, "modules": [], "total": 0}
 
 
-def annotations(source: Source, run: str) -> dict[str, Any]:
+def time_axis(source: Source, run: str) -> dict[str, Any]:
     """Return remarks of the user, changes of the learning rate, sessions that resumed, and gaps, in step order.
 
     Args:

@@ -63,10 +63,10 @@ def nodes_of(sites: Sequence[str]) -> list[Node]:
     parts = [_parts(site) for site in sites]
     out: list[Node] = []
     # What is still to be split: a range, the number of parts that lead there, level and parent.
-    waiting = [(0, len(sites), 0, 0, None)]
+    waiting: list[tuple[int, int, int, int, int | None]] = [(0, len(sites), 0, 0, None)]
     while waiting:
         first, end, deep, level, parent = waiting.pop()
-        found = []
+        found: list[tuple[int, int, int, int, int | None]] = []
         for begin, stop in _runs(parts, first, end, deep):
             shared = _shared(parts, begin, stop, deep)
             name, above = ".".join(parts[begin][:shared]), ".".join(parts[begin][:deep])

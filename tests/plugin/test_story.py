@@ -6,7 +6,7 @@ from torch import nn
 from gradflow_export import Exporter
 from gradflow_export.records import Note, Reading, StepRecord
 from tensorboard_plugin_gradflow.standalone import open_source
-from tensorboard_plugin_gradflow.story import annotations, architecture, ramps_of
+from tensorboard_plugin_gradflow.story import architecture, ramps_of, time_axis
 
 
 class Block(nn.Module):
@@ -87,7 +87,7 @@ def test_a_module_inside_itself_ends(tmp_path):
 def test_marks_of_the_user_are_annotations(tmp_path):
     """At the step under way, in the order of steps."""
     train(tmp_path / "a")
-    found = annotations(open_source(tmp_path), "a")
+    found = time_axis(open_source(tmp_path), "a")
     assert [(item["kind"], item["step"], item["text"]) for item in found["annotations"]] == [
         ("mark", 3, "longer sequences"),
         ("checkpoint", 3, "saved"),
@@ -113,7 +113,7 @@ def test_a_newer_session_and_gaps_are_annotations(tmp_path, logs):
     """Where training resumed, and where nothing was recorded."""
     logs.write_run(tmp_path / "a", logs.plain_records([*range(1, 20), *range(100, 120)]))
     logs.write_run(tmp_path / "a", logs.plain_records(range(115, 130)), start=1000)
-    found = annotations(open_source(tmp_path), "a")["annotations"]
+    found = time_axis(open_source(tmp_path), "a")["annotations"]
     assert [(item["kind"], item["step"], item["last"]) for item in found] == [("gap", 20, 99), ("resumed", 115, 115)]
 
 
@@ -124,7 +124,7 @@ def test_changes_of_the_learning_rate_are_annotations(tmp_path, logs):
         StepRecord(step, logs.EPOCH + step, (Reading.run("learning_rate", rate),)) for step, rate in enumerate(rates, 1)
     ]
     logs.write_run(tmp_path / "a", records)
-    found = annotations(open_source(tmp_path), "a")["annotations"]
+    found = time_axis(open_source(tmp_path), "a")["annotations"]
     assert [(item["step"], item["last"], round(item["from"], 3), round(item["to"], 3)) for item in found] == [
         (2, 10, 0.01, 0.1),
         (21, 21, 0.1, 0.01),
@@ -144,6 +144,6 @@ def test_many_marks_do_not_push_each_other_out_of_order(tmp_path, logs):
         for step in range(1, 601)
     ]
     logs.write_run(tmp_path / "a", records)
-    found = annotations(open_source(tmp_path), "a")
+    found = time_axis(open_source(tmp_path), "a")
     assert found["total"] == 600
     assert [item["step"] for item in found["annotations"]] == list(range(1, 501))
