@@ -21,7 +21,7 @@ MOST_MB, MOST_SECONDS = 300, 2.0
 # What asks for as much as may be asked for.
 _GREEDY = (
     "series?run=run&metric=block.gain&columns=8192&reduce=extreme,min,max,mean",
-    "series?run=run&metric=block.gain_from_loss&columns=8192&reduce=mean",
+    "series?run=run&metric=block.gradient_norm&columns=8192&reduce=mean",
     "series?run=run&metric=parameter.update_ratio&columns=8192&rows=4096",
     "series?run=run&metric=block.output_rms&columns=1&rows=1&reduce=mean",
     "moment?run=run&" + "&".join(f"metric={name}" for name in ("block.gain", "parameter.gradient_norm", "loss")),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from tensorboard_plugin_gradflow.sound import is_issue, is_names, is_number, is_
 from tensorboard_plugin_gradflow.source import Source, Tables
 
 DEFAULT_ISSUES, MOST_ISSUES = 1000, 10_000
+_MOST_PARTS = 64
 
 _Held = TypeVar("_Held")
 _META_FIELDS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
@@ -111,8 +113,8 @@ def run_issues(source: Source, run: str, most: int | None = None) -> dict[str, A
         raise RequestError(400, f"Expected most between 1 and {MOST_ISSUES}; got {most}.")
     index = source.index(run)
     found = all_issues(source, index)
-    sites = _sites_by_metric(index, site_tables(source, index))
-    shown = {layer: _metrics_at(layer, sites) for layer in {issue["layer"] for issue in found[:most]}}
+    places = _places_by_metric(_sites_by_metric(index, site_tables(source, index)))
+    shown = {layer: _metrics_at(layer, places) for layer in {issue["layer"] for issue in found[:most]}}
     issues = [issue | {"metrics": shown[issue["layer"]]} for issue in found[:most]]
     opened = sum(issue["state"] == "open" for issue in found)
     return {"v": FORMAT, "run": run, "issues": issues, "open": opened, "total": len(found)}
@@ -270,10 +272,21 @@ def _sites_by_metric(index: RunIndex, tables: Tables) -> dict[str, tuple[str, ..
     }
 
 
-def _metrics_at(layer: str, sites: Mapping[str, tuple[str, ...]]) -> list[str]:
-    exact = sorted(name for name, here in sites.items() if layer in here)
-    inside = f"{layer}."
-    return exact or sorted(name for name, here in sites.items() if any(site.startswith(inside) for site in here))
+def _places_by_metric(sites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[AbstractSet[str], AbstractSet[str]]]:
+    """Return the sites of each metric, and all that they lie in: thousands of layers are looked up in thousands."""
+    known = {table: (frozenset(table), frozenset(_above(table))) for table in set(sites.values())}
+    return {name: known[table] for name, table in sites.items()}
+
+
+def _above(sites: Iterable[str]) -> Iterator[str]:
+    for site in sites:
+        parts = site.split(".", _MOST_PARTS)
+        yield from (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _metrics_at(layer: str, places: Mapping[str, tuple[AbstractSet[str], AbstractSet[str]]]) -> list[str]:
+    exact = sorted(name for name, (sites, _) in places.items() if layer in sites)
+    return exact or sorted(name for name, (_, above) in places.items() if layer in above)
 
 
 def _state(issue: Mapping[str, Any], number: int, index: RunIndex) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ DEFAULT_AROUND, MOST_AROUND = 20, 100
 MOST_CELLS = 6_000_000
 """Columns times rows: what is collected for each takes up to 21 bytes. Columns get wider where there would be more."""
 MOST_ANSWER = 64 * 2**20
+_MOST_ORIGINS = 64
 _JOINED_BYTES = 2**16
 
 
@@ -157,15 +159,10 @@ def _one_by_one(
 
 def _origin(source: Source, index: RunIndex, sites: Sequence[str], step: int) -> list[str]:
     """Return the sites at or inside the layers of the issues that began at a step."""
-    begun = {layer for issue in all_issues(source, index) if issue["step"] == step for layer in issue["layers"]}
-    return [site for site in sites if any(part in begun for part in _inside_of(site))]
-
-
-def _inside_of(site: str) -> Iterator[str]:
-    """Yield a site's name and those of everything that it lies in."""
-    while site:
-        yield site
-        site = site.rpartition(".")[0]
+    begun = (layer for issue in all_issues(source, index) if issue["step"] == step for layer in issue["layers"])
+    layers = list(islice(dict.fromkeys(begun), _MOST_ORIGINS))
+    inside = tuple(f"{layer}." for layer in layers)
+    return [site for site in sites if site in layers or site.startswith(inside)]
 
 
 def one_phase(pairs: Sequence[tuple[Session, Chunk]], wanted: str = "") -> list[tuple[Session, Chunk]]:

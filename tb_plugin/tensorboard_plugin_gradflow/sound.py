@@ -25,6 +25,7 @@ MOST_BYTES = 64 * 2**20
 """Of one tensor; ours have some hundred kB."""
 MOST_TEXT = 16 * 2**20
 """Of one JSON text, which takes several times as much memory once it is parsed."""
+MOST_NAME = 2**12
 _STEPS = 2**53
 _SIZES = ((types_pb2.DT_FLOAT, 4), (types_pb2.DT_DOUBLE, 8), (types_pb2.DT_INT64, 8))
 
@@ -175,8 +176,8 @@ def as_number(value: Any) -> Any:
 
 
 def is_names(value: Any) -> bool:
-    """Return whether a value is a list of names."""
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+    """Return whether a value is a list of names, none of which is absurdly long."""
+    return isinstance(value, list) and all(isinstance(name, str) and len(name) <= MOST_NAME for name in value)
 
 
 def is_issue(value: Any) -> bool:

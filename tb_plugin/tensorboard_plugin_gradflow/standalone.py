@@ -91,7 +91,7 @@ class ViewerApp:
         if request.host.rpartition(":")[0] not in _NAMES and request.host not in _NAMES:
             answer = _text(f"Expected the host localhost or {LOOPBACK}; got another name.", "text/plain", 403)
         elif path in self._routes:
-            if path == "/runs":
+            if path in {"/runs", "/overview"}:
                 self._log.reload()
             return self._routes[path](environ, start_response)
         elif path == "/":
