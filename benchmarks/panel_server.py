@@ -45,10 +45,17 @@ def measure_server(cache: Path, steps: Sequence[int], layers: int, wide: int = W
         name = f"gradflow view, {layers} layers x {length} steps"
         rows += [(f"{name}: ready", READY.get(length), ready, "s"), (f"{name}: CPU time until then", None, work, "s")]
     with view(many_runs(cache, runs)) as (address, process, _):
-        before = process.memory_info().rss
+        before, work = process.memory_info().rss, process.cpu_times()
         first, again = (_seconds(f"{address}overview") for _ in range(2))
+        done = process.cpu_times()
         rows += [
             (f"overview of {runs} runs", 1.0, [first], "s"),
+            (
+                f"overview of {runs} runs, twice: CPU time",
+                None,
+                [done.user + done.system - work.user - work.system],
+                "s",
+            ),
             (f"overview of {runs} runs, again", 1.0, [again], "s"),
             (f"overview of {runs} runs: memory", MOST_MB, [(process.memory_info().rss - before) / 1e6], "MB"),
         ]

@@ -46,11 +46,11 @@ class WithDrafts:
         """Return tensors by run and tag, as TensorBoard's provider does."""
         found = {run: dict(tags) for run, tags in self._provider.read_tensors(ctx, **wanted).items()}
         chosen = wanted["run_tag_filter"]
-        for run in chosen.runs or ():
-            if any(_is_draft(tag) for tag in chosen.tags or ()):
-                for tag, (blob, _) in self._drafts(run).items():
-                    if tag in chosen.tags:
-                        found.setdefault(run, {})[tag] = [SimpleNamespace(numpy=np.asarray(blob.data))]
+        drafted = {tag for tag in chosen.tags or () if _is_draft(tag)}
+        for run in (chosen.runs or ()) if drafted else ():
+            for tag, (blob, _) in self._drafts(run).items():
+                if tag in drafted:
+                    found.setdefault(run, {})[tag] = [SimpleNamespace(numpy=np.asarray(blob.data))]
         return found
 
     def _listed(self, run: str, tags: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tensorboard_plugin_gradflow.story import architecture, time_axis
 from tensorboard_plugin_gradflow.totals import summary, training_summary
 from tensorboard_plugin_gradflow.tree import site_tree
 
-_CACHE_BYTES = 128 * 2**20
+_CACHE_BYTES = 96 * 2**20
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
 _SAMPLE, _WORTH = 2**15, 0.75
 _BINARY = "application/octet-stream"

@@ -26,7 +26,7 @@ from tensorboard_plugin_gradflow.wire import encode_series
 MOST_COLUMNS = 8192
 DEFAULT_COLUMNS = 1024
 DEFAULT_AROUND, MOST_AROUND = 20, 100
-MOST_CELLS = 6_000_000
+MOST_CELLS = 5_000_000
 """Columns times rows: what is collected for each takes up to 21 bytes. Columns get wider where there would be more."""
 MOST_ANSWER = 64 * 2**20
 _MOST_ORIGINS = 64

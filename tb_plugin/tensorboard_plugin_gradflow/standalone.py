@@ -23,7 +23,7 @@ from tensorboard_plugin_gradflow.source import Source
 LOOPBACK = "127.0.0.1"
 _NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _RELOAD_SECONDS = 2.0
-_CACHE_BYTES = 128 * 2**20
+_CACHE_BYTES = 96 * 2**20
 _POLICY = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
 _PAGE = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8">'
