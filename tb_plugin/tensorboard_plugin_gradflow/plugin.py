@@ -6,7 +6,7 @@ import gzip
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ from tensorboard_plugin_gradflow.tree import site_tree
 _CACHE_BYTES = 96 * 2**20
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
 _SAMPLE, _WORTH = 2**15, 0.75
+_SLICE = 2**20
 _BINARY = "application/octet-stream"
 
-Handler = Callable[[wrappers.Request, Source], "dict[str, Any] | bytes"]
+Handler = Callable[[wrappers.Request, Source], "dict[str, Any] | bytearray"]
 WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
@@ -117,7 +118,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             return _json(request, {"error": "The GradFlow plugin failed; TensorBoard's log says why."}, 500)
 
 
-def _series(request: wrappers.Request, source: Source) -> bytes:
+def _series(request: wrappers.Request, source: Source) -> bytearray:
     columns = _number(request, "columns")
     start = _number(request, "from")
     query = Query(
@@ -138,7 +139,7 @@ def _series(request: wrappers.Request, source: Source) -> bytes:
     return read_series(source, _text(request, "run"), query)
 
 
-def _around(request: wrappers.Request, source: Source) -> bytes:
+def _around(request: wrappers.Request, source: Source) -> bytearray:
     step, count = _number(request, "step"), _number(request, "count")
     if step is None:
         raise RequestError(400, "Expected the argument 'step' in the query; it is absent.")
@@ -195,16 +196,25 @@ def _json(request: wrappers.Request, content: dict[str, Any], status: int) -> wr
     return http_util.Respond(request, text, "application/json", status)
 
 
-def _bytes(request: wrappers.Request, content: bytes) -> wrappers.Response:
+def _bytes(request: wrappers.Request, content: bytearray) -> wrappers.Response:
     check_size(len(content))
     # TensorBoard compresses text by itself, and binary data never.
     if "gzip" not in request.headers.get("Accept-Encoding", "") or not _shrinks(content):
-        return http_util.Respond(request, content, _BINARY)
+        response = http_util.Respond(request, b"", _BINARY)
+        # In slices: a copy of the whole would take as much memory again.
+        response.response = _slices(content)
+        response.headers["Content-Length"] = str(len(content))
+        return response
     packed = gzip.compress(content, compresslevel=1, mtime=0)
     return http_util.Respond(request, packed, _BINARY, content_encoding="gzip")
 
 
-def _shrinks(content: bytes) -> bool:
+def _slices(content: bytearray) -> Iterator[bytes]:
+    for start in range(0, len(content), _SLICE):
+        yield bytes(content[start : start + _SLICE])
+
+
+def _shrinks(content: bytes | bytearray) -> bool:
     """Return whether compression is worth its time: the digits of most readings are noise, which does not shrink."""
     end = content[-_SAMPLE:]
     return len(gzip.compress(end, compresslevel=1)) < _WORTH * len(end)

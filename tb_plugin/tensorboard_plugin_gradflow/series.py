@@ -90,7 +90,7 @@ class _Rows(NamedTuple):
     there: npt.NDArray[np.int64]
 
 
-def read_series(source: Source, run: str, query: Query) -> bytes:
+def read_series(source: Source, run: str, query: Query) -> bytearray:
     """Return one metric of one run in the binary form of ``wire.py``.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ def encode_series(
     columns: Sequence[npt.NDArray[np.float64]],
     blocks: Sequence[Iterable[Part]],
     rows: int,
-) -> bytes:
+) -> bytearray:
     """Pack a series: magic, header length, JSON header, float64 arrays, float32 blocks, all little-endian.
 
     Args:
@@ -37,8 +38,12 @@ def encode_series(
     text += b" " * (-(len(MAGIC) + 4 + len(text)) % _ALIGN)
     head = [MAGIC, len(text).to_bytes(4, "little"), text]
     head += [np.ascontiguousarray(column, dtype="<f8").tobytes() for column in columns]
-    out = np.empty((len(blocks), rows, len(columns[0])), dtype="<f4")
+    # Filled in place: joined from arrays, a large answer would lie in memory twice.
+    out = bytearray(b"".join(head))
+    begin, shape = len(out), (len(blocks), rows, len(columns[0]))
+    out += bytes(4 * math.prod(shape))
+    cells = np.frombuffer(out, "<f4", offset=begin).reshape(shape)
     for number, parts in enumerate(blocks):
         for where, values in parts:
-            out[number, :, where] = values.T
-    return b"".join([*head, out.data])
+            cells[number, :, where] = values.T
+    return out
