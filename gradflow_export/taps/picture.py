@@ -93,7 +93,9 @@ class PictureTap:
         model = self._model()
         if not self._over and model is not None:
             self.tell(Note("architecture", type(model).__name__, 1, self._describe(model)))
-        self._end()
+        # The hook goes when those of the other taps do: each change of the hooks of the process has code compiled anew.
+        self._over = True
+        self.forget()
         return []
 
     def _end(self) -> None:
@@ -106,7 +108,7 @@ class PictureTap:
             self._see(module)
 
     def _called(self, module: nn.Module) -> None:
-        if not torch.is_grad_enabled() or torch_private.is_tracing():
+        if self._over or not torch.is_grad_enabled() or torch_private.is_tracing():
             return
         key = id(module)
         self._order.setdefault(key, len(self._order))
