@@ -3,6 +3,7 @@
     python benchmarks/panel.py --cache /tmp/gradflow-logs   # the table, about three minutes; the logs take 770 MB there
     python benchmarks/panel.py --live 10                    # ten minutes beside a growing run
     python benchmarks/panel.py --layers 20 --steps 2000 --visits 1   # whether all of it works, in a minute
+    python benchmarks/panel.py --server --cache /tmp/gradflow-logs   # the server alone, without a browser
     python benchmarks/panel.py --without                    # TensorBoard on other people's logs, with and without us
 
 Real TensorBoard with its own content-security policy, headless Chromium, logs of the real writer: 200 layers and 8
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browse import Cpu, chromium, get, heap, page_of, panel_of, rest, tensorboard, wait_for
 from panel_live import measure_live
 from panel_logs import LAYERS, cached_log
+from panel_server import measure_server
 from panel_without import measure_without
 
 BUNDLE = Path(__file__).parents[1] / "tb_plugin" / "tensorboard_plugin_gradflow" / "static" / "index.js"
@@ -114,19 +116,31 @@ def main() -> None:
     parser.add_argument("--live", type=float, metavar="MINUTES", help="stay beside a growing run instead")
     parser.add_argument("--without", action="store_true", help="logs without our data instead, with and without us")
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of the table")
+    parser.add_argument("--server", action="store_true", help="the server by itself instead")
     args = parser.parse_args()
+    if args.server:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = measure_server(args.cache or Path(scratch), args.steps, args.layers)
+        show([Row.of(*row) for row in found], as_json=args.json)
+        return
     with tempfile.TemporaryDirectory() as scratch, chromium() as browser:
+        version = f"Chromium {browser.version}, "
         if args.live is not None:
             rows = [Row(*row) for row in measure_live(browser, Path(scratch), args.live)]
         elif args.without:
             rows = [Row.of(*row) for row in measure_without(browser, Path(scratch))]
         else:
             rows = measure_budget(browser, args.cache or Path(scratch), args.steps, args.layers, args.visits)
-    if args.json:
+    show(rows, version, as_json=args.json)
+
+
+def show(rows: Sequence[Row], browser: str = "", *, as_json: bool) -> None:
+    """Print what was measured."""
+    if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     load = " ".join(f"{number:.1f}" for number in os.getloadavg())
-    print(f"Chromium {browser.version}, {os.cpu_count()} cores, load {load}\n")
+    print(f"{browser}{os.cpu_count()} cores, load {load}\n")
     print("| what | limit | median | worst | of |\n|---|---|---|---|---|")
     for row in rows:
         limit = "" if row.limit is None else f"{row.limit:g} {row.unit}"

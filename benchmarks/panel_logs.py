@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,22 @@ def cached_log(cache: Path, steps: int, layers: int = LAYERS) -> Path:
         for record in records(range(1, steps + 1), layers):
             writer.write(record)
         writer.close()
+        done.touch()
+    return folder
+
+
+def many_runs(cache: Path, runs: int, steps: int = 200, layers: int = 12) -> Path:
+    """Return a log directory with many short runs, written on the first call; half of them have an issue."""
+    folder = cache / f"{runs}-runs"
+    done = folder / "complete"
+    if not done.exists():
+        for number in range(runs):
+            writer = TensorBoardWriter(folder / f"sweep-{number}", flush_seconds=1e9)
+            started = _STARTED + 1000 * number
+            writer.open(RunInfo(_session(started), started, model="Sweep", parameters=1_000_000))
+            for record in records(range(1, steps + 1), layers):
+                writer.write(record if number % 2 else replace(record, issues=()))
+            writer.close()
         done.touch()
     return folder
 

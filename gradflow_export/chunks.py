@@ -11,6 +11,7 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
     gradflow/<session>/<metric>/<chunk>-<k> float32 [rows, sites]   one per-site metric
     gradflow/<session>/issues/<chunk>-0    string   issues that opened or healed, as JSON
     gradflow/<session>/histograms/<chunk>-0 string  histograms as JSON
+    gradflow/<session>/notes/<chunk>-0     string   what was told beside the numbers, as JSON
     gradflow/<session>/gap/<n>             string   steps that could not be written, as JSON
 
 ``k`` numbers the parts of a chunk: metrics read at different steps refer to different clocks. ``steps/<chunk>-0`` is
@@ -24,6 +25,7 @@ In float32 tensors three NaNs are told apart by their bits: ``MISSING`` (the sit
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,12 +41,14 @@ from gradflow_export.records import (
     Gap,
     Histogram,
     Issue,
+    Note,
     Reading,
     RunInfo,
     StepRecord,
     info_from_json,
     info_to_json,
     issue_from_json,
+    note_from_json,
 )
 
 PLUGIN_NAME = "gradflow"
@@ -54,6 +58,8 @@ FORMAT = 1
 MISSING_BITS = 0x7FC0A11E
 ABSENT_BITS = 0x7FC0AB5E
 NAN_BITS = 0x7FC00000
+
+_PART = re.compile(r"[0-9]{1,15}(-[0-9]{1,15})?")
 
 
 @dataclass(frozen=True)
@@ -92,10 +98,7 @@ def parse_tag(tag: str) -> Tag | None:
     pieces = tag.split("/")
     if len(pieces) != 4 or pieces[0] != PLUGIN_NAME:
         return None
-    head, _, tail = pieces[3].partition("-")
-    if not head.isdigit() or (tail and not tail.isdigit()):
-        return None
-    return Tag(*pieces[1:])
+    return Tag(*pieces[1:]) if _PART.fullmatch(pieces[3]) else None
 
 
 def mask_values(values: FloatArray, present: BoolArray) -> FloatArray:
@@ -147,6 +150,7 @@ class Unpacker:
     info: RunInfo | None = None
     issues: dict[int, list[Issue]] = field(default_factory=dict)
     histograms: dict[int, list[Histogram]] = field(default_factory=dict)
+    notes: dict[int, list[Note]] = field(default_factory=dict)
 
     def add(self, tag: Tag, data: npt.NDArray[Any] | str, content: Mapping[str, Any]) -> None:
         """Take in one blob.
@@ -175,6 +179,9 @@ class Unpacker:
         elif tag.name == "histograms":
             for step, item in data:
                 self.histograms.setdefault(step, []).append(histogram_from_json(item))
+        elif tag.name == "notes":
+            for step, item in data:
+                self.notes.setdefault(step, []).append(note_from_json(item))
 
     def records(self) -> list[StepRecord]:
         """Return every record whose chunk is complete, in step order."""
@@ -197,6 +204,7 @@ class Unpacker:
                 tuple(self.issues.get(step, ())),
                 phase,
                 rank,
+                tuple(self.notes.get(step, ())),
             )
             for step, (seconds, phase, rank) in sorted(walls.items())
         ]

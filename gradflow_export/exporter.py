@@ -294,7 +294,7 @@ class Exporter(Reports):
 
     def _on_issue(self, issue: Issue, step: int) -> None:
         if issue.open and self._loop is not None:
-            self._loop.pace.ask(step)
+            self._loop.pace.ask(step, issue.layers)
 
 
 class _Watched(weakref.ref[nn.Module]):

@@ -28,6 +28,9 @@ _LENGTH = struct.Struct("<Q")
 _CANDIDATE = re.compile(rb"(?=(?!\0{4})[\s\S]{4}\0{4}[\s\S]{4})")
 _WINDOW = 1 << 20
 
+MOST_PAYLOAD = 1 << 28
+"""A frame that says it is longer is damaged: TensorBoard's data server could not send it either."""
+
 
 def masked_crc(data: bytes) -> int:
     """Return the masked CRC-32C of ``data`` that TFRecord frames carry."""
@@ -44,29 +47,36 @@ def frame(payload: bytes) -> bytes:
 class FrameReader:
     """Iterates over the intact frames of a stream as (offset, payload), one payload in memory at a time.
 
+    Args:
+        stream: What is read.
+        start: Where to begin: 0, or ``resume`` of an earlier reader of the same file.
+
     Attributes:
         skipped: Damaged or truncated frames seen so far.
+        resume: Where what is not read yet begins: behind the last frame, or at one that may be still on its way.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, start: int = 0) -> None:
         self._stream = stream
         self.skipped = 0
+        self.resume = start
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         size = self._stream.seek(0, io.SEEK_END)
-        offset: int | None = 0
-        while offset is not None and offset < size:
+        offset = self.resume
+        while offset < size:
             length = self._length_at(offset)
-            if length is None:
+            end = 0 if length is None else offset + _HEADER.size + length + _CHECK.size
+            if length is None or length > MOST_PAYLOAD or end > size:
                 self.skipped += 1
-                offset = self._next_header(offset + 1)
+                following = self._next_header(offset + 1, size)
+                if following is None:
+                    return
+                offset = self.resume = following
                 continue
-            end = offset + _HEADER.size + length + _CHECK.size
-            if end > size:
-                self.skipped += 1
-                return
             body = self._stream.read(length + _CHECK.size)
             payload = body[:length]
+            self.resume = end
             if len(body) == length + _CHECK.size and _CHECK.unpack(body[length:])[0] == masked_crc(payload):
                 yield offset, payload
             else:
@@ -86,13 +96,16 @@ class FrameReader:
         length, check = _HEADER.unpack(head)
         return int(length) if masked_crc(head[: _LENGTH.size]) == check else None
 
-    def _next_header(self, start: int) -> int | None:
+    def _next_header(self, start: int, size: int) -> int | None:
+        """Return where the next frame begins that is there as a whole."""
         while True:
             self._stream.seek(start)
             window = self._stream.read(_WINDOW + _HEADER.size)
             for match in _CANDIDATE.finditer(window):
                 head = window[match.start() : match.start() + _HEADER.size]
-                if masked_crc(head[: _LENGTH.size]) == _HEADER.unpack(head)[1]:
+                length, check = _HEADER.unpack(head)
+                end = start + match.start() + _HEADER.size + length + _CHECK.size
+                if end <= size and length <= MOST_PAYLOAD and masked_crc(head[: _LENGTH.size]) == check:
                     return start + match.start()
             if len(window) < _WINDOW + _HEADER.size:
                 return None

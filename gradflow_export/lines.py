@@ -5,7 +5,8 @@ Each line is one object with a ``kind``::
     {"kind": "run", "v": 1, "session": ..., ...}            the RunInfo; begins a session
     {"kind": "sites", "session": ..., "id": 0, "sites": ["fc1", "fc2"]}    a table of site names, before it is used
     {"kind": "step", "session": ..., "step": 7, "wall_time": ..., "phase": "train", "rank": 0,
-     "run": {"loss": 0.25}, "sites": {"block.gain": [0, [1.5, null]]}, "issues": [...], "histograms": [...]}
+     "run": {"loss": 0.25}, "sites": {"block.gain": [0, [1.5, null]]}, "issues": [...], "histograms": [...],
+     "notes": [...]}
     {"kind": "gap", "session": ..., "first": 8, "last": 9, "steps": 2, "reason": "..."}    steps that are missing
 
 Each line names its session, so that several may write to one file at the same time; older versions did not.
@@ -37,6 +38,7 @@ from gradflow_export.records import (
     info_to_json,
     issue_from_json,
     issue_to_json,
+    note_from_json,
     number_to_json,
 )
 
@@ -84,6 +86,8 @@ class LineEncoder:
             body["issues"] = [issue_to_json(issue) for issue in record.issues]
         if record.histograms:
             body["histograms"] = [histogram_to_json(histogram) for histogram in record.histograms]
+        if record.notes:
+            body["notes"] = [vars(note) for note in record.notes]
         return b"".join([*tables, _line(body)])
 
     def _table(self, sites: tuple[str, ...], out: list[bytes]) -> int:
@@ -160,6 +164,7 @@ class LineDecoder:
             tuple(issue_from_json(item) for item in data.get("issues", ())),
             data["phase"],
             data["rank"],
+            tuple(note_from_json(item) for item in data.get("notes", ())),
         )
 
 

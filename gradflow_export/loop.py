@@ -21,7 +21,7 @@ from gradflow_export.pace import Pace
 from gradflow_export.partners import Partners
 from gradflow_export.players import Players
 from gradflow_export.quiet import QuietSteps
-from gradflow_export.records import Issue
+from gradflow_export.records import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
@@ -109,7 +109,7 @@ class TrainingLoop:
     ) -> None:
         self.taps, self.lonely = taps, lonely
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
-        self.told: deque[Issue] = deque(maxlen=TOLD)  # issues of others, for the record of the step under way
+        self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
         self.quiet = QuietSteps(self, guard)
         self.steps = 0
@@ -283,14 +283,14 @@ class TrainingLoop:
                 called.forget()
             return
         self._read_memory(scalars)
-        while self.told:
-            bundle.told.append(self.told.popleft())
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
         self.taps.clipping.stepped = True
         if self.taps.clipping.found:
             self._drain_clipping(drained)
+        while self.told:
+            bundle.told.append(self.told.popleft())
         scalars.update(self.taps.loss.scalars())
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:

@@ -15,6 +15,7 @@ be woken, and a GPU is never asked to have finished what was only just launched.
 """
 
 AGAIN_STEPS = 10
+FLAGGED = 64
 
 
 class Handover(Protocol):
@@ -42,6 +43,7 @@ class Pace:
         worker: Judges the records; ``None`` where nobody does, and nothing is asked for.
         dense: Whether everything is read at the step under way.
         late: Requests that came after the step at which they were to act.
+        flagged: Layers of the issues for which a request has acted, at most ``FLAGGED``, the newest last.
         skipped: Steps without a record by reason: ``every``, ``budget``, ``paused``.
     """
 
@@ -50,7 +52,8 @@ class Pace:
         self.dense = False
         self.late = 0
         self.skipped = {"every": 0, "budget": 0, "paused": 0}
-        self._requests: deque[int] = deque()
+        self.flagged: dict[str, None] = {}
+        self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
         self._last = self._acted = -DELAY
         self._why: str | None = None
 
@@ -60,9 +63,9 @@ class Pace:
         plain, sampled = (0.0, 0.0) if self.worker is None else self.worker.spent
         return plain, sampled
 
-    def ask(self, step: int) -> None:
-        """Request a dense step because of the record of this one; called by the worker."""
-        self._requests.append(step)
+    def ask(self, step: int, layers: tuple[str, ...] = ()) -> None:
+        """Request a dense step because of the record of this one, and of these layers; called by the worker."""
+        self._requests.append((step, layers[:FLAGGED]))
 
     def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
         """Plan a step; return whether it makes a record.
@@ -94,9 +97,15 @@ class Pace:
 
     def _is_asked(self, step: int) -> bool:
         asked = False
-        while self._requests and self._requests[0] + DELAY <= step:
+        while self._requests and self._requests[0][0] + DELAY <= step:
             asked = True
-            self.late += self._requests.popleft() + DELAY <= self._last
+            request, layers = self._requests.popleft()
+            self.late += request + DELAY <= self._last
+            for layer in layers:
+                self.flagged.pop(layer, None)
+                self.flagged[layer] = None
+        while len(self.flagged) > FLAGGED:
+            del self.flagged[next(iter(self.flagged))]
         if not asked or step - self._acted < AGAIN_STEPS:
             return False
         self._acted = step

@@ -13,6 +13,9 @@ import numpy.typing as npt
 from gradflow_export.chunks import ABSENT_BITS, FORMAT, PLUGIN_NAME, Blob, histogram_to_json, mask_values
 from gradflow_export.records import RUN_SITE, Reading, StepRecord, issue_to_json
 
+_TEXTS = ("issues", "histograms", "notes")
+_NOTHING: tuple[int, ...] = (0, 0, 0, 0)
+
 
 class SiteTables:
     """Numbers the site tables of a session, and says which are to be written.
@@ -78,7 +81,7 @@ class Packer:
         waiting, self._waiting = self._waiting, _Waiting()
         self._drafts = _Drafts()
         self._chunk += 1
-        return self._blobs(waiting, self._chunk - 1, self._tables, (0, 0, 0))
+        return self._blobs(waiting, self._chunk - 1, self._tables, _NOTHING)
 
     def draft(self) -> list[Blob]:
         """Return what waits and is in no draft yet as a chunk for a file of its own, which :meth:`take` makes useless.
@@ -87,7 +90,7 @@ class Packer:
             As :meth:`take`; the drafts since it was last called share their site tables and are numbered from 0.
         """
         waiting, drafts = self._waiting, self._drafts
-        since, drafts.since = drafts.since, (self.rows, len(waiting.issues), len(waiting.histograms))
+        since, drafts.since = drafts.since, (self.rows, *(len(waiting.texts[kind]) for kind in _TEXTS))
         if since[0] == self.rows:
             return []
         drafts.number += 1
@@ -97,9 +100,9 @@ class Packer:
         """Return the site tables that were written and are remembered, for a file that begins in the middle."""
         return [self._table_blob(number, sites) for sites, number in self._tables.known()]
 
-    def _blobs(self, waiting: _Waiting, chunk: int, known: SiteTables, since: tuple[int, int, int]) -> list[Blob]:
+    def _blobs(self, waiting: _Waiting, chunk: int, known: SiteTables, since: tuple[int, ...]) -> list[Blob]:
         head, clocks, tables, values = f"{chunk}-", _Clocks(self._prefix, chunk, waiting), list[Blob](), list[Blob]()
-        row, issue, histogram = since
+        row, *told = since
         first, last = waiting.steps[row], waiting.steps[-1]
         clocks.tag_for(range(row, len(waiting.steps)))
         for part, (name, sites, rows, stored) in enumerate(waiting.columns(row)):
@@ -117,7 +120,8 @@ class Packer:
                 "last": waiting.steps[rows[-1]],
             }
             values.append(Blob(f"{self._prefix}/{name}/{head}{part}", stored, content, last))
-        for kind, items in (("issues", waiting.issues[issue:]), ("histograms", waiting.histograms[histogram:])):
+        for kind, before in zip(_TEXTS, told, strict=True):
+            items = waiting.texts[kind][before:]
             if items:
                 content = {"v": FORMAT, "kind": kind, "first": first, "last": last}
                 values.append(Blob(f"{self._prefix}/{kind}/{head}0", f"[{', '.join(items)}]", content, last))
@@ -133,11 +137,11 @@ class _Drafts:
     Attributes:
         tables: Those that were in a draft.
         number: How many drafts there were.
-        since: How many records, issues and histograms are in one.
+        since: How many records are in one, and how many texts of each kind.
     """
 
     def __init__(self) -> None:
-        self.tables, self.number, self.since = SiteTables(), 0, (0, 0, 0)
+        self.tables, self.number, self.since = SiteTables(), 0, _NOTHING
 
 
 class _Column:
@@ -165,8 +169,7 @@ class _Waiting:
     def __init__(self) -> None:
         self.steps, self.wall = array("q"), array("d")
         self.phase, self.rank = "", 0
-        self.issues: list[str] = []
-        self.histograms: list[str] = []
+        self.texts: dict[str, list[str]] = {kind: [] for kind in _TEXTS}
         self._run: dict[str, _Column] = {}
         self._wide: dict[tuple[str, tuple[str, ...]], _Column] = {}
 
@@ -188,8 +191,9 @@ class _Waiting:
                 key = reading.metric, reading.sites
                 column = self._wide.get(key) or self._wide.setdefault(key, _Column())
             column.add(row, reading)
-        self.issues += (json.dumps([record.step, issue_to_json(issue)]) for issue in record.issues)
-        self.histograms += (json.dumps([record.step, histogram_to_json(h)]) for h in record.histograms)
+        self.texts["issues"] += (json.dumps([record.step, issue_to_json(issue)]) for issue in record.issues)
+        self.texts["histograms"] += (json.dumps([record.step, histogram_to_json(h)]) for h in record.histograms)
+        self.texts["notes"] += (json.dumps([record.step, vars(note)]) for note in record.notes)
 
     def columns(self, row: int) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...], npt.NDArray[np.float32]]]:
         """Yield (name, sites, rows, stored values) from a row on: the table of run-level metrics, then each other."""

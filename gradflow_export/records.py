@@ -195,6 +195,23 @@ class Histogram:
         return self.metric, self.site, self.edges.tobytes(), self.counts.tobytes(), self.nonfinite
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something that is told beside the numbers.
+
+    Attributes:
+        kind: ``"mark"`` or ``"checkpoint"``, which belong on a time axis, or ``"architecture"``, the model as it is.
+        text: In words.
+        step: The step it belongs to.
+        data: What goes with it, ready for ``json.dumps``.
+    """
+
+    kind: str
+    text: str
+    step: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, eq=False)
 class StepRecord:
     """All that was learned in one optimizer step.
@@ -207,6 +224,7 @@ class StepRecord:
         issues: Issues that opened or healed at this step, in the order they were found.
         phase: ``"train"`` or the user's own word.
         rank: Rank of the process in a distributed run.
+        notes: What was told during the step beside the numbers.
     """
 
     step: int
@@ -216,6 +234,7 @@ class StepRecord:
     issues: tuple[Issue, ...] = ()
     phase: str = "train"
     rank: int = 0
+    notes: tuple[Note, ...] = ()
     _by_metric: Mapping[str, Reading] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -251,7 +270,8 @@ class StepRecord:
         return hash((self.step, self.wall_time))
 
     def _key(self) -> tuple[Any, ...]:
-        return self.step, self.wall_time, self.readings, self.histograms, self.issues, self.phase, self.rank
+        told = self.histograms, self.issues, self.notes
+        return self.step, self.wall_time, self.readings, *told, self.phase, self.rank
 
 
 @dataclass(frozen=True)
@@ -320,6 +340,11 @@ def info_to_json(info: RunInfo) -> dict[str, Any]:
 def info_from_json(data: Mapping[str, Any]) -> RunInfo:
     """Undo :func:`info_to_json`."""
     return RunInfo(**{**data, "blocks": tuple(data["blocks"])})
+
+
+def note_from_json(data: Mapping[str, Any]) -> Note:
+    """Return a note from a mapping of its attributes, which may hold more."""
+    return Note(str(data["kind"]), str(data["text"]), int(data["step"]), dict(data.get("data", {})))
 
 
 def gap_from_json(data: Mapping[str, Any]) -> Gap:

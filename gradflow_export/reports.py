@@ -13,7 +13,7 @@ from gradflow_export.errors import ArgumentError
 from gradflow_export.guard import Guard
 from gradflow_export.long_form import write_table
 from gradflow_export.loop import TrainingLoop
-from gradflow_export.records import Issue, StepRecord
+from gradflow_export.records import Issue, Note, StepRecord
 from gradflow_export.summary import write_json
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.told import ToldJudge
@@ -24,6 +24,8 @@ from gradflow_export.writers.base import Writer
 _log = logging.getLogger("gradflow_export")
 
 CLOSE_SECONDS = 10.0
+MARKS = ("mark", "checkpoint")
+MOST_TEXT = 1000
 
 
 class Reports:
@@ -141,6 +143,21 @@ class Reports:
             _log.warning("gradflow: add_issue() expects an Issue, got %s, which is left out; pass Issue(...).", kind)
         elif self._loop is not None and not self._closed and self.settings.alerts_enabled:
             self._loop.told.append(issue)
+
+    def mark(self, text: str, *, kind: str = "mark") -> None:
+        """Write a remark about the step under way, which is shown on every time axis of the panel.
+
+        Args:
+            text: In a few words, such as ``"longer sequences"``; at most 1000 characters of it are kept.
+            kind: ``"mark"``, or ``"checkpoint"`` where the model was saved.
+        """
+        if not isinstance(text, str) or kind not in MARKS:
+            _log.warning(
+                "gradflow: mark() expects a text and a kind of %s, got %s and %r, and leaves it out; pass a string.",
+                MARKS, type(text).__name__, kind,
+            )  # fmt: skip
+        elif self._loop is not None and not self._closed:
+            self._loop.told.append(Note(kind, text[:MOST_TEXT], self.current_step))
 
     def _records(self) -> Iterable[StepRecord]:
         """Return the records that a writer keeps, file or memory; nothing is held here."""

@@ -47,6 +47,7 @@ from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.optimizers import OptimizerSteps
 from gradflow_export.taps.origin import OriginTap
 from gradflow_export.taps.parameters import GradientTap
+from gradflow_export.taps.picture import PictureTap
 from gradflow_export.taps.policy import PolicyTap
 from gradflow_export.taps.reloads import ReloadTap
 from gradflow_export.taps.repeated import RepeatedTap
@@ -110,6 +111,8 @@ def make_loop(
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
     follow, inputs = part("blocks")(block.follow), InputTap(reference, guard=part("inputs"))
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
+    names = tuple(name for name, _ in chosen)
+    picture = PictureTap(model, names, calls=not code.found, guard=part("wiring"))
     modes, structure = ModeTap(model, guard=part("wiring")), StructureTap(model, code=code, guard=part("inputs"))
     repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
     see_sums = part("wiring")(sums.see)
@@ -139,7 +142,7 @@ def make_loop(
         origin,
         MomentTap(),
         clipping,
-        (*_sampled(model, guard, code), inputs, structure, modes, *([repeated] if repeated.modules else [])),
+        (*_sampled(model, guard, code), inputs, structure, modes, picture, *([repeated] if repeated.modules else [])),
         (
             *([discrete] if discrete.modules else []),
             *([ReplicaTap(model)] if is_spread() else []),
@@ -158,6 +161,7 @@ def make_loop(
     sites["wiring"] = 2 * tensors  # each parameter is looked at by itself, and how they hang together seldom changes
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
     loop.clock = StepClock(settings.budget, settings.floor)
+    picture.tell, taps.gradients.flagged = loop.told.append, loop.pace.flagged
 
     def foreign(stranger: Optimizer) -> None:
         wiring.noticed(stranger)

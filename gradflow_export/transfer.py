@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.records import Issue
+from gradflow_export.records import Issue, Note
 from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.shards import Layout
 
@@ -70,7 +70,7 @@ class Bundle:
         packed: One entry per device and optimizer, and one for what was on the host.
         scaled: Whether a ``GradScaler`` called the step.
         layouts: How the parameters lie on the ranks of a distributed run, by optimizer.
-        told: Issues that something beside the rules found in this step.
+        told: Issues that something beside the rules found in this step, and notes.
         players: Of several optimizers, by number, those that stepped: places of their parameters, and their steps.
         players_sites: Names of all of them by number; empty where there is only one.
     """
@@ -82,7 +82,7 @@ class Bundle:
     scaled: bool = False
     layouts: list[Layout] = field(default_factory=list)
     kind: int | None = None
-    told: list[Issue] = field(default_factory=list)
+    told: list[Issue | Note] = field(default_factory=list)
     players: dict[int, tuple[npt.NDArray[np.int64], int]] = field(default_factory=dict)
     players_sites: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.lost import DROPPED, LostSteps
 from gradflow_export.metrics.algebra import use_one_thread
-from gradflow_export.records import Issue, Reading, RunInfo, StepRecord
+from gradflow_export.records import Issue, Note, Reading, RunInfo, StepRecord
 from gradflow_export.summary import RunSummary
 from gradflow_export.told import ToldJudge
 from gradflow_export.transfer import Bundle
@@ -271,8 +271,9 @@ class Worker:
         try:
             record = self._record(bundle)
             with self._lock:
-                issues = self._judge.check(record, bundle.told)
-                record = replace(record, issues=issues)
+                issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
+                notes = tuple(item for item in bundle.told if isinstance(item, Note))
+                record = replace(record, issues=issues, notes=notes)
                 self.summary.add(record)
             for issue in issues:
                 self._on_issue(issue, record.step)

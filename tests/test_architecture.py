@@ -17,7 +17,7 @@ FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
 FLOOR_0 = {"errors", "issues", "records", "catalog", "stats", "lost", "chunks", "framing", "lines", "native", "packing"}
 PRIVATE = "hooks"  # on floor 0 too, and the only one there that needs torch: its names that are not public
 FLOOR_1 = {"metrics": "metrics", "rules": "rules", "writers": "writers", "store": "store", "pages": "store"}
-PLUGIN_MAY_IMPORT = {"issues", "records", "catalog", "chunks", "store", "errors", "stats"}
+PLUGIN_MAY_IMPORT = {"issues", "records", "catalog", "chunks", "framing", "store", "errors", "stats"}
 WITHOUT_TORCH = FLOOR_0 | {"rules", "writers", "store", "pages"}
 MUTABLE_CALLS = {
     "list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tqdm import tqdm
 
 from gradflow_export.cli.folders import check_folder, no_run
 
@@ -31,7 +35,8 @@ def run_view(args: argparse.Namespace) -> int:
 
     check_folder(args.logdir)
     try:
-        server = make_server(args.logdir, args.port)
+        with _bar(args.logdir) as show:
+            server = make_server(args.logdir, args.port, show)
     except OSError as error:
         sys.stderr.write(f"gradflow: port {args.port} cannot be used ({error}); choose another one, or --port 0\n")
         return 2
@@ -49,7 +54,8 @@ def run_snapshot(args: argparse.Namespace) -> int:
     from tensorboard_plugin_gradflow.standalone import open_source
 
     check_folder(args.logdir)
-    source = open_source(args.logdir)
+    with _bar(args.logdir) as show:
+        source = open_source(args.logdir, show)
     if not source.indexes():
         raise no_run(args.logdir)
     try:
@@ -61,6 +67,19 @@ def run_snapshot(args: argparse.Namespace) -> int:
         return 2
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+@contextlib.contextmanager
+def _bar(logdir: Path) -> Iterator[Callable[[int, int], None]]:
+    """Show how much of a log is read: not for what takes no time, nor where standard error is no terminal."""
+    name = f"reading {logdir.name or logdir}"
+    with tqdm(desc=name, unit="B", unit_scale=True, delay=0.3, leave=False, disable=None) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
 
 
 def _port(text: str) -> int:

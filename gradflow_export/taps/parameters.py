@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +20,33 @@ from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Pending, Sample, join_scalars
-from gradflow_export.taps.optimizers import OptimizerStep, only_reads
+from gradflow_export.taps.optimizers import OptimizerStep, Owned, only_reads
 from gradflow_export.taps.path import PathTap
 from gradflow_export.taps.reading import Floats, GradientReader, Sketch
 
 HISTOGRAMS = 16
+"""Parameters whose histograms are taken, evenly from first to last."""
+FLAGGED = 8
+"""Parameters of layers that have an issue, of which histograms are taken besides."""
+_GOLDEN = 0.6180339887498949
 HISTOGRAM_ENTRIES = 4096
+
+
+def by_depth(places: Sequence[int], most: int) -> list[int]:
+    """Choose some of a row, evenly from first to last: of as many equal parts of it one each.
+
+    Where in its part one lies changes from part to part, by squares times the golden ratio: equal distances would hit
+    the same member of every block of a model whose blocks are as long as they.
+
+    Args:
+        places: In depth order.
+        most: How many at most.
+    """
+    if len(places) <= most:
+        return list(places)
+    edges = [part * len(places) // most for part in range(most + 1)] if most > 0 else [0]
+    parts = enumerate(itertools.pairwise(edges))
+    return [places[begin + int((part * part * _GOLDEN) % 1.0 * (end - begin))] for part, (begin, end) in parts]
 
 
 class GradientTap:
@@ -40,6 +63,8 @@ class GradientTap:
         self._norms: Tensor | Floats | None = None
         self._later: GradientReader | None = None
         self._changed: weakref.WeakSet[object] = weakref.WeakSet()
+        self.flagged: dict[str, None] = {}
+        """Layers that have an issue, the newest last."""
         self.total: float | None = None
         """Their sum, where it is known without a look at the device."""
 
@@ -190,10 +215,24 @@ class GradientTap:
         for row, name in zip(rows, ENTRY_STATISTICS, strict=True):
             self._out.append(Pending(f"parameter.{names.get(name, name)}", step.owned.sites, row, where))
 
+    def _shown(self, owned: Owned) -> list[int]:
+        """Return the parameters whose histograms are taken: some of every depth, and those of layers with an issue."""
+        sites = [owned.sites[where] for where in owned.where]
+        matrices = [place for place, parameter in enumerate(owned.parameters) if parameter.dim() > 1]
+        rest = [place for place, parameter in enumerate(owned.parameters) if parameter.dim() <= 1]
+        chosen = by_depth(matrices, HISTOGRAMS)
+        chosen += by_depth(rest, HISTOGRAMS - len(chosen))
+        inside = (
+            place
+            for layer in reversed(self.flagged)
+            for place, site in enumerate(sites)
+            if (site == layer or site.startswith(f"{layer}.")) and place not in chosen
+        )
+        return sorted({*chosen, *itertools.islice(dict.fromkeys(inside), FLAGGED)})
+
     def _take_histograms(self, step: OptimizerStep) -> None:
         owned = step.owned
-        largest = sorted(range(len(owned.parameters)), key=lambda i: -owned.parameters[i].numel())[:HISTOGRAMS]
-        for index in sorted(largest):
+        for index in self._shown(owned):
             parameter, site = owned.parameters[index], owned.sites[owned.where[index]]
             gradient = parameter.grad
             for metric, tensor in (("parameter.gradient", gradient), ("parameter.weight", parameter)):

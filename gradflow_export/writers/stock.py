@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,13 @@ _HEADLINES = tuple(spec.name for spec in CATALOG.values() if spec.headline and s
 _TEMPLATES = 16
 _BLANK = b"\xfe" * 4
 """Holds the place of a float32: neither text nor tags nor lengths have these bytes in a row."""
+
+_GROUPS = MappingProxyType(
+    {
+        "loss": "loss", "confidence": "loss", "alignment": "loss", "gradient": "gradient", "gain": "gradient",
+        "update": "update", "learning_rate": "update", "parameter.gradient": "gradient", "parameter.weight": "update",
+    }
+)  # fmt: skip
 
 
 class StockPages:
@@ -78,7 +87,7 @@ class StockPages:
         return self._templates[names]
 
     def _histogram(self, histogram: Histogram) -> Any:
-        tag = f"gradflow/{histogram.metric}/{histogram.site}"
+        tag = f"{tag_of(histogram.metric)}/{histogram.site}"
         edges, counts = histogram.edges, histogram.counts
         bins = np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1)  # Shape: [bins, 3]
         value = summary_pb2.Summary.Value(tag=tag, tensor=tensor_proto(bins))
@@ -88,12 +97,23 @@ class StockPages:
         return value
 
 
+def tag_of(metric: str) -> str:
+    """Return the tag under which a metric is shown: TensorBoard's pages make a group of what has the same first part.
+
+    Args:
+        metric: A name of the metric catalogue.
+    """
+    topic = metric.partition(".")[0]
+    group = _GROUPS.get(metric) or _GROUPS.get(topic) or ("runtime" if topic in {"runtime", "overhead"} else topic)
+    return f"gradflow_{group}/{metric}"
+
+
 def _pieces(names: tuple[str, ...], *, describe: bool) -> list[bytes]:
     """Return the serialised scalars of one Event, cut where their values belong."""
     event = event_pb2.Event()
     for name in names:
-        value = event.summary.value.add(tag=f"gradflow/{name}", tensor=tensor_proto(np.zeros((), np.float32)))
-        value.tensor.tensor_content = _BLANK
+        # The older form of a scalar: TensorBoard's pages read both, its EventAccumulator, tbparse and others this one.
+        value = event.summary.value.add(tag=tag_of(name), simple_value=struct.unpack("<f", _BLANK)[0])
         if describe:
             value.metadata.CopyFrom(summary_metadata("scalars", b"", summary_pb2.DATA_CLASS_SCALAR))
             value.metadata.summary_description = f"{CATALOG[name].title} [{CATALOG[name].unit}]"

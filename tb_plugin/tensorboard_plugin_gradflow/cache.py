@@ -100,5 +100,56 @@ class IndexCache:
                 self._used -= self._items.popitem(last=False)[1][1].tensors
 
 
+class Remembered:
+    """Keeps what was put last under so many keys; safe to use from several threads.
+
+    Args:
+        most: How many.
+    """
+
+    def __init__(self, most: int = 2048) -> None:
+        self._most = most
+        self._items: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return what is kept under ``key``, ``None`` where nothing is."""
+        with self._lock:
+            return self._items.get(key)
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Keep ``value``, and forget what was put longest ago where there are too many."""
+        with self._lock:
+            self._items[key] = value
+            while len(self._items) > self._most:
+                self._items.popitem(last=False)
+
+
+class Damage:
+    """Which parts of which runs could not be understood; safe to use from several threads.
+
+    Args:
+        most: How many parts are remembered of one run, and how many runs; beyond that they are not counted.
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._most = most
+        self._found: dict[Hashable, set[Hashable]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, run: Hashable, part: Hashable) -> None:
+        """Count a part of a run, once however often it is met."""
+        with self._lock:
+            if run in self._found or len(self._found) < self._most:
+                parts = self._found.setdefault(run, set())
+                if len(parts) < self._most:
+                    parts.add(part)
+
+    def count(self, run: Hashable) -> int:
+        """Return how many parts of a run were counted."""
+        with self._lock:
+            return len(self._found.get(run, ()))
+
+
 def _size(value: Stored) -> int:
     return value.nbytes if isinstance(value, np.ndarray) else 4 * len(value)

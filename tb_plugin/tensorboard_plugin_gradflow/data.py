@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from gradflow_export.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records import Severity
+from tensorboard_plugin_gradflow.derived import DERIVED, stored_name
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.headline import headline
 from tensorboard_plugin_gradflow.howto import how_to_read
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, started
 from tensorboard_plugin_gradflow.metadata import FORMAT
-from tensorboard_plugin_gradflow.source import Source
+from tensorboard_plugin_gradflow.sound import is_issue, is_names, is_number, is_whole
+from tensorboard_plugin_gradflow.source import Source, Tables
 
-Tables = Mapping[tuple[str, int], tuple[str, ...]]
+DEFAULT_ISSUES, MOST_ISSUES = 1000, 10_000
+_MOST_PARTS = 64
 
-_META_FIELDS = ("model", "parameters", "blocks", "rank", "world_size", "settings", "versions")
+_Held = TypeVar("_Held")
+_META_FIELDS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("started", lambda value: is_number(value) and not isinstance(value, str)),
+    ("model", lambda value: isinstance(value, str)),
+    ("parameters", is_whole),
+    ("blocks", is_names),
+    ("rank", is_whole),
+    ("world_size", is_whole),
+    ("settings", lambda value: isinstance(value, dict)),
+    ("versions", lambda value: isinstance(value, dict)),
+)
 
 
 def describe(name: str, sites: int = 1) -> MetricSpec:
@@ -28,6 +42,8 @@ def describe(name: str, sites: int = 1) -> MetricSpec:
         name: The metric.
         sites: How many sites it has, which tells a metric of layers from one of the whole run.
     """
+    if name in DERIVED:
+        return DERIVED[name].spec
     try:
         return spec(name)
     except ArgumentError:
@@ -39,12 +55,13 @@ def describe(name: str, sites: int = 1) -> MetricSpec:
 
 def catalog() -> dict[str, Any]:
     """Return every metric of the catalogue with all that is known of it, and how a run comes to hold it."""
-    return {"v": FORMAT, "metrics": [asdict(item) | how_to_read(item) for item in CATALOG.values()]}
+    known = [*CATALOG.values(), *(item.spec for item in DERIVED.values())]
+    return {"v": FORMAT, "metrics": [asdict(item) | how_to_read(item) for item in known]}
 
 
 def list_runs(source: Source) -> dict[str, Any]:
     """Return every run with GradFlow data, the most recently written first."""
-    return {"v": FORMAT, "runs": [_summary(index) for index in source.indexes()]}
+    return {"v": FORMAT, "runs": [about(source, index) for index in source.indexes()]}
 
 
 def run_meta(source: Source, run: str) -> dict[str, Any]:
@@ -58,9 +75,8 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
     tables = site_tables(source, index)
     sessions = []
     for session in index.sessions:
-        info = next((data for _, data in source.read_json(run, session.of_kind("meta")) if isinstance(data, dict)), {})
-        known = {name: info[name] for name in _META_FIELDS if name in info}
-        sessions.append({"session": session.name, "started": info.get("started", started(session.name)), **known})
+        info = next((known_of(data) for _, data in source.read_json(run, session.of_kind("meta"))), {})
+        sessions.append({"session": session.name, "started": started(session.name), **info})
     metrics = []
     phases = _phases(index, tables)
     for name, (first, last, sites) in sorted(_metrics(index, tables).items()):
@@ -68,35 +84,59 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
         metrics.append(item)
     held = {metric: _run_level(index, tables, metric) for metric in ("loss", "runtime.dropped")}
     return (
-        _summary(index)
+        about(source, index)
         | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
         | headline(source, index, held["loss"], held["runtime.dropped"])
     )
 
 
-def run_issues(source: Source, run: str) -> dict[str, Any]:
+def known_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run's description holds, as far as it is of the right types."""
+    return {name: info[name] for name, sound in _META_FIELDS if name in info and sound(info[name])}
+
+
+def run_issues(source: Source, run: str, most: int | None = None) -> dict[str, Any]:
     """Return the issues of one run, open ones first, the worst first.
 
-    An issue is one thing however often it was written; its last word counts. An issue that was open when its session
-    ended and another session followed is ``"ended"``: nothing looked at it any more. ``metrics`` names those that were
-    read at the issue's first site, and where none was, those read inside it.
+    ``metrics`` names those that were read at the issue's first site, and where none was, those read inside it.
 
     Args:
         source: Where to read.
         run: TensorBoard's name of the run.
+        most: How many issues at most, ``None`` for the default.
+
+    Raises:
+        RequestError: The run is unknown, or ``most`` is out of range.
     """
+    most = DEFAULT_ISSUES if most is None else most
+    if not 1 <= most <= MOST_ISSUES:
+        raise RequestError(400, f"Expected most between 1 and {MOST_ISSUES}; got {most}.")
     index = source.index(run)
+    found = all_issues(source, index)
+    places = _places_by_metric(_sites_by_metric(index, site_tables(source, index)))
+    shown = {layer: _metrics_at(layer, places) for layer in {issue["layer"] for issue in found[:most]}}
+    issues = [issue | {"metrics": shown[issue["layer"]]} for issue in found[:most]]
+    opened = sum(issue["state"] == "open" for issue in found)
+    return {"v": FORMAT, "run": run, "issues": issues, "open": opened, "total": len(found)}
+
+
+def all_issues(source: Source, index: RunIndex) -> list[dict[str, Any]]:
+    """Return every issue of one run, open ones first, the worst first.
+
+    An issue is one thing however often it was written; its last word counts. An issue that was open when its session
+    ended and another session followed is ``"ended"``: nothing looked at it any more.
+
+    Args:
+        source: Where to read.
+        index: The run.
+    """
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for number, session in enumerate(index.sessions):
-        for _, items in source.read_json(run, session.of_kind("issues")):
-            for step, issue in items:
-                if int(step) < session.cut:
-                    key = (str(issue["issue_type"]), str(issue["layer"]), int(issue["step"]))
-                    found[key] = issue | {"seen": int(step), "state": _state(issue, number, index)}
-    sites = _sites_by_metric(index, site_tables(source, index))
-    shown = {layer: _metrics_at(layer, sites) for layer in {str(issue["layer"]) for issue in found.values()}}
-    issues = [issue | {"metrics": shown[str(issue["layer"])]} for issue in sorted(found.values(), key=_worst_first)]
-    return {"v": FORMAT, "run": run, "issues": issues, "open": sum(item["state"] == "open" for item in issues)}
+        for step, issue in source.read_items(index.run, session.of_kind("issues"), is_issue):
+            if step < session.cut:
+                key = issue["issue_type"], issue["layer"], issue["step"]
+                found[key] = {**issue, "seen": step, "state": _state(issue, number, index)}
+    return sorted(found.values(), key=_worst_first)
 
 
 def site_tables(source: Source, index: RunIndex) -> Tables:
@@ -104,7 +144,7 @@ def site_tables(source: Source, index: RunIndex) -> Tables:
     tables = {}
     for session in index.sessions:
         for chunk, names in source.read_json(index.run, session.of_kind("sites")):
-            tables[session.name, int(chunk.parts.part)] = tuple(str(name) for name in names)
+            tables[session.name, int(chunk.parts.part)] = tuple(names)
     return tables
 
 
@@ -123,12 +163,34 @@ def value_chunks(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Ses
         (session, chunk)
         for session in index.sessions
         for chunk in session.of_kind("values")
-        if metric in _names(session, chunk, tables)
+        if stored_name(metric) in _names(session, chunk, tables)
     ]
     if not chosen:
         known = _metrics(index, tables)
         raise RequestError(404, f"Run {index.run!r} has no metric {metric!r}{nearest(metric, known)}")
     return chosen
+
+
+def run_level(source: Source, index: RunIndex, metric: str) -> list[tuple[Session, Chunk]]:
+    """Return the chunks that hold a run-level metric, oldest first; none where the run has no such metric.
+
+    Args:
+        source: Where to read.
+        index: The run.
+        metric: The metric.
+    """
+    return _run_level(index, _run_tables(source, index), metric)
+
+
+def _run_tables(source: Source, index: RunIndex) -> Tables:
+    """Return the tables of run-level metrics alone, which are short."""
+    tables = {}
+    for session in index.sessions:
+        wanted = {chunk.content["sites"] for chunk in session.of_kind("values") if chunk.content["metric"] == "run"}
+        chosen = [chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in wanted]
+        for chunk, names in source.read_json(index.run, chosen):
+            tables[session.name, int(chunk.parts.part)] = tuple(names)
+    return tables
 
 
 def _run_level(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Session, Chunk]]:
@@ -141,7 +203,13 @@ def _run_level(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Sessi
     ]
 
 
-def _summary(index: RunIndex) -> dict[str, Any]:
+def about(source: Source, index: RunIndex) -> dict[str, Any]:
+    """Return what every answer about a run begins with.
+
+    Args:
+        source: Where it was found.
+        index: The run.
+    """
     first, last = index.steps or (None, None)
     return {
         "run": index.run,
@@ -151,6 +219,7 @@ def _summary(index: RunIndex) -> dict[str, Any]:
         "started": started(index.sessions[0].name) if index.sessions else None,
         "updated": index.updated,
         "too_new": index.too_new,
+        "damaged": source.damaged(index),
     }
 
 
@@ -174,7 +243,12 @@ def _metrics(index: RunIndex, tables: Tables) -> dict[str, tuple[int, int, int]]
             for name in _names(session, chunk, tables):
                 before = out.get(name, (first, last, sites))
                 out[name] = (min(before[0], first), max(before[1], min(last, session.cut - 1)), max(before[2], sites))
-    return out
+    return _with_derived(out)
+
+
+def _with_derived(held: dict[str, _Held]) -> dict[str, _Held]:
+    """Add the metrics that can be had from those that a run holds."""
+    return held | {name: held[item.source] for name, item in DERIVED.items() if item.source in held}
 
 
 def _phases(index: RunIndex, tables: Tables) -> dict[str, list[str]]:
@@ -184,6 +258,7 @@ def _phases(index: RunIndex, tables: Tables) -> dict[str, list[str]]:
         for chunk in session.of_kind("values"):
             for name in _names(session, chunk, tables):
                 out.setdefault(name, set()).add(session.phase_of(chunk))
+    out = _with_derived(out)
     return {name: sorted(words, key=lambda word: (word != "train", word)) for name, words in out.items()}
 
 
@@ -197,10 +272,21 @@ def _sites_by_metric(index: RunIndex, tables: Tables) -> dict[str, tuple[str, ..
     }
 
 
-def _metrics_at(layer: str, sites: Mapping[str, tuple[str, ...]]) -> list[str]:
-    exact = sorted(name for name, here in sites.items() if layer in here)
-    inside = f"{layer}."
-    return exact or sorted(name for name, here in sites.items() if any(site.startswith(inside) for site in here))
+def _places_by_metric(sites: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[AbstractSet[str], AbstractSet[str]]]:
+    """Return the sites of each metric, and all that they lie in: thousands of layers are looked up in thousands."""
+    known = {table: (frozenset(table), frozenset(_above(table))) for table in set(sites.values())}
+    return {name: known[table] for name, table in sites.items()}
+
+
+def _above(sites: Iterable[str]) -> Iterator[str]:
+    for site in sites:
+        parts = site.split(".", _MOST_PARTS)
+        yield from (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _metrics_at(layer: str, places: Mapping[str, tuple[AbstractSet[str], AbstractSet[str]]]) -> list[str]:
+    exact = sorted(name for name, (sites, _) in places.items() if layer in sites)
+    return exact or sorted(name for name, (_, above) in places.items() if layer in above)
 
 
 def _state(issue: Mapping[str, Any], number: int, index: RunIndex) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,8 @@ from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS, NAN_BITS
 
 REDUCERS = frozenset({"extreme", "min", "max", "mean"})
 
-_NAN, _PLUS, _MINUS = 1, 2, 4
+_NAN, _PLUS, _MINUS, _NUMBER = 1, 2, 4, 8
+_PART_CELLS = 2**18
 _WIDE = 16
 
 Floats = npt.NDArray[np.float32]
@@ -54,16 +56,16 @@ class Columns:
         self, steps: Steps, wall: npt.NDArray[np.float64], width: int, sites: int, *, means: bool = True
     ) -> None:
         self.width = width
-        self._means = means
         self._ids, starts, self.readings = np.unique(steps // width, return_index=True, return_counts=True)
         ends = np.append(starts, len(steps)).astype(np.int64)[1:] - 1
         self.first, self.last, self.wall = steps[starts], steps[ends], wall[ends]
         shape = (len(self._ids), sites)
         self._low = np.full(shape, np.inf, dtype=np.float32)
         self._high = np.full(shape, -np.inf, dtype=np.float32)
-        self._sum = np.zeros(shape, dtype=np.float64)
-        self._count = np.zeros(shape, dtype=np.int64)
         self._flags = np.zeros(shape, dtype=np.uint8)
+        self._sum = np.zeros(shape if means else (0, 0), dtype=np.float64)
+        self._count = np.zeros(shape if means else (0, 0), dtype=np.uint32)
+        self._means = means
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -74,31 +76,44 @@ class Columns:
         Args:
             steps: Rising. Shape: ``[rows]``.
             stored: Values as they are stored, *missing* in its NaN payload. Shape: ``[rows, len(sites)]``.
-            sites: Where each column of ``stored`` belongs.
+            sites: Where each column of ``stored`` belongs; several that belong together follow each other, in rising
+                order.
         """
         if not len(steps) or not len(sites):
             return
         ids, starts = np.unique(steps // self.width, return_index=True)
-        cell = np.ix_(np.searchsorted(self._ids, ids), sites)
+        joined = np.diff(sites, prepend=-1) != 0
+        firsts = None if joined.all() else np.flatnonzero(joined)
+        cell = np.ix_(np.searchsorted(self._ids, ids), sites if firsts is None else sites[firsts])
+
+        def fold(how: np.ufunc, values: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+            folded = _fold(how, values, starts, dtype)
+            return folded if firsts is None else how.reduceat(folded, firsts, axis=1, dtype=dtype)
+
         # NaN and the infinities come through to the extremes, so that these tell whether all is finite.
-        low, high, total = _fold(np.minimum, stored, starts), _fold(np.maximum, stored, starts), stored
+        low, high, total = fold(np.minimum, stored), fold(np.maximum, stored), stored
         if np.isfinite(low).all() and np.isfinite(high).all():
-            self._count[cell] += np.diff(starts, append=len(steps))[:, None]
+            self._flags[cell] |= np.uint8(_NUMBER)
+            if self._means:
+                here = np.diff(starts, append=len(steps))[:, None]
+                here = here if firsts is None else here * np.diff(firsts, append=len(sites))
+                self._count[cell] += here.astype(np.uint32)
         else:
             finite = np.isfinite(stored)
             lows, highs, total = (np.where(finite, stored, np.float32(fill)) for fill in (np.inf, -np.inf, 0.0))
-            low, high = _fold(np.minimum, lows, starts), _fold(np.maximum, highs, starts)
+            low, high = fold(np.minimum, lows), fold(np.maximum, highs)
             bits = stored.view(np.uint32)
             arrived_nan = np.isnan(stored) & (bits != MISSING_BITS) & (bits != ABSENT_BITS)
-            flags = arrived_nan * _NAN + (stored == np.inf) * _PLUS + (stored == -np.inf) * _MINUS
-            self._count[cell] += _fold(np.add, finite, starts, np.int64)
-            self._flags[cell] |= _fold(np.bitwise_or, flags.astype(np.uint8), starts)
+            flags = arrived_nan * _NAN + (stored == np.inf) * _PLUS + (stored == -np.inf) * _MINUS + finite * _NUMBER
+            self._flags[cell] |= fold(np.bitwise_or, flags.astype(np.uint8))
+            if self._means:
+                self._count[cell] += fold(np.add, finite, np.uint32)
         self._low[cell] = np.minimum(self._low[cell], low)
         self._high[cell] = np.maximum(self._high[cell], high)
         if self._means:
-            self._sum[cell] += _fold(np.add, total, starts, np.float64)
+            self._sum[cell] += fold(np.add, total, np.float64)
 
-    def reduce(self, how: str, neutral: float | None) -> Floats:
+    def reduce(self, how: str, neutral: float | None, part: slice = slice(None)) -> Floats:
         """Return one value per column and site.
 
         NaN in a column makes it NaN whatever the reduction; infinities count as the numbers they are; *missing* does
@@ -107,33 +122,42 @@ class Columns:
         Args:
             how: One of ``REDUCERS``.
             neutral: See :func:`neutral_value`.
+            part: Which columns.
 
         Returns:
             Values in their stored form. Shape: ``[columns, sites]``.
         """
-        plus, minus = (self._flags & _PLUS) > 0, (self._flags & _MINUS) > 0
-        low = np.where(minus, np.float32(-np.inf), np.where(self._count == 0, np.float32(np.inf), self._low))
-        high = np.where(plus, np.float32(np.inf), np.where(self._count == 0, np.float32(-np.inf), self._high))
+        flags = self._flags[part]
+        plus, minus, numbers = (flags & _PLUS) > 0, (flags & _MINUS) > 0, (flags & _NUMBER) > 0
+        low = np.where(minus, np.float32(-np.inf), np.where(numbers, self._low[part], np.float32(np.inf)))
+        high = np.where(plus, np.float32(np.inf), np.where(numbers, self._high[part], np.float32(-np.inf)))
         if how == "min":
             out = low
         elif how == "max":
             out = high
         elif how == "mean":
-            out = self._mean(plus, minus)
+            out = self._mean(part, plus, minus)
         else:
             out = self._extreme(low, high, neutral)
         out = out.astype(np.float32)
         bits = out.view(np.uint32)
-        bits[np.isnan(out) | ((self._flags & _NAN) > 0)] = NAN_BITS
-        bits[(self._count == 0) & (self._flags == 0)] = MISSING_BITS
+        bits[np.isnan(out) | ((flags & _NAN) > 0)] = NAN_BITS
+        bits[flags == 0] = MISSING_BITS
         return out
 
-    def _mean(self, plus: npt.NDArray[np.bool_], minus: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-        total = self._sum.copy()
+    def parts(self, how: str, neutral: float | None) -> Iterator[tuple[slice, Floats]]:
+        """Yield what :meth:`reduce` returns, some columns at a time: what it takes beside is then small."""
+        size = max(1, _PART_CELLS // max(1, self._low.shape[1]))
+        for start in range(0, len(self), size):
+            part = slice(start, min(start + size, len(self)))
+            yield part, self.reduce(how, neutral, part)
+
+    def _mean(self, part: slice, plus: npt.NDArray[np.bool_], minus: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+        total = self._sum[part].copy()
         total[plus] = np.inf
         total[minus] = -np.inf
         total[plus & minus] = np.nan
-        mean: npt.NDArray[np.float64] = total / np.maximum(self._count, 1)
+        mean: npt.NDArray[np.float64] = total / np.maximum(self._count[part], 1)
         return mean
 
     @staticmethod

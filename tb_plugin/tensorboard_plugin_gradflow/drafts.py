@@ -13,7 +13,8 @@ import numpy as np
 
 from gradflow_export.chunks import Blob, parse_tag
 from gradflow_export.store import drafts_in
-from tensorboard_plugin_gradflow.metadata import decode_content
+from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, decode_content
+from tensorboard_plugin_gradflow.sound import is_whole
 
 SETTLED_SECONDS = 10.0
 """A draft that was not touched for so long has nobody who would still write it as a chunk."""
@@ -37,17 +38,19 @@ class WithDrafts:
     def list_tensors(self, ctx: Any, **wanted: Any) -> dict[str, dict[str, Any]]:
         """Return tags and descriptions by run, as TensorBoard's provider does."""
         found = self._provider.list_tensors(ctx, **wanted)
+        if wanted.get("plugin_name") != PLUGIN_NAME:
+            return dict(found)
         return {run: {**tags, **self._listed(run, tags)} for run, tags in found.items()}
 
     def read_tensors(self, ctx: Any, **wanted: Any) -> dict[str, dict[str, Any]]:
         """Return tensors by run and tag, as TensorBoard's provider does."""
         found = {run: dict(tags) for run, tags in self._provider.read_tensors(ctx, **wanted).items()}
         chosen = wanted["run_tag_filter"]
-        for run in chosen.runs or ():
-            if any(_is_draft(tag) for tag in chosen.tags or ()):
-                for tag, (blob, _) in self._drafts(run).items():
-                    if tag in chosen.tags:
-                        found.setdefault(run, {})[tag] = [SimpleNamespace(numpy=np.asarray(blob.data))]
+        drafted = {tag for tag in chosen.tags or () if _is_draft(tag)}
+        for run in (chosen.runs or ()) if drafted else ():
+            for tag, (blob, _) in self._drafts(run).items():
+                if tag in drafted:
+                    found.setdefault(run, {})[tag] = [SimpleNamespace(numpy=np.asarray(blob.data))]
         return found
 
     def _listed(self, run: str, tags: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +59,9 @@ class WithDrafts:
         out = {}
         for tag, (blob, wall) in drafts.items():
             parts = parse_tag(tag)
-            if parts is not None and blob.content.get("first", np.inf) > written.get(parts.session, -1):
+            first = blob.content.get("first")
+            # What cannot be understood is listed too, so that it is counted.
+            if parts is not None and (not is_whole(first) or first > written.get(parts.session, -1)):
                 content = json.dumps(dict(blob.content)).encode()
                 out[tag] = SimpleNamespace(plugin_content=content, max_wall_time=wall)
         return out
@@ -65,17 +70,22 @@ class WithDrafts:
         if self._logdir is None:
             return {}
         found = drafts_in(self._logdir / run, before=time.time() - SETTLED_SECONDS)
-        return {blob.tag: (blob, wall) for blob, wall in ((_renumbered(blob), wall) for blob, wall in found)}
+        renumbered = ((_renumbered(blob), wall) for blob, wall in found)
+        return {blob.tag: (blob, wall) for blob, wall in renumbered if blob is not None}
 
 
-def _renumbered(blob: Blob) -> Blob:
+def _renumbered(blob: Blob) -> Blob | None:
+    """Return a blob under the number that drafts have, ``None`` where it is none of ours."""
     parts = parse_tag(blob.tag)
-    assert parts is not None
+    if parts is None:
+        return None
     head, dash, tail = parts.part.partition("-")
     content = dict(blob.content)
     if "clock" in content:
         clock, _, part = str(content["clock"]).rpartition("/")
         number, _, last = part.partition("-")
+        if not (number.isascii() and number.isdigit() and isinstance(content.get("sites"), int)):
+            return None
         content |= {"sites": int(content["sites"]) + _FROM, "clock": f"{clock}/{int(number) + _FROM}-{last}"}
     tag = f"{blob.tag.rpartition('/')[0]}/{int(head) + _FROM}{dash}{tail}"
     return Blob(tag, blob.data, content, blob.step)
@@ -92,5 +102,6 @@ def _written(tags: Mapping[str, Any]) -> dict[str, int]:
     for tag, series in tags.items():
         parts, content = parse_tag(tag), decode_content(series.plugin_content)
         if parts is not None and content is not None and content.get("kind") == "clock":
-            out[parts.session] = max(out.get(parts.session, -1), int(content["last"]))
+            last = content.get("last")
+            out[parts.session] = max(out.get(parts.session, -1), last if is_whole(last) else -1)
     return out

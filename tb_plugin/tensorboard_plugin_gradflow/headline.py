@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
 from gradflow_export.stats import ENDS, Ends
@@ -14,6 +15,8 @@ from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.source import Source
 
 Pairs = Iterable[tuple[Session, Chunk]]
+Steps = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 
 
 def headline(source: Source, index: RunIndex, losses: Pairs, dropped: Pairs) -> dict[str, Any]:
@@ -25,19 +28,25 @@ def headline(source: Source, index: RunIndex, losses: Pairs, dropped: Pairs) -> 
         losses: The chunks that hold the loss, oldest first.
         dropped: Those that hold ``runtime.dropped``, which begins at 0 in each session.
     """
-    return {"loss": _ends(source, index, list(losses)), "lost": _lost(source, index, list(dropped))}
+    return {"loss": loss_ends(source, index, list(losses)), "lost": _lost(source, index, list(dropped))}
 
 
-def _ends(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> dict[str, float] | None:
-    """Read as many chunks from either end as it takes."""
+def loss_ends(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> dict[str, float] | None:
+    """Return the first and the last loss; as many chunks are read from either end as it takes.
+
+    Args:
+        source: Where to read.
+        index: The run.
+        pairs: The chunks that hold the loss, oldest first.
+    """
     ends, enough = Ends(), 2 * ENDS
     found: list[float] = []
     rest = deque(pairs)
     while rest and len(found) < enough:
-        found += _finite(_values(source, index, *rest.popleft(), "loss"))
+        found += _finite(readings(source, index, *rest.popleft(), "loss")[1])
     tail: list[float] = []
     while rest and len(tail) < ENDS:
-        tail = _finite(_values(source, index, *rest.pop(), "loss")) + tail
+        tail = _finite(readings(source, index, *rest.pop(), "loss")[1]) + tail
     for value in found + tail:
         ends.add(value)
     return None if ends.values is None else dict(zip(("first", "last"), ends.values, strict=True))
@@ -46,29 +55,38 @@ def _ends(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -
 def _lost(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> int:
     """Add up what was lost in each session: steps without a record, and records that could not be written."""
     newest = {session.name: (session, chunk) for session, chunk in pairs}
-    total = sum(max(_values(source, index, *pair, "runtime.dropped"), default=0.0) for pair in newest.values())
+    ends = (readings(source, index, *pair, "runtime.dropped")[1] for pair in newest.values())
+    total = sum(float(values.max()) for values in ends if len(values) and np.isfinite(values).all())
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            if isinstance(gap, dict) and int(gap.get("first", session.cut)) < session.cut:
-                total += int(gap.get("steps", 0))
+            total += gap["steps"] if gap["first"] < session.cut else 0
     return int(total)
 
 
-def _finite(values: Iterable[float]) -> list[float]:
-    return [value for value in values if np.isfinite(value)]
+def _finite(values: Floats) -> list[float]:
+    return [float(value) for value in values if np.isfinite(value)]
 
 
-def _values(source: Source, index: RunIndex, session: Session, chunk: Chunk, metric: str) -> list[float]:
-    """Return the readings of a run-level metric in one chunk that still count."""
-    clock = session.chunks.get(str(chunk.content["clock"]))
-    tables = [part for part in session.of_kind("sites") if int(part.parts.part) == int(chunk.content["sites"])]
-    names = next((names for _, names in source.read_json(index.run, tables)), ())
+def readings(source: Source, index: RunIndex, session: Session, chunk: Chunk, metric: str) -> tuple[Steps, Floats]:
+    """Return the readings of a run-level metric in one chunk that still count, and their steps.
+
+    Args:
+        source: Where to read.
+        index: The run.
+        session: The session that the chunk belongs to.
+        chunk: Holds the metric among others.
+        metric: Its name.
+    """
+    clock = session.clock_of(chunk)
+    tables = [part for part in session.of_kind("sites") if int(part.parts.part) == chunk.content["sites"]]
+    names: list[str] = next((names for _, names in source.read_json(index.run, tables)), [])
     arrays = {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk])}
     steps, stored = arrays.get(clock.tag if clock else ""), arrays.get(chunk.tag)
     if not isinstance(steps, np.ndarray) or not isinstance(stored, np.ndarray) or metric not in names:
-        return []
+        return np.empty(0, np.int64), np.empty(0, np.float32)
     if stored.ndim != 2 or stored.shape != (len(steps), len(names)):
-        return []
+        return np.empty(0, np.int64), np.empty(0, np.float32)
     column = np.ascontiguousarray(np.asarray(stored, dtype=np.float32)[:, names.index(metric)])
-    there = ~np.isin(column.view(np.uint32), (ABSENT_BITS, MISSING_BITS)) & (steps < session.cut)
-    return [float(value) for value in column[there]]
+    bits = column.view(np.uint32)
+    there = (bits != ABSENT_BITS) & (bits != MISSING_BITS) & (steps < session.cut)
+    return steps[there].astype(np.int64), column[there]

@@ -9,6 +9,7 @@ from gradflow_export.errors import nearest
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.sound import is_histogram
 from tensorboard_plugin_gradflow.source import Source
 
 MOST_HISTOGRAMS = 256
@@ -97,7 +98,6 @@ def _counts(session: Session, chunk: Chunk) -> bool:
 def _items(
     source: Source, index: RunIndex, session: Session, chunks: Iterable[Chunk]
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for _, items in source.read_json(index.run, [chunk for chunk in chunks if _counts(session, chunk)]):
-        for step, item in items:
-            if int(step) < session.cut:
-                yield int(step), item
+    for step, item in source.read_items(index.run, [c for c in chunks if _counts(session, c)], is_histogram):
+        if step < session.cut:
+            yield step, item

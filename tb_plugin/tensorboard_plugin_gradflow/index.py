@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.chunks import Tag, parse_tag
@@ -14,6 +15,19 @@ from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62
 _REMEMBERED = 2**15
+_WHOLE = re.compile(r"[0-9]{1,15}")
+_MOST_STEP = 2**53
+_SPAN = (("first", int), ("last", int))
+_PROMISED = MappingProxyType(
+    {
+        "clock": (*_SPAN, ("rows", int), ("phase", str)),
+        "values": (*_SPAN, ("rows", int), ("metric", str), ("sites", int), ("clock", str)),
+        "issues": _SPAN,
+        "histograms": _SPAN,
+        "notes": _SPAN,
+        "gap": _SPAN,
+    }
+)
 _BESIDE = re.compile(r"(.*) \[\d+-[0-9a-f-]+\]", re.DOTALL)
 
 
@@ -67,9 +81,14 @@ class Session:
             found.setdefault(str(chunk.content.get("kind")), []).append(chunk)
         return found
 
+    def clock_of(self, chunk: Chunk) -> Chunk | None:
+        """Return the steps that the rows of a chunk of values were read at, ``None`` when they are not there."""
+        clock = self.chunks.get(chunk.content["clock"])
+        return clock if clock is not None and clock.parts.name == "steps" else None
+
     def phase_of(self, chunk: Chunk) -> str:
         """Return the phase in which a chunk of values was read, ``""`` when its clock is not there."""
-        clock = self.chunks.get(str(chunk.content["clock"]))
+        clock = self.clock_of(chunk)
         return "" if clock is None else str(clock.content["phase"])
 
 
@@ -82,12 +101,14 @@ class RunIndex:
         sessions: Sessions of the lowest rank present.
         updated: Wall time of the newest tensor, in seconds since the epoch.
         too_new: How many tensors a newer version of the writer wrote; they are left out.
+        damaged: How many have a description that nobody can have meant; they are left out too.
     """
 
     run: str
     sessions: tuple[Session, ...]
     updated: float
     too_new: int
+    damaged: int = 0
 
     @property
     def tensors(self) -> int:
@@ -143,19 +164,22 @@ def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
     found: dict[str, dict[str, Chunk]] = {}
     times: dict[str, list[float]] = {}
     updated: dict[str, float] = {}
-    too_new = 0
+    too_new = damaged = 0
     for tag, series in listing.items():
         chunk = _described(tag, series.plugin_content)
         if chunk is None:
+            damaged += 1
             continue
         if chunk.content["v"] > FORMAT:
             too_new += 1
             continue
         name, wall = chunk.parts.session, float(series.max_wall_time)
+        wall = wall if math.isfinite(wall) else 0.0
         found.setdefault(name, {})[chunk.key] = chunk
         updated[name] = max(updated.get(name, 0.0), wall)
         if chunk.content.get("kind") == "clock":
             times.setdefault(name, []).append(wall)
+    damaged += sum(map(_drop_contradictions, found.values()))
     lowest = min((_order(name)[1] for name in found), default=0)
     names = sorted((name for name in found if _order(name)[1] == lowest), key=_order)
     out: list[RunIndex] = []
@@ -167,8 +191,31 @@ def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
             cut = min([cut, *_first_steps(session.of_kind("clock"))])
         shown = f"{run} [{history[0]}]" if out else run
         newest = max((updated[name] for name in history), default=0.0)
-        out.append(RunIndex(shown, tuple(reversed(sessions)), newest, 0 if out else too_new))
+        # What cannot be understood cannot be told apart by session either: it counts for the folder's own run.
+        counts = (0, 0) if out else (too_new, damaged)
+        out.append(RunIndex(shown, tuple(reversed(sessions)), newest, *counts))
     return out
+
+
+def _drop_contradictions(chunks: dict[str, Chunk]) -> int:
+    """Drop the chunks of a session that contradict what goes with them, and return how many these are.
+
+    What a clock says stands in two descriptions, and with the values once more: a step that only one of them knows
+    would hide what other sessions wrote.
+    """
+    wrong = []
+    for key, chunk in chunks.items():
+        kind = chunk.content.get("kind")
+        other = chunks.get(key.replace("steps/", "wall/", 1)) if kind == "clock" else None
+        if kind == "values":
+            other = chunks.get(chunk.content["clock"])
+        if other is not None and any(
+            chunk.content[name] != other.content.get(name) for name in ("first", "last", "rows")
+        ):
+            wrong.append(key)
+    for key in wrong:
+        del chunks[key]
+    return len(wrong)
 
 
 def _histories(names: Sequence[str], times: Mapping[str, Sequence[float]]) -> list[list[str]]:
@@ -201,9 +248,29 @@ def started(session: str) -> float | None:
 
 @lru_cache(_REMEMBERED)
 def _described(tag: str, content: bytes) -> Chunk | None:
-    """Return what a tag and its description say: that never changes, and every request reads all of them."""
+    """Return what a tag and its description say: that never changes, and every request reads all of them.
+
+    Returns:
+        ``None`` where they cannot be understood. What is returned has all that its kind promises, in the right types.
+    """
     parts, decoded = parse_tag(tag), decode_content(content)
-    return None if parts is None or decoded is None else Chunk(tag, parts, decoded)
+    if parts is None or decoded is None:
+        return None
+    if decoded["v"] <= FORMAT:
+        promised = _PROMISED.get(str(decoded.get("kind")), ())
+        if not all(_holds(decoded.get(name), kind) for name, kind in promised):
+            return None
+        if promised and decoded["first"] > decoded["last"]:
+            return None
+        if decoded.get("kind") == "sites" and not parts.part.isdigit():
+            return None
+    return Chunk(tag, parts, decoded)
+
+
+def _holds(value: Any, kind: type) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEP
+    return isinstance(value, kind)
 
 
 def _first_steps(clocks: Iterable[Chunk]) -> list[int]:
@@ -212,4 +279,4 @@ def _first_steps(clocks: Iterable[Chunk]) -> list[int]:
 
 def _order(session: str) -> tuple[int, int, str]:
     head, tail = session.partition("-")[0], session.rpartition("-")[2]
-    return (int(head) if head.isdecimal() else 0, int(tail) if tail.isdecimal() else 0, session)
+    return (int(head) if _WHOLE.fullmatch(head) else 0, int(tail) if _WHOLE.fullmatch(tail) else 0, session)

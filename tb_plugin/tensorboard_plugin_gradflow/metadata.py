@@ -7,9 +7,11 @@ from typing import Any
 
 from gradflow_export.chunks import FORMAT, PLUGIN_NAME
 
-__all__ = ["FORMAT", "PLUGIN_NAME", "TAB_NAME", "decode_content"]
+__all__ = ["FORMAT", "MOST_CONTENT", "PLUGIN_NAME", "TAB_NAME", "decode_content"]
 
 TAB_NAME = "GradFlow"
+MOST_CONTENT = 2**16
+"""Bytes of a description; ours have some hundred."""
 
 
 def decode_content(raw: bytes) -> dict[str, Any] | None:
@@ -18,10 +20,11 @@ def decode_content(raw: bytes) -> dict[str, Any] | None:
     Args:
         raw: ``plugin_content`` as TensorBoard returns it.
     """
+    if len(raw) > MOST_CONTENT:
+        return None
     try:
         content = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(content, dict) or not isinstance(content.get("v"), int):
-        return None
-    return content
+    version = content.get("v") if isinstance(content, dict) else None
+    return content if isinstance(version, int) and not isinstance(version, bool) and version >= 1 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +9,14 @@ import numpy as np
 
 from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
 from gradflow_export.records import RUN_SITE
-from tensorboard_plugin_gradflow.data import Tables, site_tables, value_chunks
+from tensorboard_plugin_gradflow.data import site_tables, value_chunks
+from tensorboard_plugin_gradflow.derived import compute
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.metadata import FORMAT
 from tensorboard_plugin_gradflow.series import one_phase
-from tensorboard_plugin_gradflow.source import Source
+from tensorboard_plugin_gradflow.sound import as_number
+from tensorboard_plugin_gradflow.source import Source, Tables
 
 MOST_METRICS = 16
 
@@ -42,13 +43,6 @@ def read_moment(source: Source, run: str, step: int | None, metrics: Sequence[st
     return {"v": FORMAT, "run": run, "step": until, "metrics": found}
 
 
-def number_to_json(value: float) -> float | str:
-    """Return a number, or the name of what JSON cannot hold."""
-    if math.isfinite(value):
-        return float(value)
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def _last_reading(
     source: Source, index: RunIndex, tables: Tables, metric: str, step: int, phase: str
 ) -> dict[str, Any]:
@@ -73,15 +67,17 @@ def _reading_in(
     source: Source, index: RunIndex, session: Session, chunk: Chunk, tables: Tables, metric: str, step: int
 ) -> dict[str, Any] | None:
     """Return the last reading of one chunk that still counts, ``None`` when it has none or cannot be read."""
-    clock = session.chunks.get(str(chunk.content["clock"]))
-    arrays = {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk])}
+    clock = session.clock_of(chunk)
+    arrays = (
+        {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk], tables)}
+    )
     steps, stored = arrays.get(clock.tag if clock else ""), arrays.get(chunk.tag)
     names = tables.get((session.name, int(chunk.content["sites"])), ())
     if not isinstance(steps, np.ndarray) or not isinstance(stored, np.ndarray):
         return None
     if stored.ndim != 2 or stored.shape != (len(steps), len(names)):
         return None
-    values = np.asarray(stored, dtype=np.float32)
+    values = compute(metric, np.asarray(stored, dtype=np.float32))
     counts = steps <= min(step, session.cut - 1)
     if chunk.content["metric"] == "run":
         values, names = values[:, [names.index(metric)]], (RUN_SITE,)
@@ -91,5 +87,5 @@ def _reading_in(
         return None
     row = np.ascontiguousarray(values[rows[-1]])
     missing = row.view(np.uint32) == MISSING_BITS
-    out = [None if gone else number_to_json(value) for value, gone in zip(row.tolist(), missing, strict=True)]
+    out = [None if gone else as_number(value) for value, gone in zip(row.tolist(), missing, strict=True)]
     return {"step": int(steps[rows[-1]]), "sites": list(names), "values": out}

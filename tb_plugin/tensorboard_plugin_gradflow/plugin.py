@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tensorboard import errors as tensorboard_errors
 from tensorboard import plugin_util
-from tensorboard.backend import http_util
+from tensorboard.backend import http_util, json_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from tensorboard_plugin_gradflow import data
-from tensorboard_plugin_gradflow.cache import IndexCache, TensorCache
+from tensorboard_plugin_gradflow.cache import Damage, IndexCache, Remembered, TensorCache
 from tensorboard_plugin_gradflow.drafts import WithDrafts
 from tensorboard_plugin_gradflow.errors import RequestError
+from tensorboard_plugin_gradflow.gate import check_request, check_size
 from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
 from tensorboard_plugin_gradflow.moment import read_moment
-from tensorboard_plugin_gradflow.series import DEFAULT_COLUMNS, Query, read_series
+from tensorboard_plugin_gradflow.overview import overview
+from tensorboard_plugin_gradflow.rows import Rows, numbers_of
+from tensorboard_plugin_gradflow.series import DEFAULT_AROUND, DEFAULT_COLUMNS, MOST_AROUND, Query, read_series
+from tensorboard_plugin_gradflow.sound import guarded
 from tensorboard_plugin_gradflow.source import Source
+from tensorboard_plugin_gradflow.story import architecture, time_axis
 from tensorboard_plugin_gradflow.totals import summary, training_summary
+from tensorboard_plugin_gradflow.tree import site_tree
 
-_CACHE_BYTES = 256 * 2**20
+_CACHE_BYTES = 96 * 2**20
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
 _SAMPLE, _WORTH = 2**15, 0.75
+_SLICE = 2**20
 _BINARY = "application/octet-stream"
 
-Handler = Callable[[wrappers.Request, Source], "dict[str, Any] | bytes"]
+Handler = Callable[[wrappers.Request, Source], "dict[str, Any] | bytearray"]
 WsgiApp = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
@@ -45,8 +53,10 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     plugin_name = PLUGIN_NAME
 
     def __init__(self, context: base_plugin.TBContext) -> None:
-        self._provider = WithDrafts(context.data_provider, context.logdir)
-        self._cache, self._kept = TensorCache(_CACHE_BYTES), IndexCache()
+        self._provider = WithDrafts(guarded(context.data_provider), context.logdir)
+        self._cache, self._kept, self._damage = TensorCache(_CACHE_BYTES), IndexCache(), Damage()
+        self._outcomes = Remembered()
+        self._logdir = Path(context.logdir) if context.logdir and Path(context.logdir).is_dir() else None
         self._log = logging.getLogger("tensorboard.gradflow")
 
     def get_plugin_apps(self) -> dict[str, WsgiApp]:
@@ -54,8 +64,19 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return {
             "/runs": self._app(lambda _, source: data.list_runs(source)),
             "/meta": self._app(lambda request, source: data.run_meta(source, _text(request, "run"))),
-            "/issues": self._app(lambda request, source: data.run_issues(source, _text(request, "run"))),
+            "/issues": self._app(
+                lambda request, source: data.run_issues(source, _text(request, "run"), _number(request, "most"))
+            ),
             "/series": self._app(_series),
+            "/around": self._app(_around),
+            "/overview": self._app(
+                lambda request, source: overview(source, self._outcomes, self._logdir, request.args.getlist("run"))
+            ),
+            "/architecture": self._app(lambda request, source: architecture(source, _text(request, "run"))),
+            "/annotations": self._app(lambda request, source: time_axis(source, _text(request, "run"))),
+            "/tree": self._app(
+                lambda request, source: site_tree(source, _text(request, "run"), _text(request, "metric"))
+            ),
             "/moment": self._app(_moment),
             "/histograms": self._app(_histograms),
             "/summary": self._app(lambda request, source: summary(source, request.args.get("run"))),
@@ -81,12 +102,13 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
     def _respond(self, request: wrappers.Request, handler: Handler) -> wrappers.Response:
         """Answer, or say in JSON why not; an exception never reaches the browser."""
-        if request.method not in {"GET", "HEAD"}:
-            return _json(request, {"error": f"Expected a GET request; got {request.method}."}, 405)
         try:
+            check_request(request)
             context = plugin_util.context(request.environ)
             experiment = plugin_util.experiment_id(request.environ)
-            answer = handler(request, Source(self._provider, self._cache, context, experiment, self._kept))
+            source = Source(self._provider, self._cache, context, experiment, self._kept, self._damage)
+            answer = handler(request, source)
+            return _json(request, answer, 200) if isinstance(answer, dict) else _bytes(request, answer)
         except RequestError as error:
             return _json(request, {"error": error.message}, error.status)
         except tensorboard_errors.PublicError as error:
@@ -94,11 +116,11 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         except Exception:
             self._log.exception("GradFlow could not answer %s", request.path)
             return _json(request, {"error": "The GradFlow plugin failed; TensorBoard's log says why."}, 500)
-        return _json(request, answer, 200) if isinstance(answer, dict) else _bytes(request, answer)
 
 
-def _series(request: wrappers.Request, source: Source) -> bytes:
+def _series(request: wrappers.Request, source: Source) -> bytearray:
     columns = _number(request, "columns")
+    start = _number(request, "from")
     query = Query(
         metric=_text(request, "metric"),
         first=_number(request, "first"),
@@ -107,6 +129,28 @@ def _series(request: wrappers.Request, source: Source) -> bytes:
         reducers=tuple(request.args.get("reduce", "extreme").split(",")),
         sites=tuple(request.args.getlist("site")),
         phase=request.args.get("phase", ""),
+        rows=Rows(
+            _number(request, "rows"),
+            numbers_of(request.args["cuts"]) if "cuts" in request.args else (),
+            0 if start is None else start,
+            _number(request, "until"),
+        ),
+    )
+    return read_series(source, _text(request, "run"), query)
+
+
+def _around(request: wrappers.Request, source: Source) -> bytearray:
+    step, count = _number(request, "step"), _number(request, "count")
+    if step is None:
+        raise RequestError(400, "Expected the argument 'step' in the query; it is absent.")
+    count = DEFAULT_AROUND if count is None else count
+    if not 1 <= count <= MOST_AROUND:
+        raise RequestError(400, f"Expected count between 1 and {MOST_AROUND}; got {count}.")
+    query = Query(
+        metric=_text(request, "metric"),
+        sites=tuple(request.args.getlist("site")),
+        phase=request.args.get("phase", ""),
+        around=(step, count),
     )
     return read_series(source, _text(request, "run"), query)
 
@@ -142,18 +186,35 @@ def _number(request: wrappers.Request, name: str) -> int | None:
 
 
 def _json(request: wrappers.Request, content: dict[str, Any], status: int) -> wrappers.Response:
-    return http_util.Respond(request, content, "application/json", status)
+    # TensorBoard would do the same, and nobody would see how much it is before it is sent.
+    try:
+        text = json.dumps(content, allow_nan=False).encode()
+    except ValueError:  # a number that JSON does not have: rare, so looked for only now
+        text = json.dumps(json_util.Cleanse(content)).encode()
+    if status == 200:
+        check_size(len(text))
+    return http_util.Respond(request, text, "application/json", status)
 
 
-def _bytes(request: wrappers.Request, content: bytes) -> wrappers.Response:
+def _bytes(request: wrappers.Request, content: bytearray) -> wrappers.Response:
+    check_size(len(content))
     # TensorBoard compresses text by itself, and binary data never.
     if "gzip" not in request.headers.get("Accept-Encoding", "") or not _shrinks(content):
-        return http_util.Respond(request, content, _BINARY)
+        response = http_util.Respond(request, b"", _BINARY)
+        # In slices: a copy of the whole would take as much memory again.
+        response.response = _slices(content)
+        response.headers["Content-Length"] = str(len(content))
+        return response
     packed = gzip.compress(content, compresslevel=1, mtime=0)
     return http_util.Respond(request, packed, _BINARY, content_encoding="gzip")
 
 
-def _shrinks(content: bytes) -> bool:
+def _slices(content: bytearray) -> Iterator[bytes]:
+    for start in range(0, len(content), _SLICE):
+        yield bytes(content[start : start + _SLICE])
+
+
+def _shrinks(content: bytes | bytearray) -> bool:
     """Return whether compression is worth its time: the digits of most readings are noise, which does not shrink."""
     end = content[-_SAMPLE:]
     return len(gzip.compress(end, compresslevel=1)) < _WORTH * len(end)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +13,23 @@ import numpy.typing as npt
 from gradflow_export.chunks import ABSENT_BITS
 from gradflow_export.errors import nearest
 from gradflow_export.records import RUN_SITE
-from tensorboard_plugin_gradflow.data import Tables, describe, site_tables, value_chunks
+from tensorboard_plugin_gradflow.data import all_issues, describe, site_tables, value_chunks
 from tensorboard_plugin_gradflow.decimate import REDUCERS, Columns, column_width, neutral_value
+from tensorboard_plugin_gradflow.derived import compute
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.metadata import FORMAT
-from tensorboard_plugin_gradflow.source import Source
+from tensorboard_plugin_gradflow.rows import Rows
+from tensorboard_plugin_gradflow.source import Source, Tables
 from tensorboard_plugin_gradflow.wire import encode_series
 
 MOST_COLUMNS = 8192
 DEFAULT_COLUMNS = 1024
+DEFAULT_AROUND, MOST_AROUND = 20, 100
+MOST_CELLS = 5_000_000
+"""Columns times rows: what is collected for each takes up to 21 bytes. Columns get wider where there would be more."""
+MOST_ANSWER = 64 * 2**20
+_MOST_ORIGINS = 64
 _JOINED_BYTES = 2**16
 
 
@@ -37,6 +45,8 @@ class Query:
         reducers: Words of ``REDUCERS``; one block of values is returned for each.
         sites: Sites wanted, in this order; empty for all.
         phase: Phase wanted; ``""`` for training, or the first by name where the metric was never read in training.
+        rows: How sites are joined.
+        around: A step and a number of readings on either side of it, which are wanted one by one; ``None`` for columns.
     """
 
     metric: str
@@ -46,6 +56,8 @@ class Query:
     reducers: tuple[str, ...] = ("extreme",)
     sites: tuple[str, ...] = ()
     phase: str = ""
+    rows: Rows = field(default_factory=Rows)
+    around: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.first is not None and self.last is not None and self.first > self.last:
@@ -54,16 +66,20 @@ class Query:
             raise RequestError(400, f"Expected columns between 1 and {MOST_COLUMNS}; got {self.columns}.")
         for word in self.reducers:
             if word not in REDUCERS:
-                raise RequestError(400, f"Expected reduce to be a list of {sorted(REDUCERS)}; got {word!r}.")
+                raise RequestError(400, f"Expected reduce to be a list of {sorted(REDUCERS)}; got {word[:40]!r}.")
+        for what, several in (("reduce", self.reducers), ("site", self.sites)):
+            if len(set(several)) != len(several):
+                raise RequestError(400, f"Expected each {what} once; got one of them more often.")
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """The steps of one or more chunks that still count, and when they were."""
+    """The steps of one or more chunks that still count, when they were, and how many there are in all."""
 
     rows: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
     wall: npt.NDArray[np.float64]
+    total: int
 
 
 class _Rows(NamedTuple):
@@ -74,7 +90,7 @@ class _Rows(NamedTuple):
     there: npt.NDArray[np.int64]
 
 
-def read_series(source: Source, run: str, query: Query) -> bytes:
+def read_series(source: Source, run: str, query: Query) -> bytearray:
     """Return one metric of one run in the binary form of ``wire.py``.
 
     Args:
@@ -89,14 +105,19 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
     tables = site_tables(source, index)
     everywhere = value_chunks(index, tables, query.metric)
     pairs = [pair for pair in one_phase(everywhere, query.phase) if _overlaps(*pair, query)]
-    sites = _chosen_sites(pairs, tables, query)
+    sites = chosen_sites(pairs, tables, query)
+    edges = query.rows.edges(len(sites))
     clocks = _read_clocks(source, index, pairs, query)
+    if query.around is not None:
+        query, clocks = _one_by_one(clocks, query, query.around)
     pairs = [(session, chunk) for session, chunk in pairs if _clock_key(session, chunk) in clocks]
-    columns = _empty_columns(list(clocks.values()), query, len(sites))
-    for steps, values, there in _joined(_rows(source, run, pairs, clocks, tables, sites, query.metric)):
+    columns = _empty_columns(list(clocks.values()), query, len(edges) - 1)
+    places = {site: int(row) for site, row in zip(sites, np.searchsorted(edges, range(len(sites)), "right") - 1)}  # noqa: B905
+    places = {site: row for site, row in places.items() if 0 <= row < len(edges) - 1}
+    for steps, values, there in _joined(_rows(source, run, pairs, clocks, tables, places, query.metric)):
         columns.add(steps, np.ascontiguousarray(values), there)
     spec = describe(query.metric)
-    header = {
+    header: dict[str, Any] = {
         "v": FORMAT,
         "run": run,
         "metric": query.metric,
@@ -106,9 +127,42 @@ def read_series(source: Source, run: str, query: Query) -> bytes:
         "most": int(columns.readings.max(initial=0)),
         "reducers": list(query.reducers),
     }
+    if query.rows.joins:
+        joined = np.diff(edges)
+        header["rows"] = [list(row) for row in zip(edges[:-1].tolist(), joined.tolist(), strict=True)]
+        header["most_sites"] = int(joined.max(initial=0))
+    if query.around is not None:
+        at = np.flatnonzero(columns.first == query.around[0])
+        header |= {"origin": _origin(source, index, sites, query.around[0]), "at": int(at[0]) if len(at) else None}
     facts = [columns.first, columns.last, columns.wall, columns.readings]
-    blocks = [columns.reduce(word, neutral_value(spec)) for word in query.reducers]
-    return encode_series(header, [fact.astype(np.float64) for fact in facts], blocks)
+    blocks = [columns.parts(word, neutral_value(spec)) for word in query.reducers]
+    return encode_series(header, [fact.astype(np.float64) for fact in facts], blocks, len(edges) - 1)
+
+
+def _one_by_one(
+    clocks: Mapping[tuple[str, str], _Clock], query: Query, around: tuple[int, int]
+) -> tuple[Query, dict[tuple[str, str], _Clock]]:
+    """Return the query for some readings on either side of a step, and the clocks without all others."""
+    step, count = around
+    steps = np.unique(np.concatenate([np.empty(0, np.int64), *(clock.steps for clock in clocks.values())]))
+    place = int(np.searchsorted(steps, step))
+    behind = place + (place < len(steps) and bool(steps[place] == step))
+    chosen = steps[max(0, place - count) : behind + count]
+    first, last = (int(chosen[0]), int(chosen[-1])) if len(chosen) else (step, step)
+    kept = {}
+    for key, clock in clocks.items():
+        inside = (clock.steps >= first) & (clock.steps <= last)
+        if inside.any():
+            kept[key] = _Clock(clock.rows[inside], clock.steps[inside], clock.wall[inside], clock.total)
+    return replace(query, first=first, last=last), kept
+
+
+def _origin(source: Source, index: RunIndex, sites: Sequence[str], step: int) -> list[str]:
+    """Return the sites at or inside the layers of the issues that began at a step."""
+    begun = (layer for issue in all_issues(source, index) if issue["step"] == step for layer in issue["layers"])
+    layers = list(islice(dict.fromkeys(begun), _MOST_ORIGINS))
+    inside = tuple(f"{layer}." for layer in layers)
+    return [site for site in sites if site in layers or site.startswith(inside)]
 
 
 def one_phase(pairs: Sequence[tuple[Session, Chunk]], wanted: str = "") -> list[tuple[Session, Chunk]]:
@@ -136,7 +190,7 @@ def _overlaps(session: Session, chunk: Chunk, query: Query) -> bool:
 
 
 def _clock_key(session: Session, chunk: Chunk) -> tuple[str, str]:
-    return session.name, str(chunk.content["clock"])
+    return session.name, chunk.content["clock"]
 
 
 def _read_clocks(
@@ -146,7 +200,7 @@ def _read_clocks(
     chunks, cuts = [], {}
     for session, chunk in pairs:
         key = _clock_key(session, chunk)
-        steps, wall = session.chunks.get(key[1]), session.chunks.get(key[1].replace("steps/", "wall/", 1))
+        steps, wall = session.clock_of(chunk), session.chunks.get(key[1].replace("steps/", "wall/", 1))
         if steps is None or wall is None or key in cuts:
             continue
         cuts[key] = session.cut
@@ -157,7 +211,12 @@ def _read_clocks(
     for chunk, stored in source.read(index.run, chunks):
         if isinstance(stored, np.ndarray):
             found.setdefault(wanted[chunk.tag], {})[chunk.parts.name] = stored
-    return {key: _valid_rows(both, cuts[key], query) for key, both in found.items() if len(both) == 2}
+    whole = {key: both for key, both in found.items() if both.keys() == {"steps", "wall"}}
+    return {
+        key: _valid_rows(both, cuts[key], query)
+        for key, both in whole.items()
+        if len(both["steps"]) == len(both["wall"])
+    }
 
 
 def _valid_rows(both: dict[str, npt.NDArray[np.float64]], cut: int, query: Query) -> _Clock:
@@ -168,7 +227,7 @@ def _valid_rows(both: dict[str, npt.NDArray[np.float64]], cut: int, query: Query
     if query.last is not None:
         valid &= steps <= query.last
     rows = np.flatnonzero(valid)
-    return _Clock(rows, steps[rows], both["wall"][rows])
+    return _Clock(rows, steps[rows], both["wall"][rows], len(steps))
 
 
 def _empty_columns(clocks: Sequence[_Clock], query: Query, sites: int) -> Columns:
@@ -178,7 +237,9 @@ def _empty_columns(clocks: Sequence[_Clock], query: Query, sites: int) -> Column
     first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0)
     first = first if query.first is None else query.first
     last = last if query.last is None else query.last
-    width = column_width(first, last, query.columns)
+    # A column more than wanted may come of the alignment.
+    most = min(MOST_CELLS, MOST_ANSWER // (4 * len(query.reducers))) // max(1, sites)
+    width = 1 if query.around is not None else column_width(first, last, max(1, min(query.columns, most - 1)))
     return Columns(steps, wall[where], width, sites, means="mean" in query.reducers)
 
 
@@ -188,31 +249,34 @@ def _rows(
     pairs: Sequence[tuple[Session, Chunk]],
     clocks: dict[tuple[str, str], _Clock],
     tables: Tables,
-    sites: Sequence[str],
+    position: Mapping[str, int],
     metric: str,
 ) -> Iterator[_Rows]:
-    """Yield the rows of every chunk that count, with the sites wanted."""
-    position = {site: number for number, site in enumerate(sites)}
-    places: dict[tuple[str, ...], tuple[list[int], npt.NDArray[np.int64]]] = {}
+    """Yield the rows of every chunk that count, with the sites wanted, in the order of where they belong."""
+    places: dict[tuple[str, ...], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     session_of = {chunk.tag: session for session, chunk in pairs}
-    for chunk, stored in source.read(run, [chunk for _, chunk in pairs]):
+    for chunk, stored in source.read(run, [chunk for _, chunk in pairs], tables):
         session = session_of[chunk.tag]
         clock = clocks[_clock_key(session, chunk)]
-        names = tables.get((session.name, int(chunk.content["sites"])), ())
-        if not isinstance(stored, np.ndarray) or stored.ndim != 2 or stored.shape[1] != len(names):
+        names = tables.get((session.name, chunk.content["sites"]), ())
+        if not isinstance(stored, np.ndarray) or stored.shape != (clock.total, len(names)):
+            source.hurt(run, chunk.tag)
             continue
         values, steps = np.asarray(stored, dtype=np.float32), clock.steps
-        values = values if len(steps) == len(values) else values[clock.rows]
+        values = compute(metric, values if len(steps) == len(values) else values[clock.rows])
         if chunk.content["metric"] == "run":
             values = values[:, [names.index(metric)]]
             read = values.view(np.uint32)[:, 0] != ABSENT_BITS
             values, steps, names = values[read], steps[read], (RUN_SITE,)
         if names not in places:
-            here = [number for number, name in enumerate(names) if name in position]
-            places[names] = here, np.array([position[names[number]] for number in here], dtype=np.int64)
+            here = np.array([number for number, name in enumerate(names) if name in position], dtype=np.int64)
+            there = np.array([position[names[number]] for number in here], dtype=np.int64)
+            order = np.argsort(there, kind="stable")
+            places[names] = here[order], there[order]
         here, there = places[names]
         if len(steps):
-            yield _Rows(steps, values if len(here) == len(names) else values[:, here], there)
+            as_stored = len(here) == len(names) and bool((np.diff(here) == 1).all())
+            yield _Rows(steps, values if as_stored else values[:, here], there)
 
 
 def _joined(parts: Iterable[_Rows]) -> Iterator[_Rows]:
@@ -239,11 +303,20 @@ def _join(parts: Sequence[_Rows]) -> _Rows:
     return _Rows(steps, values, parts[0].there)
 
 
-def _chosen_sites(pairs: Sequence[tuple[Session, Chunk]], tables: Tables, query: Query) -> tuple[str, ...]:
-    """Return the sites wanted, or all of them in the order of the newest table, earlier ones after."""
+def chosen_sites(pairs: Sequence[tuple[Session, Chunk]], tables: Tables, query: Query) -> tuple[str, ...]:
+    """Return the sites wanted, or all of them in the order of the newest table, earlier ones after.
+
+    Args:
+        pairs: Chunks of one metric in one phase.
+        tables: The site tables of their run.
+        query: Which sites.
+
+    Raises:
+        RequestError: A site is unknown.
+    """
     known: dict[str, None] = {}
     for session, chunk in reversed(pairs):
-        names = tables.get((session.name, int(chunk.content["sites"])), ())
+        names = tables.get((session.name, chunk.content["sites"]), ())
         known.update(dict.fromkeys((RUN_SITE,) if chunk.content["metric"] == "run" else names))
     for site in query.sites:
         if pairs and site not in known:

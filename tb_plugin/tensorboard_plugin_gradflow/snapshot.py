@@ -73,5 +73,5 @@ def _moment(source: Source, run: str, names: list[str]) -> dict[str, Any]:
     return metrics
 
 
-def _packed(body: bytes) -> str:
+def _packed(body: bytearray) -> str:
     return base64.b64encode(gzip.compress(body, mtime=0)).decode("ascii")

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard import context as tensorboard_context
-from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
 from tensorboard.plugins import base_plugin
 from werkzeug import serving, wrappers
 
 from tensorboard_plugin_gradflow.cache import TensorCache
 from tensorboard_plugin_gradflow.drafts import WithDrafts
+from tensorboard_plugin_gradflow.eventlog import EventLog, Progress
 from tensorboard_plugin_gradflow.plugin import GradflowPlugin
 from tensorboard_plugin_gradflow.source import Source
 
 LOOPBACK = "127.0.0.1"
 _NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _RELOAD_SECONDS = 2.0
-_CACHE_BYTES = 256 * 2**20
+_CACHE_BYTES = 96 * 2**20
 _POLICY = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
 _PAGE = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -35,36 +35,35 @@ _BOOT = 'import { render } from "./static/index.js";\nrender();\n'
 
 
 class LocalLog:
-    """A log directory, read by TensorBoard's Python reader and read again when asked for its runs.
+    """A log directory that is read again when asked for its runs.
 
     Args:
         logdir: A folder of runs, or a run's folder.
+        progress: Told how many bytes of how many are read.
     """
 
-    def __init__(self, logdir: Path) -> None:
-        self._logdir = str(logdir)
-        self._multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    def __init__(self, logdir: Path, progress: Progress | None = None) -> None:
         self._lock = threading.Lock()
         self._read = float("-inf")
-        self.provider = data_provider.MultiplexerDataProvider(self._multiplexer, self._logdir)
+        self.provider = EventLog(logdir, progress)
 
     def reload(self) -> None:
         """Read what is new, unless that was done a moment ago."""
         with self._lock:
             if time.monotonic() - self._read < _RELOAD_SECONDS:
                 return
-            self._multiplexer.AddRunsFromDirectory(self._logdir)
-            self._multiplexer.Reload()
+            self.provider.reload()
             self._read = time.monotonic()
 
 
-def open_source(logdir: Path) -> Source:
+def open_source(logdir: Path, progress: Progress | None = None) -> Source:
     """Return what a log directory holds now.
 
     Args:
         logdir: A folder of runs, or a run's folder.
+        progress: Told how many bytes of how many are read.
     """
-    log = LocalLog(logdir)
+    log = LocalLog(logdir, progress)
     log.reload()
     return Source(
         WithDrafts(log.provider, str(logdir)), TensorCache(_CACHE_BYTES), tensorboard_context.RequestContext()
@@ -76,10 +75,11 @@ class ViewerApp:
 
     Args:
         logdir: A folder of runs, or a run's folder.
+        progress: Told how many bytes of how many are read.
     """
 
-    def __init__(self, logdir: Path) -> None:
-        self._log = LocalLog(logdir)
+    def __init__(self, logdir: Path, progress: Progress | None = None) -> None:
+        self._log = LocalLog(logdir, progress)
         self._log.reload()
         context = base_plugin.TBContext(data_provider=self._log.provider, logdir=str(logdir))
         self._routes = GradflowPlugin(context).get_plugin_apps()
@@ -91,7 +91,7 @@ class ViewerApp:
         if request.host.rpartition(":")[0] not in _NAMES and request.host not in _NAMES:
             answer = _text(f"Expected the host localhost or {LOOPBACK}; got another name.", "text/plain", 403)
         elif path in self._routes:
-            if path == "/runs":
+            if path in {"/runs", "/overview"}:
                 self._log.reload()
             return self._routes[path](environ, start_response)
         elif path == "/":
@@ -110,12 +110,13 @@ class _Quiet(serving.WSGIRequestHandler):  # type: ignore[misc]
         """Leave a request out of the output."""
 
 
-def make_server(logdir: Path, port: int) -> Any:
+def make_server(logdir: Path, port: int, progress: Progress | None = None) -> Any:
     """Return a server that is bound to this machine's loopback address and not running yet.
 
     Args:
         logdir: A folder of runs, or a run's folder.
         port: TCP port; 0 for any free one.
+        progress: Told how many bytes of how many are read before it is ready.
 
     Raises:
         OSError: The port is taken.
@@ -127,7 +128,7 @@ def make_server(logdir: Path, port: int) -> Any:
         bound.listen()
         number = bound.getsockname()[1]
         return serving.make_server(
-            LOOPBACK, number, ViewerApp(logdir), threaded=True, request_handler=_Quiet, fd=bound.fileno()
+            LOOPBACK, number, ViewerApp(logdir, progress), threaded=True, request_handler=_Quiet, fd=bound.fileno()
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradflow_export.records import IssueType
-from tensorboard_plugin_gradflow.data import run_issues
+from tensorboard_plugin_gradflow.data import all_issues
 from tensorboard_plugin_gradflow.index import RunIndex
 from tensorboard_plugin_gradflow.metadata import FORMAT
 from tensorboard_plugin_gradflow.source import Source
@@ -40,7 +40,7 @@ def summary(source: Source, run: str | None = None) -> dict[str, Any]:
         run: TensorBoard's name of the run, ``None`` for the one written last.
     """
     index = _chosen(source, run)
-    issues = [] if index is None else run_issues(source, index.run)["issues"]
+    issues = [] if index is None else all_issues(source, index)
     problems = [issue for issue in issues if issue["severity"] != "INFO"]
     steps = 0 if index is None else _recorded_steps(source, index)
     rates = _rates(steps, problems)
@@ -69,7 +69,7 @@ def _chosen(source: Source, run: str | None) -> RunIndex | None:
 
 
 def _problems(source: Source, index: RunIndex) -> list[dict[str, Any]]:
-    return [issue for issue in run_issues(source, index.run)["issues"] if issue["severity"] != "INFO"]
+    return [issue for issue in all_issues(source, index) if issue["severity"] != "INFO"]
 
 
 def _recorded_steps(source: Source, index: RunIndex) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,37 @@ import numpy.typing as npt
 MAGIC = b"GFS1"
 _ALIGN = 8
 
+Part = tuple[slice, npt.NDArray[np.float32]]
+
 
 def encode_series(
-    header: Mapping[str, Any], columns: Sequence[npt.NDArray[np.float64]], blocks: Sequence[npt.NDArray[np.float32]]
-) -> bytes:
+    header: Mapping[str, Any],
+    columns: Sequence[npt.NDArray[np.float64]],
+    blocks: Sequence[Iterable[Part]],
+    rows: int,
+) -> bytearray:
     """Pack a series: magic, header length, JSON header, float64 arrays, float32 blocks, all little-endian.
 
     Args:
         header: JSON-ready description.
         columns: What is known per column: first step, last step, wall time, readings. Shape of each: ``[columns]``.
-        blocks: One per reducer, in stored form. Shape of each: ``[columns, sites]``; written site by site.
+        blocks: One per reducer: which columns and their values in stored form, of shape ``[columns, rows]``, part after
+            part; written row by row. In parts, so that an answer does not lie in memory several times.
+        rows: How many rows there are.
 
     Returns:
         The bytes. The header is padded with spaces so that the arrays lie on multiples of 8.
     """
     text = json.dumps(header, allow_nan=False).encode()
     text += b" " * (-(len(MAGIC) + 4 + len(text)) % _ALIGN)
-    parts = [MAGIC, len(text).to_bytes(4, "little"), text]
-    parts += [np.ascontiguousarray(column, dtype="<f8").tobytes() for column in columns]
-    parts += [np.ascontiguousarray(block.T, dtype="<f4").tobytes() for block in blocks]
-    return b"".join(parts)
+    head = [MAGIC, len(text).to_bytes(4, "little"), text]
+    head += [np.ascontiguousarray(column, dtype="<f8").tobytes() for column in columns]
+    # Filled in place: joined from arrays, a large answer would lie in memory twice.
+    out = bytearray(b"".join(head))
+    begin, shape = len(out), (len(blocks), rows, len(columns[0]))
+    out += bytes(4 * math.prod(shape))
+    cells = np.frombuffer(out, "<f4", offset=begin).reshape(shape)
+    for number, parts in enumerate(blocks):
+        for where, values in parts:
+            cells[number, :, where] = values.T
+    return out

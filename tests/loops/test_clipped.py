@@ -259,7 +259,7 @@ def test_it_is_a_headline(tmp_path):
     seen = train(model, HOW["norm"])
     exporter.close()
     last = memory.records[-1]
-    assert b"gradflow/gradient.norm_before_clip" in b"".join(StockPages().events(last))
+    assert b"gradflow_gradient/gradient.norm_before_clip" in b"".join(StockPages().events(last))
     picked = Picks((), 1, ()).scalars(last)
     assert picked["gradient.norm_before_clip"] == pytest.approx(seen[-1][0], rel=1e-5)
     lines = [line.split() for line in exporter.report().splitlines() if "gradient.norm_before_clip" in line]

@@ -72,7 +72,7 @@ def open_client():
     """Return a function from log directory to an HTTP client of the plugin's routes."""
 
     def open_client(logdir, provider=None):
-        context = base_plugin.TBContext(data_provider=provider or provider_of(logdir))
+        context = base_plugin.TBContext(data_provider=provider or provider_of(logdir), logdir=str(logdir))
         apps = GradflowPlugin(context).get_plugin_apps()
         return Client(lambda environ, start: apps[environ["PATH_INFO"]](environ, start))
 

@@ -45,6 +45,7 @@ for issue in issues:
 summary: dict[str, object] = exporter.summary()
 text: str = exporter.report()
 exporter.print_report()
+exporter.mark("saved", kind="checkpoint")
 exporter.save("summary.json")
 exporter.close()
 

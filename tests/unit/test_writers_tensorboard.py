@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.context import RequestContext
@@ -17,11 +18,11 @@ from tensorboard.data.provider import RunTagFilter
 
 from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
-from gradflow_export.framing import frame, tensor_proto, version_event
+from gradflow_export.framing import frame, version_event
 from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.store import read_run
 from gradflow_export.writers import TensorBoardWriter
-from gradflow_export.writers.stock import MOST_SCALARS, StockPages
+from gradflow_export.writers.stock import MOST_SCALARS, StockPages, tag_of
 
 INFO = RunInfo("1700000000123-0", 1700000000.5, "Net")
 
@@ -202,9 +203,11 @@ def test_headline_scalars_are_on_the_stock_scalars_page(tmp_path):
     writer.close()
     reader, context = provider(tmp_path), RequestContext()
     listed = reader.list_scalars(context, experiment_id="", plugin_name="scalars")["."]
-    assert list(listed) == ["gradflow/loss"]
-    assert listed["gradflow/loss"].description == "loss [loss]"
-    points = reader.read_scalars(context, experiment_id="", plugin_name="scalars", downsample=100)["."]["gradflow/loss"]
+    assert list(listed) == ["gradflow_loss/loss"]
+    assert listed["gradflow_loss/loss"].description == "loss [loss]"
+    points = reader.read_scalars(context, experiment_id="", plugin_name="scalars", downsample=100)["."][
+        "gradflow_loss/loss"
+    ]
     assert [(point.step, point.wall_time) for point in points] == [(1, 101.0), (2, 102.0), (4, 104.0)]
     assert points[0].value == 2.5
     assert math.isnan(points[1].value)
@@ -220,7 +223,23 @@ def test_the_scalars_page_gets_few_tags(tmp_path):
     writer.close()
     listed = provider(tmp_path).list_scalars(RequestContext(), experiment_id="", plugin_name="scalars")["."]
     assert 10 < len(listed) <= MOST_SCALARS
-    assert {tag.removeprefix("gradflow/") for tag in listed} <= {name for name, s in CATALOG.items() if s.headline}
+    assert {tag.partition("/")[2] for tag in listed} <= {name for name, s in CATALOG.items() if s.headline}
+    groups = {tag.partition("/")[0] for tag in listed}
+    assert groups == {f"gradflow_{group}" for group in ("loss", "gradient", "update", "policy", "runtime")}
+
+
+def test_readers_of_the_community_find_scalars(tmp_path):
+    """TensorBoard's EventAccumulator, which tbparse and others are made of, reads steps and values."""
+    writer, _ = opened(tmp_path)
+    losses = [2.5, float("nan"), -0.0, float("inf")]
+    for step, loss in enumerate(losses, start=1):
+        writer.write(StepRecord(step, 100.0 + step, (Reading.run("loss", loss), Reading.run("overhead", 0.5))))
+    writer.close()
+    found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert sorted(found.Tags()["scalars"]) == ["gradflow_loss/loss", "gradflow_runtime/overhead"]
+    read = found.Scalars("gradflow_loss/loss")
+    assert [(event.step, event.wall_time) for event in read] == [(step, 100.0 + step) for step in range(1, 5)]
+    assert np.array([event.value for event in read], np.float32).tobytes() == np.array(losses, np.float32).tobytes()
 
 
 def test_scalars_are_the_event_that_protobuf_would_write():
@@ -233,7 +252,7 @@ def test_scalars_are_the_event_that_protobuf_would_write():
         (written,) = pages.events(StepRecord(step, 100.0 + step, readings))
         if step > 5:  # the first one has descriptions
             values = [
-                summary_pb2.Summary.Value(tag=f"gradflow/{reading.metric}", tensor=tensor_proto(reading.values[0]))
+                summary_pb2.Summary.Value(tag=tag_of(reading.metric), simple_value=reading.values[0])
                 for reading in readings
             ]
             event = event_pb2.Event(step=step, wall_time=100.0 + step, summary=summary_pb2.Summary(value=values))
@@ -265,7 +284,7 @@ def test_histograms_are_on_the_stock_histograms_page(tmp_path):
         writer.write(StepRecord(step, 1.0, (), (histogram,)))
     writer.close()
     reader, context = provider(tmp_path), RequestContext()
-    tag = "gradflow/parameter.gradient/fc/1"
+    tag = "gradflow_gradient/parameter.gradient/fc/1"
     assert list(reader.list_tensors(context, experiment_id="", plugin_name="histograms")["."]) == [tag]
     points = reader.read_tensors(context, experiment_id="", plugin_name="histograms", downsample=10)["."][tag]
     assert [point.numpy.tolist() for point in points] == [[[0, 0.5, 1], [0.5, 1, 2]], [[0, 0.5, 2], [0.5, 1, 2]]]

@@ -1,0 +1,128 @@
+"""A table of all runs: what each came to, in one answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard_plugin_gradflow.cache import Remembered
+from tensorboard_plugin_gradflow.data import about, all_issues, known_of, run_level
+from tensorboard_plugin_gradflow.headline import loss_ends, readings
+from tensorboard_plugin_gradflow.hyperparameters import Hyperparameters
+from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
+from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.series import one_phase
+from tensorboard_plugin_gradflow.sound import as_number
+from tensorboard_plugin_gradflow.source import Source
+
+MOST_RUNS = 1000
+POINTS, CHUNKS = 32, 8
+_ENOUGH_ROWS = 10
+_LOSS_BYTES = 48 * 2**20
+_ASSUMED_METRICS = 64
+_TOGETHER = 128
+
+Pairs = list[tuple[Session, Chunk]]
+
+
+def overview(source: Source, kept: Remembered, logdir: Path | None, runs: Sequence[str] = ()) -> dict[str, Any]:
+    """Return verdict, loss, trend and hyperparameters of every run, or of some.
+
+    Args:
+        source: Where to read.
+        kept: What was found before, by run and version.
+        logdir: The log directory; ``None`` when it is not on this machine.
+        runs: Names of the runs wanted; empty for all.
+
+    Raises:
+        RequestError: A run is unknown.
+    """
+    indexes = [source.index(run) for run in runs] if runs else source.indexes()
+    shown = indexes[:MOST_RUNS]
+    chunks = max(2, min(CHUNKS, _LOSS_BYTES // (256 * 4 * _ASSUMED_METRICS * max(1, len(shown)))))
+    unknown = [index for index in shown if kept.get((index.run, index.version)) is None]
+    for start in range(0, len(unknown), _TOGETHER):
+        part = unknown[start : start + _TOGETHER]
+        # Asked for together, and kept until they are looked at one by one.
+        source.read_together({index.run: list(_told_by(index)) for index in part})
+        losses = {index.run: _some(_of_training(run_level(source, index, "loss")), chunks) for index in part}
+        source.read_together({index.run: list(_with_clocks(losses[index.run])) for index in part})
+        for index in part:
+            kept.put((index.run, index.version), _outcome(source, index, losses[index.run]))
+    given = Hyperparameters(source.list_others("hparams"), logdir)
+    rows = [
+        about(source, index) | (kept.get((index.run, index.version)) or {}) | given.of(index.run) for index in shown
+    ]
+    return {"v": FORMAT, "total": len(indexes), "runs": rows}
+
+
+def _outcome(source: Source, index: RunIndex, losses: Pairs) -> dict[str, Any]:
+    """Return what does not change while a run's version stays."""
+    info: dict[str, Any] = {}
+    for session in index.sessions[-1:]:
+        info = next((known_of(data) for _, data in source.read_json(index.run, session.of_kind("meta"))), {})
+    issues = all_issues(source, index)
+    states = [issue["state"] for issue in issues if issue["severity"] != "INFO"]
+    worst = next((item for item in issues if item["severity"] != "INFO" and item["state"] == "open"), None)
+    named = ("issue_type", "severity", "layer", "step")
+    return {
+        "model": info.get("model"),
+        "parameters": info.get("parameters"),
+        "issues": {state: states.count(state) for state in ("open", "healed", "ended")},
+        "verdict": None if worst is None else {name: worst[name] for name in named},
+        "loss": loss_ends(source, index, run_level(source, index, "loss")),
+        "trend": _trend(source, index, losses),
+    }
+
+
+def _told_by(index: RunIndex) -> Iterator[Chunk]:
+    """Yield what says which tensors hold the loss, and what was found."""
+    for session in index.sessions:
+        yield from session.of_kind("issues")
+        tables = {chunk.content["sites"] for chunk in session.of_kind("values") if chunk.content["metric"] == "run"}
+        yield from (chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in tables)
+    for session in index.sessions[-1:]:
+        yield from session.of_kind("meta")
+
+
+def _of_training(pairs: Pairs) -> Pairs:
+    return one_phase(pairs) if pairs else []
+
+
+def _some(pairs: Pairs, most: int) -> Pairs:
+    """Choose chunks evenly, the first and the last included, and from either end as many as tell the ends."""
+    if len(pairs) <= most:
+        return pairs
+    places = {round(number * (len(pairs) - 1) / (most - 1)) for number in range(most)}
+    for order in (range(len(pairs)), reversed(range(len(pairs)))):
+        rows = 0
+        for place in order:
+            places.add(place)
+            rows += pairs[place][1].content["rows"]
+            if rows >= _ENOUGH_ROWS:
+                break
+    return [pairs[place] for place in sorted(places)]
+
+
+def _with_clocks(pairs: Pairs) -> Iterator[Chunk]:
+    for session, chunk in pairs:
+        clock = session.clock_of(chunk)
+        if clock is not None:
+            yield from (clock, chunk)
+
+
+def _trend(source: Source, index: RunIndex, pairs: Pairs) -> list[list[Any]]:
+    """Return medians of parts of the loss, each with the last step of its part."""
+    parts = [readings(source, index, session, chunk, "loss") for session, chunk in pairs]
+    parts = [part for part in parts if len(part[0])]
+    out: list[list[Any]] = []
+    for steps, values in parts[:: -(-len(parts) // POINTS) or 1]:
+        pieces = max(1, min(POINTS // max(1, len(parts)), len(steps)))
+        for piece in range(pieces):
+            begin, end = (len(steps) * edge // pieces for edge in (piece, piece + 1))
+            some = values[begin:end].tolist()
+            finite = sorted(filter(math.isfinite, some))
+            out.append([int(steps[end - 1]), finite[len(finite) // 2] if finite else as_number(some[-1])])
+    return out
