@@ -21,6 +21,8 @@ export interface Session {
   readonly started: number | null;
   readonly model?: string;
   readonly parameters?: number;
+  /** The blocks of the model in the order of the forward pass. */
+  readonly blocks?: readonly string[];
   readonly world_size?: number;
 }
 

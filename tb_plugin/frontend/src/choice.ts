@@ -4,6 +4,7 @@ import { firstMetric } from "./model/offer";
 import type { Mode, Reducer, UrlState } from "./model/url";
 import type { Issue } from "./model/verdict";
 import type { Range } from "./model/zoom";
+import { ALL_ROWS, type DepthState } from "./model/depth";
 
 export class Choice {
   run = "";
@@ -21,6 +22,8 @@ export class Choice {
   /** null follows the last step. */
   step: number | null = null;
   pins: readonly string[] = [];
+  /** Rows, folds and colours of the maps. */
+  depth: DepthState = ALL_ROWS;
   runs: readonly RunSummary[] = [];
   meta: RunMeta | null = null;
   catalog: readonly CatalogEntry[] = [];
@@ -31,12 +34,15 @@ export class Choice {
     [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
     [this.other, this.mode, this.range] = [wanted.other ?? "", wanted.mode ?? "beside", wanted.zoom ?? null];
     [this.reduce, this.phase] = [wanted.reduce ?? "extreme", wanted.phase ?? ""];
+    this.depth = { ...ALL_ROWS, fold: wanted.fold ?? ALL_ROWS.fold, rows: wanted.rows ?? null, colour: wanted.colour ?? "auto" };
   }
 
   /** What belongs into the address. */
   get state(): UrlState {
     const { run, metric, other, mode, pins, reduce, phase, range, step } = this;
-    return { run, metric, other, mode, pins, reduce, phase, ...(range === null ? {} : { zoom: range }), ...(step === null ? {} : { step }) };
+    const { fold, rows, colour } = this.depth;
+    const map = { fold, colour, ...(rows === null ? {} : { rows }) };
+    return { run, metric, other, mode, pins, reduce, phase, ...map, ...(range === null ? {} : { zoom: range }), ...(step === null ? {} : { step }) };
   }
 
   /** Another run, seen as a whole. */
@@ -44,6 +50,7 @@ export class Choice {
     [this.run, this.range, this.step, this.pins, this.phase] = [run, null, null, [], ""];
     if (this.other === run) this.other = "";
     [this.meta, this.asked] = [null, false];
+    this.depth = { ...ALL_ROWS, tall: this.depth.tall };
   }
 
   pinIssue(issue: Issue, most: number): void {

@@ -6,7 +6,7 @@ import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { Recent } from "./model/recent";
 import type { Series } from "./model/series";
-import type { Issue } from "./model/verdict";
+import { isProblem, type Issue } from "./model/verdict";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
 import type { LineCard } from "./views/lines";
@@ -34,7 +34,7 @@ export interface Views {
   showError(message: string): void;
 }
 
-const [TREND_COLUMNS, MOST_SUGGESTED, KEPT_BYTES] = [60, 3, 12e6];
+const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
 
 export class Loader {
   /** Counts what was asked for. */
@@ -181,6 +181,11 @@ export class Loader {
     await Promise.all([this.#table(job, true), this.#ridges(job)]);
   }
 
+  /** The layers that open problems are about, those of the worst first. */
+  get #accused(): readonly string[] {
+    return [...new Set(this.#issues.filter(isProblem).flatMap(({ layers }) => layers))].slice(0, MOST_ACCUSED);
+  }
+
   #suggestedPins(issues: readonly Issue[]): readonly string[] {
     const open = issues.filter(({ state }) => state === "open").flatMap(({ layers }) => layers);
     return [...new Set(open)].filter((layer) => this.views.map.sites.includes(layer)).slice(0, MOST_SUGGESTED);
@@ -197,14 +202,17 @@ export class Loader {
       const entry = now.catalogued(metric) ?? null;
       return map.clear(entry === null ? "this run holds no metric yet" : "not in this run", "", entry);
     }
-    const query = { run, metric, phase, columns: map.columns, reduce, range };
+    // Fewer columns where there are very many rows: each column keeps its extreme, and a closer look asks again.
+    const columns = Math.min(map.columns, Math.max(200, Math.floor(MOST_CELLS / Math.max(1, spec.sites))));
+    const query = { run, metric, phase, columns, reduce, range };
     const theirs = other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
     const [series, found] = await Promise.all([this.#series(query), theirs]);
     if (job !== this.#job || series.metric !== now.metric) return;
     this.#otherSites = found?.sites ?? [];
     map.showMode(other === undefined ? null : now.mode);
     second.root.hidden = other === undefined || now.mode === "difference";
-    const content = { series, spec, range: now.extent, of: "", like: null };
+    const order = now.meta?.sessions.at(-1)?.blocks ?? [];
+    const content = { series, spec, range: now.extent, of: "", like: null, accused: this.#accused, order };
     if (other === undefined) map.show(content);
     else this.#showTwo(content, found, other.run);
   }

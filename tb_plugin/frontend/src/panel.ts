@@ -55,6 +55,11 @@ export class Panel {
     hover: (step, site) => this.#point(step, null, site),
     mode: (mode) => void this.#compare(this.#now.other, mode),
     reduce: (reducer) => this.#anew(() => (this.#now.reduce = reducer)),
+    depth: (state) => {
+      this.#now.depth = state;
+      this.#showDepth();
+      this.#save();
+    },
   };
   readonly #map = new MapView(this.#mapEvents, this.#tooltip, this.#info);
   readonly #second = new MapView(this.#mapEvents, this.#tooltip, this.#info, true);
@@ -104,6 +109,7 @@ export class Panel {
     this.#now.restore(wanted);
     this.#curves.restore(wanted);
     this.#map.showReducer(this.#now.reduce);
+    this.#showDepth();
     await this.refresh();
     document.body.dataset["ready"] = "1";
     const look = (): void => {
@@ -111,14 +117,16 @@ export class Panel {
     };
     window.setInterval(look, POLL_MS);
     document.addEventListener("visibilitychange", look);
-    let width = window.innerWidth;
+    let [width, height] = [window.innerWidth, window.innerHeight];
     window.addEventListener("resize", () => {
       this.#later("resize", RESIZE_MS, () => {
         if (!isVisible()) return;
         // A tab that is shown again has the size it had.
-        if (window.innerWidth === width) return look();
-        width = window.innerWidth;
-        void this.#reload();
+        if (window.innerWidth === width && window.innerHeight === height) return look();
+        const wider = window.innerWidth !== width;
+        [width, height] = [window.innerWidth, window.innerHeight];
+        if (wider) void this.#reload();
+        else this.#showDepth();
       });
     });
   }
@@ -148,6 +156,7 @@ export class Panel {
 
   async #openRun(run: string): Promise<void> {
     this.#now.openRun(run);
+    this.#showDepth();
     this.#loader.forget();
     await this.refresh();
     this.#save();
@@ -157,6 +166,10 @@ export class Panel {
     [this.#now.other, this.#now.mode] = [run, mode];
     this.#save();
     await (this.#now.meta === null ? this.refresh() : this.#loader.other());
+  }
+
+  #showDepth(): void {
+    for (const map of [this.#map, this.#second]) map.showDepth(this.#now.depth);
   }
 
   #showStep(): void {

@@ -1,6 +1,9 @@
 // The part of TensorBoard's address that belongs to this panel: #gradflow&p.gradflow.run=a&p.gradflow.pin=x
 
 import { AXES, type AxisKind } from "./axis";
+import { COLOUR_RANGES, type ColourRange } from "./colour";
+import type { RowRange } from "./depth";
+import type { Fold } from "./tree";
 
 const PREFIX = "p.gradflow.";
 
@@ -26,6 +29,10 @@ export interface UrlState {
   readonly smooth?: number;
   readonly charts?: readonly string[];
   readonly log?: Readonly<Record<string, boolean>>;
+  /** Which rows of the map are folded and in view, and what its colours stand for. */
+  readonly fold?: Fold;
+  readonly rows?: RowRange;
+  readonly colour?: ColourRange;
   /** First and last step in view. */
   readonly zoom?: readonly [number, number];
 }
@@ -49,6 +56,9 @@ export function parseHash(hash: string): UrlState {
     ...(text("mode") === "difference" ? { mode: "difference" as const } : {}),
     ...(/^\d+$/.test(step ?? "") ? { step: Number(step) } : {}),
     ...parseZoom(text("zoom")),
+    ...parseRows(text("rows")),
+    ...parseFold(text("fold")),
+    ...parseColour(text("colour")),
     ...(reduce === undefined ? {} : { reduce }),
     ...(axis === undefined ? {} : { axis }),
     ...(/^0\.\d+$/.test(smooth ?? "") ? { smooth: Number(smooth) } : {}),
@@ -68,6 +78,9 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
     mode: state.other && state.mode === "difference" ? state.mode : "",
     step: state.step === undefined ? "" : String(state.step),
     zoom: state.zoom === undefined ? "" : state.zoom.join("-"),
+    rows: state.rows === undefined ? "" : state.rows.map((row) => Number(row.toFixed(2))).join("-"),
+    fold: state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0) ? "" : JSON.stringify([state.fold.level, ...state.fold.turned]),
+    colour: state.colour === undefined || state.colour === "auto" ? "" : typeof state.colour === "string" ? state.colour : state.colour.join("~"),
     pins: list(state.pins),
     reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
     phase: state.phase ?? "",
@@ -90,6 +103,24 @@ function unescape(text: string): string {
 function parseZoom(text: string): { readonly zoom?: readonly [number, number] } {
   const [, first, last] = (/^(\d{1,15})-(\d{1,15})$/.exec(text) ?? []).map(Number);
   return first !== undefined && last !== undefined && last - first >= 2 ? { zoom: [first, last] } : {};
+}
+
+function parseRows(text: string): { readonly rows?: RowRange } {
+  const [low, high] = (/^(\d{1,7}(?:\.\d+)?)-(\d{1,7}(?:\.\d+)?)$/.exec(text) ?? []).slice(1).map(Number);
+  return low !== undefined && high !== undefined && high > low ? { rows: [low, high] } : {};
+}
+
+function parseFold(text: string): { readonly fold?: Fold } {
+  const parsed = parseJson(text);
+  if (!Array.isArray(parsed) || !Number.isInteger(parsed[0])) return {};
+  return { fold: { level: Number(parsed[0]), turned: parsed.slice(1).filter((item): item is string => typeof item === "string") } };
+}
+
+function parseColour(text: string): { readonly colour?: ColourRange } {
+  const word = COLOUR_RANGES.find((value) => value === text && value !== "typed");
+  if (word !== undefined && word !== "typed") return { colour: word };
+  const [low, high] = text === "" ? [] : text.split("~").map(Number);
+  return low !== undefined && high !== undefined && low < high ? { colour: [low, high] } : {};
 }
 
 function parseList(text: string): readonly string[] {

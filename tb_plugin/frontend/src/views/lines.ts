@@ -231,11 +231,11 @@ export class LineCard {
 
   #keyed(action: Gesture): boolean {
     const first = this.#content?.series.first;
-    if (first === undefined || action.kind === "row" || action.kind === "pick") return false;
+    if (first === undefined || ["row", "pick", "scroll", "stretch"].includes(action.kind)) return false;
     if (action.kind === "zoom") return this.events.zoomBy(action.factor, this.#step);
     if (action.kind === "pan") return this.events.pan(action.by);
     if (action.kind === "reset") this.events.zoom(null);
-    else {
+    else if (action.kind === "step" || action.kind === "end") {
       const column = action.kind === "end" ? (action.by < 0 ? 0 : first.length - 1) : columnAt(first, this.#step) + action.by;
       const step = first[Math.max(0, Math.min(first.length - 1, column))];
       if (step !== undefined) this.events.step(step);
