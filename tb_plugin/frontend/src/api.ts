@@ -14,6 +14,8 @@ export interface RunSummary {
   readonly started: number | null;
   readonly updated: number;
   readonly too_new: number;
+  /** Records that could not be understood and were left out; an older server does not count them. */
+  readonly damaged?: number;
 }
 
 export interface Session {
@@ -81,10 +83,17 @@ export async function fetchMeta(run: string): Promise<RunMeta> {
   return (await getJson(`meta?${new URLSearchParams({ run })}`)) as RunMeta;
 }
 
-export async function fetchIssues(run: string): Promise<readonly Issue[]> {
+/** Issues, the worst first, and how many are open, of which the answer may hold the first ones only. */
+export interface Issues {
+  readonly issues: readonly Issue[];
+  readonly open: number;
+}
+
+export async function fetchIssues(run: string): Promise<Issues> {
   const kept = offline();
-  if (kept !== null) return kept.run(run).issues;
-  return ((await getJson(`issues?${new URLSearchParams({ run })}`)) as { readonly issues: readonly Issue[] }).issues;
+  if (kept === null) return (await getJson(`issues?${new URLSearchParams({ run })}`)) as Issues;
+  const { issues } = kept.run(run);
+  return { issues, open: issues.filter(({ state }) => state === "open").length };
 }
 
 export async function fetchSeries(query: SeriesQuery): Promise<Series> {

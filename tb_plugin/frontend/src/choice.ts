@@ -8,6 +8,8 @@ import { ALL_ROWS, type DepthState } from "./model/depth";
 
 export class Choice {
   run = "";
+  /** A run that a link named and that is not there, empty for none. */
+  missing = "";
   /** The run compared with, empty for none. */
   other = "";
   mode: Mode = "beside";
@@ -21,6 +23,8 @@ export class Choice {
   range: Range | null = null;
   /** null follows the last step. */
   step: number | null = null;
+  /** Whether the step of this run was chosen, by a link or by what the verdict is about. */
+  placed = false;
   pins: readonly string[] = [];
   /** Rows, folds and colours of the maps. */
   depth: DepthState = ALL_ROWS;
@@ -34,6 +38,7 @@ export class Choice {
     [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
     [this.other, this.mode, this.range] = [wanted.other ?? "", wanted.mode ?? "beside", wanted.zoom ?? null];
     [this.reduce, this.phase] = [wanted.reduce ?? "extreme", wanted.phase ?? ""];
+    this.placed = wanted.step !== undefined;
     this.depth = { ...ALL_ROWS, fold: wanted.fold ?? ALL_ROWS.fold, rows: wanted.rows ?? null, colour: wanted.colour ?? "auto" };
   }
 
@@ -49,7 +54,7 @@ export class Choice {
   openRun(run: string): void {
     [this.run, this.range, this.step, this.pins, this.phase] = [run, null, null, [], ""];
     if (this.other === run) this.other = "";
-    [this.meta, this.asked] = [null, false];
+    [this.meta, this.asked, this.placed, this.missing] = [null, false, false, ""];
     this.depth = { ...ALL_ROWS, tall: this.depth.tall };
   }
 

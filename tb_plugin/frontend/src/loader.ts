@@ -1,12 +1,15 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type SeriesQuery } from "./api";
+import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMetric, type SeriesQuery } from "./api";
 import type { Choice } from "./choice";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { Recent } from "./model/recent";
 import type { Series } from "./model/series";
-import { isProblem, type Issue } from "./model/verdict";
+import { courseOf, courseText, isLow } from "./model/course";
+import { groupIssues } from "./model/groups";
+import { isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
+import { sitesOf } from "./model/tree";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
 import type { LineCard } from "./views/lines";
@@ -35,6 +38,7 @@ export interface Views {
 }
 
 const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
+const [ANSWER_COLUMNS, FEW_COLUMNS, MOST_COLUMNS, MOST_COURSES] = [400, 8, 4096, 3];
 
 export class Loader {
   /** Counts what was asked for. */
@@ -88,12 +92,15 @@ export class Loader {
     const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
     if (run === now.run && version === this.#version && now.meta !== null) return;
     const job = ++this.#job;
-    const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.#meetOther(run)]);
+    const [meta, { issues, open }, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.#meetOther(run)]);
     if (job !== this.#job) return;
     this.#recent.forget();
     const fresh = now.meta === null;
     [now.run, this.#version, now.meta] = [run, version, meta];
     if (!meta.phases.includes(now.phase)) now.phase = "";
+    const worst = issues.find(isProblem);
+    // The map opens on what the verdict is about, unless somebody asked for something else.
+    if (fresh && worst !== undefined && (now.metric === "" || !now.asked)) now.metric = metricFor(worst, now.held.map(({ name }) => name), "");
     // A metric that this run lacks stays chosen where somebody asked for it by name: the map then says how to get it.
     if (now.spec(now.metric) === undefined) {
       if (now.asked && now.metric !== "") await this.#learnCatalog();
@@ -101,11 +108,12 @@ export class Loader {
     }
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
-    views.verdict.show(issues, meta);
+    views.verdict.show(issues, meta, open);
+    if (fresh) this.#begin(issues);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
     [this.#issues, this.#histograms] = [issues, histograms];
     this.offer();
-    await this.#charts(job, fresh ? issues : []);
+    await Promise.all([this.#charts(job, fresh ? issues : []), this.#answer(job)]);
     await this.#learnCatalog();
     if (job === this.#job) this.offer();
   }
@@ -179,6 +187,39 @@ export class Loader {
     views.showStep();
     views.ridges.offer(this.#histograms, now.pins);
     await Promise.all([this.#table(job, true), this.#ridges(job)]);
+  }
+
+  /** An event is looked at where it happened, what holds on at the last step. */
+  #begin(issues: readonly Issue[]): void {
+    const { now } = this;
+    const worst = issues.find(isProblem);
+    if (worst !== undefined && isEvent(worst) && now.step === null && !now.placed) now.step = worst.step;
+    now.placed = true;
+  }
+
+  /** The loss of the whole run, and how the quantities of the problems on the cards went on. */
+  async #answer(job: number): Promise<void> {
+    const { now, views: { verdict } } = this;
+    const held = now.meta?.metrics ?? [];
+    const has = (name: string): RunMetric | undefined => held.find((metric) => metric.name === name);
+    const common = { run: now.run, phase: "", columns: ANSWER_COLUMNS, range: null };
+    const loss = has("loss") === undefined ? null : this.#series({ ...common, metric: "loss", reduce: "mean" });
+    const heads = groupIssues(this.#issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
+    const courses = heads.map(async (issue): Promise<[string, string] | null> => {
+      const spec = has(quantityFor(issue, held.map((metric) => metric.name)));
+      // Whether the layer itself was read is known of metrics of layers only.
+      if (spec === undefined || (spec.kind === "run") !== (issue.layer === "")) return null;
+      const low = isLow(issue);
+      const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
+      const site = sites[sitesOf(sites, issue.layer)[0] ?? -1];
+      if (site === undefined) return null;
+      const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
+      return course === null ? null : [issueKey(issue), courseText(course, spec.title, spec.unit)];
+    });
+    const [series, found] = await Promise.all([loss, Promise.all(courses)]);
+    if (job !== this.#job) return;
+    verdict.showLoss(series);
+    verdict.showCourses(new Map(found.filter((item): item is [string, string] => item !== null)));
   }
 
   /** The layers that open problems are about, those of the worst first. */

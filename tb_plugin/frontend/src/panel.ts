@@ -10,7 +10,7 @@ import { panBy, zoomBy, type Range } from "./model/zoom";
 import { PIN_COLOURS } from "./style";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
-import { Header } from "./views/header";
+import { Header, runLabel } from "./views/header";
 import { MetricInfo } from "./views/info";
 import type { LineCard } from "./views/lines";
 import { MapView, type MapEvents } from "./views/map";
@@ -80,6 +80,7 @@ export class Panel {
     this.#info,
   );
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
+  readonly #notice = el("div", { class: "card notice", attrs: { role: "status", "data-part": "notice" } });
   readonly #page: HTMLElement;
   readonly #loader: Loader;
   #live = true;
@@ -88,7 +89,7 @@ export class Panel {
   constructor() {
     const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, ridges: this.#ridges };
     const { header, ...cards } = views;
-    const page = el("main", { class: "page" }, header.root, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root);
+    const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root);
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
     this.root.append(page, this.#tooltip.root);
@@ -135,17 +136,28 @@ export class Panel {
   async refresh(): Promise<void> {
     await this.#loader.guard(async () => {
       const runs = await fetchRuns();
-      const current = runs.find(({ run }) => run === this.#now.run) ?? runs[0];
+      const wanted = this.#now.missing || this.#now.run;
+      const found = runs.find(({ run }) => run === wanted);
+      const current = found ?? runs.find(({ run }) => run === this.#now.run) ?? runs[0];
       if (current === undefined) {
         if (this.#now.meta === null) this.root.replaceChildren(emptyState(), this.#tooltip.root);
         return;
       }
       if (this.#page.parentNode !== this.root) this.root.replaceChildren(this.#page, this.#tooltip.root);
       this.#now.runs = runs;
+      // A link to a run that is not there opens another one, and says so until somebody chooses, or the run appears.
+      if (found === undefined && wanted !== "" && this.#now.missing === "") [this.#now.missing, this.#now.meta] = [wanted, null];
+      else if (found !== undefined && this.#now.missing !== "") this.#now.openRun(wanted);
+      this.#showNotice(current.run);
       if (this.#now.otherRun(current.run) === undefined) this.#now.other = "";
       this.#header.showRuns(runs, current.run, this.#now.other);
       await this.#loader.run(current.run, current.version);
     });
+  }
+
+  #showNotice(shown: string): void {
+    const { missing } = this.#now;
+    this.#notice.textContent = missing === "" ? "" : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
   }
 
   themed(dark: boolean): void {

@@ -30,7 +30,7 @@ export interface HeatEvents {
   key(action: Gesture): boolean;
 }
 
-const [DRAG_FROM, BOX_FROM] = [5, 26];
+const [DRAG_FROM, BOX_FROM, THIN] = [5, 26, 7];
 
 export class HeatMap {
   readonly #canvas = el("canvas");
@@ -133,7 +133,9 @@ export class HeatMap {
         const top = place(row);
         if (top === null) return [];
         const box = el("div", { class: "pinrow" });
-        box.style.cssText = `top:${top - 1}px;height:${Math.max(4, size + 2)}px;border-color:${pinColour(i)}`;
+        // An outline around a thin row would hide it: a mark at its end says enough.
+        const thin = size < THIN;
+        box.style.cssText = `top:${thin ? top + size / 2 - 2 : top - 1}px;height:${thin ? 4 : size + 2}px;${thin ? "right:auto;width:14px;" : ""}border-color:${pinColour(i)}`;
         return [box];
       }),
     );

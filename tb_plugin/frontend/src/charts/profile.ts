@@ -69,7 +69,8 @@ export class Profile {
       const first = Math.floor(depth.low) + i;
       const rows = row >= 1 ? ([first, Math.min(first + 1, depth.rows.length)] as const) : rowsBetween(depth, i, i + 1, height);
       if (rows[0] >= depth.rows.length) break;
-      const { kind, value } = shownCell(view, rows, [column, column]);
+      const { kind, value, site } = shownCell(view, rows, [column, column]);
+      if (site < 0 && row < TEXT_FROM) continue;
       const deep = Math.max(1, row >= 1 ? (row > 4 ? row - 2 : row) : 1);
       const top = row >= 1 ? rowTop(depth, first, height) + (row - deep) / 2 : i;
       if (kind === "value") {
@@ -78,12 +79,12 @@ export class Profile {
         context.fillStyle = keeps ? faint : css(barColour(scale, scale.position(value)));
         context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), deep);
       } else {
-        context.fillStyle = kind === "missing" ? missing : "#0c0c0e";
+        context.fillStyle = site < 0 ? grid : kind === "missing" ? missing : "#0c0c0e";
         context.fillRect(0, top, plot, deep);
       }
       if (row >= TEXT_FROM) {
         context.fillStyle = kind === "value" || kind === "missing" ? dim : bad;
-        context.fillText(kind === "missing" ? "nothing" : threeDigits(value), width - 2, top + deep / 2 + 0.5);
+        context.fillText(site < 0 ? "not read" : kind === "missing" ? "nothing" : threeDigits(value), width - 2, top + deep / 2 + 0.5);
       }
     }
     context.fillStyle = faint;

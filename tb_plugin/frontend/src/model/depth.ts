@@ -114,8 +114,12 @@ export function rowOfSites(rows: readonly Row[], sites: number): Int32Array {
 export function labelsOf(depth: Depth, branches: readonly Branch[], rowOf: Int32Array, forced: ReadonlySet<number>, height: number, gap: number): readonly Label[] {
   const { rows, low, high } = depth;
   const size = rowHeight(depth, height);
-  const middle = (row: number, count: number): number => rowTop(depth, row + count - 1, height) + (size * count) / 2;
-  const inView = (y: number): boolean => y >= 0 && y <= height;
+  // What begins in view has its name there, moved inwards at the edges.
+  const middle = (row: number, count: number): number => {
+    const [top, bottom] = [Math.max(0, rowTop(depth, row + count - 1, height)), Math.min(height, rowTop(depth, row - 1, height))];
+    return top > height || bottom < 0 ? -1 : Math.max(gap / 2, Math.min(height - gap / 2, (top + bottom) / 2));
+  };
+  const inView = (y: number): boolean => y >= 0;
   const taken: Label[] = [];
   const free = (y: number): boolean => taken.every((label) => Math.abs(label.y - y) >= gap);
   for (const row of [...forced].sort((a, b) => a - b)) {

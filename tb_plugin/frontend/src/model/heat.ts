@@ -81,7 +81,7 @@ export function paintHeat(pixels: Uint32Array, width: number, height: number, vi
       }
       for (let x = 0; x < width; x++) {
         const now = state[x] ?? UNREAD;
-        line[x] = now === VALUE ? colourOf(scale, shown[x] ?? 0) : now === MISSING ? colours.missing : (toColumn[x] ?? -1) < 0 ? colours.empty : colours.missing;
+        line[x] = now === VALUE ? colourOf(scale, shown[x] ?? 0) : now === MISSING ? colours.missing : colours.empty;
       }
     }
     const at = y * width;

@@ -45,7 +45,7 @@ export interface MapContent {
 }
 
 const [LEAST_HEIGHT, ROW, ROOMY, FEW, LABEL] = [168, 17, 24, 8, 14];
-const [LEAST_WINDOW, AROUND, AROUND_TALL] = [300, 480, 190];
+const [LEAST_WINDOW, AROUND, AROUND_TALL] = [240, 560, 190];
 const [NAME_LETTERS, SWATCHES, AXIS, EDGE, MOST_ABSENT] = [26, 50, 46, 10, 3];
 const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom the steps, v and Shift v the layers, page keys move over the layers, 0 shows all.";
 
@@ -403,7 +403,7 @@ export class MapView {
     const among = this.#depth.rows.slice(...rows).reduce((sum, { from, to }) => sum + to - from, 0);
     const unit = cell.kind === "value" ? unitText(spec.unit) : "";
     const absent = cell.site < 0 && row !== undefined && row.from === row.to;
-    const value = absent ? "not read by this metric" : cell.kind === "missing" ? "nothing arrived" : `${formatNumber(cell.value)} ${unit}`.trim();
+    const value = absent ? "not read" : cell.kind === "missing" ? "nothing arrived" : `${formatNumber(cell.value)} ${unit}`.trim();
     const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
     const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
     const lines = [`${spec.title}, step ${steps(series, cell.column)}`, formatTime(series.wall[cell.column] ?? 0), ...most];

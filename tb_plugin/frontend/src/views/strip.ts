@@ -4,7 +4,7 @@ import { formatStep } from "../model/format";
 import { endOf, inOrder, layOut, neighbour, type Bar } from "../model/strip";
 import { issueKey, where, type Issue } from "../model/verdict";
 
-const [LANE, MOST_LANES, LEAST_SHARE] = [22, 5, 0.14];
+const [LANE, MOST_LANES, LEAST_SHARE] = [26, 2, 0.14];
 
 export class StripView {
   readonly #bands = el("div");
@@ -84,7 +84,7 @@ export class StripView {
     for (const { bar, button } of this.#bars) {
       const [from, to] = [Math.max(0, this.#share(bar.from)), Math.min(1, this.#share(bar.to + 1))];
       button.hidden = from >= 1 || to <= 0;
-      button.style.left = `min(${from * 100}%, 100% - 14px)`;
+      button.style.left = `min(${from * 100}%, 100% - 24px)`;
       button.style.width = `${Math.max(0, to - from) * 100}%`;
     }
     this.showStep(this.#step);
