@@ -1,6 +1,7 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
 import type { Moment } from "./model/health";
 import type { Histograms } from "./model/ridge";
+import type { Overview } from "./model/overview";
 import { offline } from "./offline";
 import { decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
@@ -69,6 +70,11 @@ export async function fetchRuns(): Promise<readonly RunSummary[]> {
   const kept = offline();
   if (kept !== null) return kept.runs;
   return ((await getJson("runs")) as { readonly runs: readonly RunSummary[] }).runs;
+}
+
+export async function fetchOverview(): Promise<Overview> {
+  const kept = offline();
+  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview();
 }
 
 export async function fetchCatalog(): Promise<readonly CatalogEntry[]> {

@@ -4,14 +4,16 @@ import type { Choice } from "./choice";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
+import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
 import type { Series } from "./model/series";
 import { courseOf, courseText, isLow } from "./model/course";
 import { groupIssues } from "./model/groups";
-import { isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
+import { isAlongDepth, isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
 import { sitesOf } from "./model/tree";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
+import type { LosingCard } from "./views/losing";
 import type { LineCard } from "./views/lines";
 import type { MapContent, MapView } from "./views/map";
 import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
@@ -28,6 +30,7 @@ export interface Views {
   /** The map of the run compared with. */
   readonly second: MapView;
   readonly curves: Curves;
+  readonly losing: LosingCard;
   readonly table: HealthTable;
   readonly ridges: RidgeView;
   /** Shows the chosen step, and the pinned layers, in every view. */
@@ -38,7 +41,7 @@ export interface Views {
 }
 
 const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
-const [ANSWER_COLUMNS, FEW_COLUMNS, MOST_COLUMNS, MOST_COURSES] = [400, 8, 4096, 3];
+const [ANSWER_COLUMNS, FEW_COLUMNS, MOST_COLUMNS, MOST_COURSES, LOSING_LINES] = [400, 8, 4096, 3, 6];
 
 export class Loader {
   /** Counts what was asked for. */
@@ -207,6 +210,9 @@ export class Loader {
     const heads = groupIssues(this.#issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
     const courses = heads.map(async (issue): Promise<[string, string] | null> => {
       const spec = has(quantityFor(issue, held.map((metric) => metric.name)));
+      const reached = spec?.name === "block.gradient_norm" && isAlongDepth(issue) ? has(FROM_LOSS) : undefined;
+      const arrived = reached === undefined ? null : await this.#reached(issue, reached, common);
+      if (arrived !== null) return arrived;
       // Whether the layer itself was read is known of metrics of layers only.
       if (spec === undefined || (spec.kind === "run") !== (issue.layer === "")) return null;
       const low = isLow(issue);
@@ -220,6 +226,18 @@ export class Loader {
     if (job !== this.#job) return;
     verdict.showLoss(series);
     verdict.showCourses(new Map(found.filter((item): item is [string, string] => item !== null)));
+  }
+
+  /** What reaches a layer of the gradient at the loss: what is left behind the block after it. */
+  async #reached(issue: Issue, spec: RunMetric, common: Omit<SeriesQuery, "metric" | "reduce">): Promise<[string, string] | null> {
+    const order = this.now.meta?.sessions.at(-1)?.blocks ?? [];
+    const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
+    const next = order[order.indexOf(issue.layer) + 1];
+    const site = order.includes(issue.layer) ? sites.find((name) => name === next) : undefined;
+    if (site === undefined) return null;
+    const low = isLow(issue);
+    const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
+    return course === null ? null : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
   }
 
   /** The layers that open problems are about, those of the worst first. */
@@ -307,8 +325,22 @@ export class Loader {
     const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? this.#series(query) : null]);
     if (job !== this.#job) return;
     this.#tableShows = shows;
+    await this.#losing(job, anew);
+    if (job !== this.#job) return;
     if (trend !== null) table.showTrend(trend, metric.scale === "log");
     table.show(group, moment);
+  }
+
+  /** What is left of the gradient by depth, at the chosen step. */
+  async #losing(job: number, anew: boolean): Promise<void> {
+    const { now, views: { losing } } = this;
+    if (now.spec(FROM_LOSS) === undefined) return losing.hide();
+    const query = { run: now.run, metric: FROM_LOSS, phase: now.phase, columns: LOSING_LINES, reduce: "mean", range: now.range };
+    const [moment, earlier] = await Promise.all([fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase), anew ? this.#series(query) : null]);
+    const found = moment.metrics[FROM_LOSS];
+    if (job !== this.#job || found === undefined) return;
+    if (earlier !== null) losing.showEarlier(earlier);
+    losing.show(found);
   }
 
   async #ridges(job: number): Promise<void> {

@@ -8,13 +8,16 @@ import { parseHash, type Mode } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
 import { panBy, zoomBy, type Range } from "./model/zoom";
 import { PIN_COLOURS } from "./style";
+import { OverviewPage } from "./overview";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
 import { Header, runLabel } from "./views/header";
 import { MetricInfo } from "./views/info";
 import type { LineCard } from "./views/lines";
+import { LosingCard } from "./views/losing";
 import { MapView, type MapEvents } from "./views/map";
 import { RidgeView } from "./views/ridge";
+import { MetricSearch } from "./views/search";
 import { StripView } from "./views/strip";
 import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
@@ -36,6 +39,7 @@ export class Panel {
       compare: (run) => void this.#compare(run, this.#now.mode),
       step: (step) => this.#moveTo(step),
       live: (on) => this.#setLive(on),
+      overview: () => void this.#openOverview(),
       phase: (word) => this.#anew(() => this.#now.setPhase(word)),
     },
     true,
@@ -51,6 +55,10 @@ export class Panel {
   readonly #mapEvents: MapEvents = {
     ...this.#navigate,
     metric: (name) => this.#setMetric(name),
+    search: () => {
+      this.#search.offer(this.#now.held, this.#now.catalog);
+      this.#search.open();
+    },
     pin: (site) => this.#togglePin(site),
     hover: (step, site) => this.#point(step, null, site),
     mode: (mode) => void this.#compare(this.#now.other, mode),
@@ -61,6 +69,7 @@ export class Panel {
       this.#save();
     },
   };
+  readonly #search = new MetricSearch((name) => this.#setMetric(name));
   readonly #map = new MapView(this.#mapEvents, this.#tooltip, this.#info);
   readonly #second = new MapView(this.#mapEvents, this.#tooltip, this.#info, true);
   readonly #table = new HealthTable({
@@ -79,7 +88,15 @@ export class Panel {
     this.#tooltip,
     this.#info,
   );
+  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
+  readonly #overview = new OverviewPage({
+    open: (run) => void this.#openRun(run),
+    error: (message) => (this.#overviewError.textContent = message),
+    changed: () => this.#save(),
+  });
+  readonly #overviewHead = el("p", { class: "lead", text: "GradFlow" });
+  readonly #overviewError = el("div", { class: "card error", attrs: { role: "alert" } });
   readonly #notice = el("div", { class: "card notice", attrs: { role: "status", "data-part": "notice" } });
   readonly #page: HTMLElement;
   readonly #loader: Loader;
@@ -89,12 +106,16 @@ export class Panel {
   constructor() {
     const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, ridges: this.#ridges };
     const { header, ...cards } = views;
-    const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root);
+    const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root, this.#search.root);
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
-    this.root.append(page, this.#tooltip.root);
+    this.#overview.root.hidden = true;
+    this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
+    this.#fill();
+    this.#curves.add(this.#losing.root);
     this.#loader = new Loader(this.#now, {
       ...views,
+      losing: this.#losing,
       page,
       showStep: () => this.#showStep(),
       showPins: () => this.#showPins(),
@@ -108,6 +129,7 @@ export class Panel {
   async start(): Promise<void> {
     const wanted = parseHash(hostHash());
     this.#now.restore(wanted);
+    this.#overview.chosen = wanted.compare ?? [];
     this.#curves.restore(wanted);
     this.#map.showReducer(this.#now.reduce);
     this.#showDepth();
@@ -136,6 +158,12 @@ export class Panel {
   async refresh(): Promise<void> {
     await this.#loader.guard(async () => {
       const runs = await fetchRuns();
+      const first = this.#now.run === "" && runs.length > 1;
+      if (first || this.#overviewShown) {
+        this.#showOverview(true);
+        this.#now.runs = runs;
+        return this.#overview.refresh(runs.map(({ run, version }) => `${run} ${version}`).join("\n"));
+      }
       const wanted = this.#now.missing || this.#now.run;
       const found = runs.find(({ run }) => run === wanted);
       const current = found ?? runs.find(({ run }) => run === this.#now.run) ?? runs[0];
@@ -143,7 +171,7 @@ export class Panel {
         if (this.#now.meta === null) this.root.replaceChildren(emptyState(), this.#tooltip.root);
         return;
       }
-      if (this.#page.parentNode !== this.root) this.root.replaceChildren(this.#page, this.#tooltip.root);
+      if (this.#page.parentNode !== this.root) this.#fill();
       this.#now.runs = runs;
       // A link to a run that is not there opens another one, and says so until somebody chooses, or the run appears.
       if (found === undefined && wanted !== "" && this.#now.missing === "") [this.#now.missing, this.#now.meta] = [wanted, null];
@@ -153,6 +181,30 @@ export class Panel {
       this.#header.showRuns(runs, current.run, this.#now.other);
       await this.#loader.run(current.run, current.version);
     });
+  }
+
+  #fill(): void {
+    this.root.replaceChildren(this.#overview.root, this.#page, this.#tooltip.root);
+    this.#showOverview(this.#overviewShown);
+  }
+
+  get #overviewShown(): boolean {
+    return !this.#overview.root.hidden;
+  }
+
+  #showOverview(shown: boolean): void {
+    this.#overview.root.hidden = !shown;
+    if (shown) this.#page.hidden = true;
+    this.#overviewError.textContent = "";
+  }
+
+  /** Back to the table of all runs. */
+  async #openOverview(): Promise<void> {
+    this.#now.openRun("");
+    this.#loader.forget();
+    this.#showOverview(true);
+    await this.refresh();
+    this.#save();
   }
 
   #showNotice(shown: string): void {
@@ -168,6 +220,7 @@ export class Panel {
 
   async #openRun(run: string): Promise<void> {
     this.#now.openRun(run);
+    this.#showOverview(false);
     this.#showDepth();
     this.#loader.forget();
     await this.refresh();
@@ -280,7 +333,7 @@ export class Panel {
 
   /** The host takes its time to change its address, so that happens after the repaint. */
   #save(): void {
-    this.#later("save", SAVE_MS, () => saveState({ ...this.#now.state, ...this.#curves.state }));
+    this.#later("save", SAVE_MS, () => saveState({ ...this.#now.state, ...this.#curves.state, compare: this.#overview.chosen }));
   }
 
   #later(timer: Timer, wait: number, work: () => void): void {

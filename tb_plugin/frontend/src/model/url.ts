@@ -20,6 +20,8 @@ export interface UrlState {
   /** The run to compare with, and how. */
   readonly other?: string;
   readonly mode?: Mode;
+  /** The runs chosen in the table of all runs. */
+  readonly compare?: readonly string[];
   readonly step?: number;
   readonly pins?: readonly string[];
   readonly reduce?: Reducer;
@@ -47,7 +49,7 @@ export function parseHash(hash: string): UrlState {
   const [run, metric, step, other, phase, smooth] = ["run", "metric", "step", "other", "phase", "smooth"].map(text);
   const axis = AXES.find(({ kind }) => kind !== "step" && kind === text("axis"))?.kind;
   const reduce = REDUCERS.find((word) => word !== "extreme" && word === text("reduce"));
-  const [pins, charts, log] = [parseList(text("pins")), parseList(text("charts")), parseSwitches(text("log"))];
+  const [pins, charts, compare, log] = [parseList(text("pins")), parseList(text("charts")), parseList(text("compare")), parseSwitches(text("log"))];
   return {
     ...(run ? { run } : {}),
     ...(metric ? { metric } : {}),
@@ -62,6 +64,7 @@ export function parseHash(hash: string): UrlState {
     ...(reduce === undefined ? {} : { reduce }),
     ...(axis === undefined ? {} : { axis }),
     ...(/^0\.\d+$/.test(smooth ?? "") ? { smooth: Number(smooth) } : {}),
+    ...(compare.length === 0 ? {} : { compare }),
     ...(pins.length === 0 ? {} : { pins }),
     ...(charts.length === 0 ? {} : { charts }),
     ...(Object.keys(log).length === 0 ? {} : { log }),
@@ -82,6 +85,7 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
     fold: state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0) ? "" : JSON.stringify([state.fold.level, ...state.fold.turned]),
     colour: state.colour === undefined || state.colour === "auto" ? "" : typeof state.colour === "string" ? state.colour : state.colour.join("~"),
     pins: list(state.pins),
+    compare: list(state.compare),
     reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
     phase: state.phase ?? "",
     axis: state.axis === undefined || state.axis === "step" ? "" : state.axis,

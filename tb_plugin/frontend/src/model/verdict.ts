@@ -79,11 +79,16 @@ export function verdict(issues: readonly Issue[], last: number | null, lost = 0,
 const JUDGED_BY: Partial<Record<IssueType, readonly string[]>> = {
   DEAD: ["activation.dead_share", "parameter.zero_share"],
   SATURATION: ["activation.saturated_share"],
-  EXPLODING: ["block.gain_from_loss", "block.gradient_norm", "block.gain", "parameter.gradient_norm"],
-  VANISHING: ["block.gain_from_loss", "block.gradient_norm", "block.gain", "parameter.gradient_norm"],
+  EXPLODING: ["block.gain", "block.gradient_norm", "parameter.gradient_norm"],
+  VANISHING: ["block.gradient_norm", "block.gain", "parameter.gradient_norm"],
   LOSS_SPIKE: ["block.gradient_norm", "parameter.gradient_norm"],
   UNSTABLE: ["block.gradient_norm", "parameter.gradient_norm"],
   LEARNING_RATE: ["parameter.update_ratio"],
+  ATTENTION_COLLAPSE: ["attention.entropy"],
+  HEAD_REDUNDANCY: ["attention.diversity"],
+  RANK_COLLAPSE: ["block.rank_residual"],
+  RECURRENT_SUBCRITICAL: ["recurrent.decay", "recurrent.spectral_radius"],
+  RECURRENT_SUPERCRITICAL: ["recurrent.decay", "recurrent.spectral_radius"],
   NOT_TRAINING: ["parameter.update_ratio", "parameter.gradient_norm"],
   NOT_LEARNING: ["parameter.update_ratio", "block.gradient_norm"],
   NUMERICAL: ["block.gradient_norm", "block.gain", "parameter.nonfinite", "parameter.gradient_norm"],
@@ -117,4 +122,9 @@ export function quantityFor(issue: Issue, available: readonly string[]): string 
 /** Whether an issue is an event at one step: what came after it may be sound. */
 export function isEvent(issue: Issue): boolean {
   return issue.issue_type === "LOSS_SPIKE" || issue.issue_type === "NUMERICAL";
+}
+
+/** Whether an issue is about what becomes of the gradient on its way through the blocks. */
+export function isAlongDepth(issue: Issue): boolean {
+  return issue.issue_type === "VANISHING" || issue.issue_type === "EXPLODING";
 }

@@ -56,6 +56,7 @@ export class Curves {
   #wanted: readonly string[] = [];
   #usual: readonly string[] = [];
   readonly cards: readonly LineCard[];
+  readonly #box = el("div", { class: "lines" });
   readonly root: HTMLElement;
 
   constructor(private readonly events: CurveEvents, tooltip: Tooltip, info: MetricInfo) {
@@ -78,12 +79,18 @@ export class Curves {
     };
     const style = (): LineStyle => ({ axis: this.#axis, smooth: this.#smooth, log: this.#log });
     this.cards = (["run", "run", "pins"] as const).map((kind) => new LineCard(kind, style, card, tooltip, info));
+    this.#box.append(...this.cards.map(({ root }) => root));
     const heading = el("div", { class: "bar" }, el("h2", { text: "Over time" }), el("label", {}, "by", this.#axes), el("label", {}, "smoothing", this.#slider, this.#output));
-    this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, el("div", { class: "lines" }, ...this.cards.map(({ root }) => root)));
+    this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, this.#box);
     setOptions(this.#axes, AXES.map(({ kind, label }) => ({ value: kind, label })), "step");
     this.#axes.addEventListener("change", () => this.#restyle());
     this.#slider.addEventListener("input", () => this.#restyle());
     this.#showStyle();
+  }
+
+  /** Puts one more card beside the lines. */
+  add(card: HTMLElement): void {
+    this.#box.append(card);
   }
 
   /** What belongs into the address. */

@@ -9,15 +9,12 @@ import { joinSteps, spread } from "../model/join";
 import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
 import { smooth } from "../model/smooth";
 import type { Gesture } from "../model/zoom";
-import { pinColour } from "../style";
+import { cssVariable, pinColour } from "../style";
 import { downloadMenu, theme } from "./download";
 import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
 import type { Navigate } from "./navigate";
 import type { Tooltip } from "./tooltip";
-
-const RUN_COLOUR = "#2f7de1";
-const OTHER_COLOUR = "#e0661a";
 
 export interface LineCardEvents extends Navigate {
   /** Another metric was chosen. */
@@ -137,14 +134,14 @@ export class LineCard {
     this.#log.setAttribute("aria-pressed", String(this.#isLog));
     this.#own = axisValues(series, axis, started[0]);
     this.#others = other === null ? this.#own : axisValues(other, axis, started[1]);
-    const colour = (site: string): string => (this.kind === "run" ? RUN_COLOUR : pinColour(pins.indexOf(site)));
+    const colour = (site: string): string => (this.kind === "run" ? cssVariable("--run") : pinColour(pins.indexOf(site)));
     let xs = this.#own;
     let curves = series.sites.map((site, i) => this.#curve(series, i, colour(site), this.#own));
     if (other !== null) {
       const joined = joinSteps(this.#own, this.#others);
       xs = joined.steps;
       const theirs = other.sites.map((site, i) => {
-        const curve = this.#curve(other, i, this.kind === "run" ? OTHER_COLOUR : colour(site), this.#others);
+        const curve = this.#curve(other, i, this.kind === "run" ? cssVariable("--other") : colour(site), this.#others);
         return placed({ ...curve, dashed: this.kind === "pins" }, joined.other);
       });
       curves = [...curves.map((curve) => placed(curve, joined.own)), ...theirs];

@@ -24,6 +24,7 @@ import type { Tooltip } from "./tooltip";
 
 export interface MapEvents extends Navigate {
   metric(name: string): void;
+  search(): void;
   pin(site: string): void;
   hover(step: number | null, site: string | null): void;
   mode(mode: Mode): void;
@@ -101,6 +102,7 @@ export class MapView {
     this.#bar = new MapBar(
       {
         metric: (name) => events.metric(name),
+        search: () => events.search(),
         mode: (mode) => events.mode(mode),
         reduce: (reducer) => events.reduce(reducer),
         level: (level) => this.#set({ fold: { level, turned: [] }, rows: null }),

@@ -9,6 +9,7 @@ import type { MetricInfo } from "./info";
 
 export interface MapBarEvents {
   metric(name: string): void;
+  search(): void;
   mode(mode: Mode): void;
   reduce(reducer: Reducer): void;
   level(level: number): void;
@@ -41,7 +42,9 @@ export class MapBar {
     this.#reducers.addEventListener("change", () => events.reduce(REDUCERS.find((word) => word === this.#reducers.value) ?? "extreme"));
     this.#levels.addEventListener("change", () => events.level(Number(this.#levels.value)));
     this.#tall.addEventListener("click", () => events.tall(this.#tall.getAttribute("aria-pressed") !== "true"));
-    const own = second ? [] : [this.#metrics, info.button(() => events.spec()), this.#modes];
+    const search = el("button", { class: "btn icon what", text: "\u2315", title: "Search metrics by topic", attrs: { type: "button", "aria-label": "Search metrics", "data-part": "search-metric" } });
+    search.addEventListener("click", () => events.search());
+    const own = second ? [] : [this.#metrics, search, info.button(() => events.spec()), this.#modes];
     const rest = second ? [] : [this.#reducers, this.#levels, this.#tall];
     this.root = el("div", { class: "bar" }, this.#title, ...own, this.#formula, this.#allSteps, this.#allRows, ...rest, this.#note, downloadMenu("the map", download));
   }

@@ -1,7 +1,7 @@
 // One row of the health table. It is built once; of a new step only the cells that differ are touched.
 import { el, setText, svg } from "../dom";
 import { sparkline, verdictOf, type Cell, type Column, type Row } from "../model/health";
-import { shorten, siteText, threeDigits } from "../model/format";
+import { formatNumber, shorten, siteText, threeDigits } from "../model/format";
 import type { Series } from "../model/series";
 import { pinColour } from "../style";
 
@@ -32,7 +32,7 @@ export class TableRow {
     const { issue, off, cells } = row;
     const column = columns.find(({ key }) => key === off);
     const why = issue?.message ?? (column === undefined ? (off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds") : `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`);
-    set(this.#verdict, issue !== null ? `badge sev-${issue.severity}` : off === "" ? "ok" : column === undefined ? "unjudged" : "off", column !== undefined && issue === null ? `${column.title} off` : verdictOf(row), why);
+    set(this.#verdict, issue !== null ? `badge sev-${issue.severity}` : off === "" ? "ok" : column === undefined ? "unjudged" : "off", column !== undefined && issue === null ? beyond(column, cells[column.key]?.value ?? NaN) : verdictOf(row), why);
     if (this.#cells.length !== columns.length) {
       for (const cell of this.#cells) cell.remove();
       this.#cells = columns.map(() => el("td"));
@@ -51,6 +51,14 @@ export class TableRow {
     this.#name.setAttribute("aria-pressed", String(pin >= 0));
     this.root.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
   }
+}
+
+/** A number outside its thresholds, as a comparison. */
+function beyond({ title, marks, share }: Column, value: number): string {
+  const [low, high] = marks.length === 2 ? marks : [undefined, marks[0]];
+  const mark = (number: number): string => (share ? `${formatNumber(100 * number, 3)} %` : formatNumber(number, 3));
+  if (low !== undefined && value < low) return `${title} < ${mark(low)}`;
+  return Number.isNaN(value) ? `${title} is NaN` : `${title} > ${mark(high ?? 0)}`;
 }
 
 function fill(td: HTMLElement, cell: Cell | null, { share }: Column, off: boolean): void {
