@@ -33,7 +33,7 @@ export class OverviewPage {
       },
     });
     this.#multiples = new Multiples({ load: () => void this.#guard(() => this.#compare()), open: (run) => events.open(run) });
-    this.root = el("div", { class: "overview" }, this.#table.root, this.#multiples.root);
+    this.root = el("main", { class: "overview" }, this.#table.root, this.#multiples.root);
   }
 
   /** Loads the table anew where any run has something new. */

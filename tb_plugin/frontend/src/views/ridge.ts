@@ -12,6 +12,7 @@ export interface Listed {
 }
 
 const [LEFT, RIGHT, GAP, PEAK, AXIS] = [70, 110, 15, 44, 24];
+const PADDING = 32;
 export const MOST_RIDGES = 28;
 
 export class RidgeView {
@@ -68,13 +69,14 @@ export class RidgeView {
   /** Draws what is shown already once more, for another width. */
   draw(): void {
     const found = this.#shown;
-    const width = this.#body.clientWidth - LEFT - RIGHT;
+    const room = this.#body.clientWidth - PADDING;
+    const width = room - LEFT - RIGHT;
     if (found === null || width <= 0) return;
     const { low, high, ridges } = ridgeline(found.histograms, width, GAP, PEAK);
     const of = found.total > ridges.length ? `${ridges.length} of ${found.total} shown` : `${ridges.length} in all`;
     setText(this.#note, `${of}; each scaled to its own peak`);
     const bottom = PEAK + Math.max(0, ridges.length - 1) * GAP;
-    const root = svg("svg", { width: this.#body.clientWidth, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
+    const root = svg("svg", { width: room, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
     for (const ridge of ridges) {
       const group = svg("g", { transform: `translate(${LEFT} 0)` });
       const entries = `step ${formatStep(ridge.step)}: ${formatStep(ridge.entries)} entries, ${formatStep(ridge.nonfinite)} NaN or Inf`;

@@ -10,8 +10,8 @@ export class StripView {
   readonly #bands = el("div");
   readonly #cursor = el("div", { class: "vline" });
   readonly #lanes = el("div", { class: "lanes", attrs: { "data-part": "lanes" } }, this.#bands, this.#cursor);
-  readonly #previous = el("button", { class: "btn", text: "\u2039 prev", attrs: { type: "button", "aria-label": "Previous issue" } });
-  readonly #next = el("button", { class: "btn", text: "next \u203a", attrs: { type: "button", "aria-label": "Next issue" } });
+  readonly #previous = el("button", { class: "btn", attrs: { type: "button", "aria-label": "Previous issue" } }, el("span", { text: "\u2039 ", attrs: { "aria-hidden": "true" } }), "Previous");
+  readonly #next = el("button", { class: "btn", attrs: { type: "button", "aria-label": "Next issue" } }, "Next", el("span", { text: " \u203a", attrs: { "aria-hidden": "true" } }));
   readonly #count = el("span");
   readonly root = el(
     "section",
