@@ -3,7 +3,7 @@ import type { Moment } from "./model/health";
 import type { Histograms } from "./model/ridge";
 import type { Overview } from "./model/overview";
 import { offline } from "./offline";
-import { decodeSeries, type Series } from "./model/series";
+import { columnAt, decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
 
@@ -114,6 +114,30 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
   if (query.phase !== "") args.set("phase", query.phase);
   for (const site of query.sites ?? []) args.append("site", site);
   return decodeSeries(await (await get(`series?${args}`)).arrayBuffer());
+}
+
+/** What belongs on every time axis: a mark of the user, a checkpoint, a change of the learning rate, a resumed run, a gap. */
+export interface Annotation {
+  readonly kind: string;
+  readonly step: number;
+  readonly last: number;
+  readonly text: string;
+}
+
+export async function fetchAnnotations(run: string): Promise<readonly Annotation[]> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).annotations ?? [];
+  return ((await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }).annotations;
+}
+
+/** First and last step of the readings of a metric before and after a step. */
+export async function fetchAround(run: string, metric: string, step: number, count: number): Promise<readonly [number, number]> {
+  const kept = offline();
+  const args = new URLSearchParams({ run, metric, step: String(step), count: String(count) });
+  const series = kept === null ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer()) : await kept.series(run, metric, "extreme", []);
+  const at = columnAt(series.first, step);
+  const [from, to] = kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
+  return [series.first[from] ?? step, series.last[to] ?? step];
 }
 
 export async function fetchMoment(run: string, step: number, metrics: readonly string[], phase: string): Promise<Moment> {

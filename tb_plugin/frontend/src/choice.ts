@@ -1,5 +1,5 @@
 // What is chosen, and what follows from it and from what is known of the runs; knows no view and no server.
-import type { CatalogEntry, RunMeta, RunMetric, RunSummary } from "./api";
+import type { Annotation, CatalogEntry, RunMeta, RunMetric, RunSummary } from "./api";
 import { firstMetric } from "./model/offer";
 import type { Mode, Reducer, UrlState } from "./model/url";
 import type { Issue } from "./model/verdict";
@@ -31,6 +31,7 @@ export class Choice {
   runs: readonly RunSummary[] = [];
   meta: RunMeta | null = null;
   catalog: readonly CatalogEntry[] = [];
+  annotations: readonly Annotation[] = [];
 
   constructor(private readonly mostPins: number) {}
 

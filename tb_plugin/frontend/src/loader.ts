@@ -1,5 +1,5 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMetric, type SeriesQuery } from "./api";
+import { fetchAnnotations, fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMetric, type SeriesQuery } from "./api";
 import type { Choice } from "./choice";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
@@ -95,11 +95,11 @@ export class Loader {
     const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
     if (run === now.run && version === this.#version && now.meta !== null) return;
     const job = ++this.#job;
-    const [meta, { issues, open }, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.#meetOther(run)]);
+    const [meta, { issues, open }, histograms, annotations] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), fetchAnnotations(run), this.#meetOther(run)]);
     if (job !== this.#job) return;
     this.#recent.forget();
     const fresh = now.meta === null;
-    [now.run, this.#version, now.meta] = [run, version, meta];
+    [now.run, this.#version, now.meta, now.annotations] = [run, version, meta, annotations];
     if (!meta.phases.includes(now.phase)) now.phase = "";
     const worst = issues.find(isProblem);
     // The map opens on what the verdict is about, unless somebody asked for something else.
@@ -158,6 +158,7 @@ export class Loader {
     views.second.offer([], "", sites);
     views.table.showMeta(now.run, now.held, this.#issues);
     views.curves.offer(now.held, now.catalog);
+    views.losing.offer(now.spec(FROM_LOSS) !== undefined);
   }
 
   async #learnCatalog(): Promise<void> {
@@ -271,7 +272,7 @@ export class Loader {
     map.showMode(other === undefined ? null : now.mode);
     second.root.hidden = other === undefined || now.mode === "difference";
     const order = now.meta?.sessions.at(-1)?.blocks ?? [];
-    const content = { series, spec, range: now.extent, of: "", like: null, accused: this.#accused, order };
+    const content = { series, spec, range: now.extent, of: "", like: null, accused: this.#accused, order, annotations: now.annotations };
     if (other === undefined) map.show(content);
     else this.#showTwo(content, found, other.run);
   }
@@ -306,6 +307,7 @@ export class Loader {
       extent,
       step: () => now.currentStep,
       series: this.#series,
+      annotations: now.annotations,
       started: [now.meta?.started ?? 0, other?.started ?? 0],
       spec: (name) => now.spec(name),
       entry: (name) => now.catalogued(name),
@@ -334,7 +336,7 @@ export class Loader {
   /** What is left of the gradient by depth, at the chosen step. */
   async #losing(job: number, anew: boolean): Promise<void> {
     const { now, views: { losing } } = this;
-    if (now.spec(FROM_LOSS) === undefined) return losing.hide();
+    if (now.spec(FROM_LOSS) === undefined) return;
     const query = { run: now.run, metric: FROM_LOSS, phase: now.phase, columns: LOSING_LINES, reduce: "mean", range: now.range };
     const [moment, earlier] = await Promise.all([fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase), anew ? this.#series(query) : null]);
     const found = moment.metrics[FROM_LOSS];

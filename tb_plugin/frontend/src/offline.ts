@@ -1,5 +1,5 @@
 // The answers that a snapshot file carries with it instead of a server; tensorboard_plugin_gradflow/snapshot.py writes them.
-import type { CatalogEntry, RunMeta, RunSummary } from "./api";
+import type { Annotation, CatalogEntry, RunMeta, RunSummary } from "./api";
 import type { MetricMoment, Moment } from "./model/health";
 import { momentFrom } from "./model/health";
 import type { Histograms } from "./model/ridge";
@@ -19,6 +19,8 @@ interface KeptRun {
   /** Every metric in all reductions: gzip, then base64. */
   readonly series: Readonly<Record<string, string>>;
   readonly histograms: readonly Histograms[];
+  /** A file that was written earlier has none. */
+  readonly annotations?: readonly Annotation[];
 }
 
 interface Kept {

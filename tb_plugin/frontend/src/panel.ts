@@ -1,5 +1,5 @@
 // What a hand does on the page, turned into what is chosen and shown; the views never talk to each other.
-import { fetchRuns } from "./api";
+import { fetchAround, fetchRuns } from "./api";
 import { Choice } from "./choice";
 import { afterFrame, el } from "./dom";
 import { hostHash, isVisible, saveState } from "./host";
@@ -26,7 +26,7 @@ import { VerdictView } from "./views/verdict";
 type Timer = "resize" | "table" | "save" | "zoom";
 
 const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS] = [4000, 120, 120, 100, 90];
-const MOST_PINNED = 3;
+const [MOST_PINNED, AROUND] = [3, 20];
 
 export class Panel {
   readonly root = el("div");
@@ -44,7 +44,7 @@ export class Panel {
     },
     true,
   );
-  readonly #verdict = new VerdictView((issue) => this.#pick(issue));
+  readonly #verdict = new VerdictView((issue) => this.#pick(issue), (issue) => void this.#around(issue));
   readonly #strip = new StripView((issue) => this.#pick(issue));
   readonly #navigate = {
     step: (step: number) => this.#moveTo(step >= (this.#now.meta?.last ?? Infinity) ? null : step),
@@ -265,10 +265,20 @@ export class Panel {
     for (const card of this.#curves.cards) if (card !== from) card.showHover(step);
   }
 
-  #pick(issue: Issue): void {
+  /** The failing step: what was read just before and after it, at all layers. */
+  async #around(issue: Issue): Promise<void> {
+    const metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
+    await this.#loader.guard(async () => {
+      const [first, last] = await fetchAround(this.#now.run, metric, issue.step, AROUND);
+      this.#pick(issue, [first, last + 1]);
+    });
+  }
+
+  #pick(issue: Issue, range: Range | null = null): void {
     this.#anew(() => {
       this.#now.metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
       this.#now.pinIssue(issue, MOST_PINNED);
+      if (range !== null) this.#now.zoom(range);
       this.#strip.choose(issue);
       this.#map.root.scrollIntoView({ block: "nearest" });
     });

@@ -27,6 +27,10 @@ export class Profile {
   ticks: { x: number; text: string }[] = [];
   #width = 0;
 
+  get width(): number {
+    return this.#width;
+  }
+
   constructor() {
     this.#line.hidden = true;
   }

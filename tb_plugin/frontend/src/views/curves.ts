@@ -1,5 +1,5 @@
 // The lines below the map: their common axis and smoothing, and what each of them asks the server for.
-import type { CatalogEntry, RunMetric, SeriesQuery } from "../api";
+import type { Annotation, CatalogEntry, RunMetric, SeriesQuery } from "../api";
 import { el, setOptions } from "../dom";
 import { AXES, type AxisKind } from "../model/axis";
 import { offerMetrics } from "../model/offer";
@@ -34,6 +34,7 @@ export interface CurveContext {
   readonly extent: readonly [number, number];
   /** The chosen step, at the time of asking. */
   step(): number;
+  readonly annotations: readonly Annotation[];
   readonly started: readonly [number, number];
   spec(metric: string): RunMetric | undefined;
   /** Asks for a series, or returns what was answered before. */
@@ -142,7 +143,7 @@ export class Curves {
       other === null ? null : at.series({ ...query, run: other, sites: theirs ?? [] }),
     ]);
     if (!at.current()) return;
-    card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started });
+    card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started, annotations: at.annotations });
     card.showStep(at.step());
   }
 

@@ -1,5 +1,5 @@
 // How: one chart, of a run-level metric or of the pinned layers over time.
-import type { RunMetric } from "../api";
+import type { Annotation, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, keepChildren, setText, type Option, setOptions } from "../dom";
 import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
@@ -38,6 +38,7 @@ export interface LineContent {
   readonly pins: readonly string[];
   /** The run compared with. */
   readonly other: Series | null;
+  readonly annotations: readonly Annotation[];
   /** When both runs began, in seconds since the epoch. */
   readonly started: readonly [number, number];
 }
@@ -127,7 +128,8 @@ export class LineCard {
   /** Draws what is shown already once more, for another theme, axis or smoothing. */
   redraw(): void {
     if (this.#content === null || this.#chart.root.clientWidth === 0) return;
-    const { series, spec, pins, other, started } = this.#content;
+    const content = this.#content;
+    const { series, spec, pins, other, started } = content;
     const { axis } = this.style();
     setText(this.#title, `Pinned layers: ${spec.title}`);
     this.#log.hidden = false;
@@ -147,7 +149,7 @@ export class LineCard {
       curves = [...curves.map((curve) => placed(curve, joined.own)), ...theirs];
     }
     const marks = spec.marks.filter((mark) => !this.#isLog || mark > 0);
-    this.#drawn = { kind: axis, xs, curves, log: this.#isLog, marks, range: this.#ends(xs) };
+    this.#drawn = { kind: axis, xs, curves, log: this.#isLog, marks, notes: content.annotations.map(({ step }) => this.#toX(step)), range: this.#ends(xs) };
     this.#chart.show(this.#drawn, `${spec.title}${this.kind === "pins" ? " of the pinned layers" : ""} over time`);
     this.#showKeys(curves);
     this.showStep(this.#step);
@@ -258,6 +260,7 @@ export class LineCard {
     if (typeof smoothed === "number") lines.push(`smoothed ${formatNumber(smoothed)}`);
     const [first, last] = [series.first[column] ?? 0, series.last[column] ?? 0];
     lines.push(`step ${formatStep(first)}${last > first ? `\u2013${formatStep(last)}, mean` : ""}`, formatTime(series.wall[column] ?? 0));
+    for (const { text } of content.annotations.filter(({ step, last: end }) => step <= last && end >= first)) lines.push(`\u25c6 ${text}`);
     const layer = this.kind === "pins" && single !== undefined ? `${single.name}: ${spec.title}` : spec.title;
     this.tooltip.show({ layer, value: single?.text ?? "", lines }, x, y);
     this.events.hover(first, this);

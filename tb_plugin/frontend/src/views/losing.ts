@@ -1,6 +1,6 @@
 // The answer to "where is the gradient lost": one line from the loss to the input, steep where a block damps.
 import { el, setText, svg } from "../dom";
-import { formatStep, shorten, threeDigits } from "../model/format";
+import { formatNumber, formatStep, shorten, threeDigits } from "../model/format";
 import type { MetricMoment } from "../model/health";
 import { greatestDrop, leftAt, leftOver, type Left } from "../model/losing";
 import type { Series } from "../model/series";
@@ -23,8 +23,10 @@ export class LosingCard {
     this.#earlier = leftOver(series);
   }
 
-  hide(): void {
-    this.root.hidden = true;
+  /** Keeps its place, or gives it up where a run holds nothing of this. */
+  offer(held: boolean): void {
+    this.root.hidden = !held;
+    if (!held) this.#earlier = [];
   }
 
   show(moment: MetricMoment): void {
@@ -46,7 +48,7 @@ export class LosingCard {
     };
     const ticks = axisTicks(low, high).map((value) => [
       svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
-      svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, `\u00d7${threeDigits(Math.exp(value)).replace(/\.?0+(?=e|$)/, "")}`),
+      svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, `\u00d7${formatNumber(Math.exp(value), 2)}`),
     ]);
     const drop = greatestDrop(sites, left);
     const at = drop === null ? -1 : sites.indexOf(drop.site);

@@ -1,5 +1,5 @@
 // Where: any metric over depth and time, with the profile of one step beside it.
-import type { CatalogEntry, RunMetric } from "../api";
+import type { Annotation, CatalogEntry, RunMetric } from "../api";
 import { HeatMap, type Pointed } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
 import { el, keepChildren, setText, type Option } from "../dom";
@@ -43,6 +43,7 @@ export interface MapContent {
   /** Layers that an open issue is about, and the blocks of the model in their order. */
   readonly accused: readonly string[];
   readonly order: readonly string[];
+  readonly annotations: readonly Annotation[];
 }
 
 const [LEAST_HEIGHT, ROW, ROOMY, FEW, LABEL] = [168, 17, 24, 8, 14];
@@ -57,6 +58,7 @@ export class MapView {
   readonly #profile = new Profile();
   readonly #legend: Legend;
   readonly #axis = el("div", { class: "axis" }, el("div"), el("p", { text: "optimizer step" }));
+  readonly #flags = el("div", { class: "flags", attrs: { "data-part": "annotations" } });
   readonly #caption = el("div", { class: "axis caption" }, el("div"), el("p"));
   readonly #lesson = el("div", { class: "lesson", attrs: { "data-part": "lesson" } });
   readonly #body = el("div", { class: "map" });
@@ -120,6 +122,7 @@ export class MapView {
       second,
     );
     this.#body.append(this.#names.root, this.#heat.root, this.#profile.root, el("div"), this.#axis, this.#caption);
+    this.#axis.append(this.#bar.noteRoot, this.#flags);
     this.#lesson.hidden = true;
     this.root.append(this.#bar.root, this.#body, this.#lesson, this.#legend.root);
     if (!second) return;
@@ -227,7 +230,7 @@ export class MapView {
     const { series, spec } = this.#content;
     const column = columnAt(series.first, step);
     this.#profile.paint(view, column, spec.marks, this.#height);
-    placeTicks(this.#caption, this.#profile.ticks);
+    placeTicks(this.#caption, this.#profile.width, this.#profile.ticks);
     setText(this.#caption.children[1] ?? this.#caption, `${spec.title} at step ${steps(series, column)}`);
   }
 
@@ -265,9 +268,25 @@ export class MapView {
     const pixels = window.devicePixelRatio || 1;
     this.#bar.note(mapNote(series, this.#depth, { range, width: this.#heat.width * pixels, height: this.#height * pixels, neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median" }));
     const ticks = linearTicks(range[0], range[1], Math.max(2, this.#heat.width / 110)).filter(Number.isInteger);
-    placeTicks(this.#axis, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
+    placeTicks(this.#axis, this.#heat.width, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
+    this.#showFlags(content.annotations, range);
     this.showPins(this.#pins);
     this.showStep(this.#step);
+  }
+
+  /** What was noted on the time axis, as flags that say it. */
+  #showFlags(annotations: readonly Annotation[], range: readonly [number, number]): void {
+    const inView = annotations.filter(({ step }) => step >= range[0] && step < range[1]);
+    const text = ({ kind, step, text }: Annotation): string => `${kind.replace("_", " ")} at step ${formatStep(step)}: ${text}`;
+    keepChildren(
+      this.#flags,
+      inView,
+      (note) => `${note.kind}\n${note.step}\n${note.text}`,
+      (note) => el("i", { class: `flag ${/^[a-z_]+$/.test(note.kind) ? note.kind : ""}`, title: text(note), attrs: { role: "img", "aria-label": text(note) } }),
+      (flag, { step }) => {
+        flag.style.left = `${this.#heat.toX(step + 0.5)}px`;
+      },
+    );
   }
 
   #set(change: Partial<DepthState>): void {
@@ -420,14 +439,14 @@ function heightOf(rows: number, tall: boolean): number {
   return tall && rows * ROW > LEAST_HEIGHT ? room : Math.max(LEAST_HEIGHT, Math.min(room, rows * (rows <= FEW ? ROOMY : ROW)));
 }
 
-function placeTicks(axis: HTMLElement, ticks: readonly { readonly x: number; readonly text: string }[]): void {
+function placeTicks(axis: HTMLElement, width: number, ticks: readonly { readonly x: number; readonly text: string }[]): void {
   const box = axis.children[0];
   if (box === undefined) return;
   const make = ({ text }: { readonly text: string }): HTMLElement => el("span", { text });
   keepChildren(box, ticks, ({ text }) => text, make, (label, { x }) => {
     label.style.left = `${x}px`;
-    // What stands at the left edge must not run into the axis beside it.
-    label.style.transform = x < EDGE ? "none" : "";
+    // What stands at an edge must not run into the axis beside it.
+    label.style.transform = x < EDGE ? "none" : x > width - EDGE ? "translateX(-100%)" : "";
   });
 }
 

@@ -26,7 +26,8 @@ export class MapBar {
   readonly #levels = el("select", { title: "How many rows the layers are folded to", attrs: { "aria-label": "Fold the layers", "data-part": "fold" } });
   readonly #tall = el("button", { class: "btn toggle", text: "Tall", title: "Use the height of the window", attrs: { type: "button", "data-part": "tall" } });
   readonly #formula = el("span", { class: "formula mono" });
-  readonly #note = el("span", { class: "note", attrs: { "data-part": "note" } });
+  /** What the map leaves out; it stands below the map, where its length moves nothing. */
+  readonly noteRoot = el("span", { class: "note", attrs: { "data-part": "note" } });
   readonly #allSteps = el("button", { class: "btn toggle", text: "Show all steps", attrs: { type: "button", "data-part": "reset" } });
   readonly #allRows = el("button", { class: "btn toggle", text: "Show all rows", attrs: { type: "button", "data-part": "reset-rows" } });
   readonly #title = el("h2", { text: "Layer map" });
@@ -46,7 +47,7 @@ export class MapBar {
     search.addEventListener("click", () => events.search());
     const own = second ? [] : [this.#metrics, search, info.button(() => events.spec()), this.#modes];
     const rest = second ? [] : [this.#reducers, this.#levels, this.#tall];
-    this.root = el("div", { class: "bar" }, this.#title, ...own, this.#formula, this.#allSteps, this.#allRows, ...rest, this.#note, downloadMenu("the map", download));
+    this.root = el("div", { class: "bar" }, this.#title, ...own, this.#formula, this.#allSteps, this.#allRows, ...rest, downloadMenu("the map", download));
   }
 
   get title(): string {
@@ -54,7 +55,7 @@ export class MapBar {
   }
 
   get noteText(): string {
-    return this.#note.textContent ?? "";
+    return this.noteRoot.textContent ?? "";
   }
 
   offer(options: readonly Option[], chosen: string): void {
@@ -91,8 +92,8 @@ export class MapBar {
   }
 
   note(text: string): void {
-    setText(this.#note, text);
-    this.#note.title = text;
+    setText(this.noteRoot, text);
+    this.noteRoot.title = text;
   }
 
   clear(title: string, message: string): void {

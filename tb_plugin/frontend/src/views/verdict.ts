@@ -34,7 +34,8 @@ export class VerdictView {
   readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
   #courses: Courses = new Map();
 
-  constructor(private readonly picked: (issue: Issue) => void) {
+  /** `around` shows the readings before and after the step at which an issue began. */
+  constructor(private readonly picked: (issue: Issue) => void, private readonly around: (issue: Issue) => void) {
     this.root.className = "answer";
     this.#banner.append(this.#mark, el("div", { class: "said" }, this.#headline, this.#detail, this.#fix), this.#spark, this.#learning);
     this.root.append(this.#banner, this.#open, el("div", { class: "folds" }, this.#moreBox, this.#pastBox));
@@ -95,6 +96,9 @@ export class VerdictView {
 
   #group({ head, rest, layers }: Group): HTMLLIElement {
     const card = el("li", { class: "card group" }, this.#item(head, whereIn(head.layer, layers.length)));
+    const closer = el("button", { class: "around", text: `20 readings around step ${formatStep(head.step)}`, attrs: { type: "button", "data-part": "around" } });
+    closer.addEventListener("click", () => this.around(head));
+    card.append(closer);
     if (rest.length === 0) return card;
     const listed = rest.slice(0, MOST_LISTED).map((issue) => el("li", {}, this.#item(issue, where(issue))));
     const left = rest.length - listed.length;
