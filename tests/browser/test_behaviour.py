@@ -141,7 +141,7 @@ def test_of_several_pins_in_a_row_the_last_counts(address, open_panel):
     before = cells.element_handles()
     page.get_by_label("Previous step").click()
     expect(page.locator("[data-part=table-note]")).to_have_text("at step 7")
-    assert cells.all_text_contents() == ["gain off", "7.13", "", "gain off", "107", ""]
+    assert cells.all_text_contents() == ["gain > 2", "7.13", "", "gain > 2", "107", ""]
     assert [cell.evaluate("cell => cell.isConnected") for cell in before] == [True] * 6
 
 
@@ -400,7 +400,7 @@ def test_hostile_names_are_text_in_every_view(address, open_panel, logs):
         button.click()
     expect(page.locator("[data-part=names] .pinned")).to_have_count(len(logs.HOSTILE))
     for listed in (
-        "[data-part=line-pins] .keys .mono", "[data-part=health] tbody button", "[data-part=lanes] button",
+        "[data-part=line-pins] .keys .mono", "[data-part=health] tbody button",
         "[data-part=open] .advice", "[data-part=histogram-site] option",
     ):  # fmt: skip
         expect(page.locator(listed)).to_have_count(len(logs.HOSTILE))
@@ -408,9 +408,6 @@ def test_hostile_names_are_text_in_every_view(address, open_panel, logs):
         "names": page.locator("[data-part=names] .name").evaluate_all("list => list.map(e => e.title)"),
         "table": page.locator("[data-part=health] tbody button").evaluate_all("list => list.map(e => e.title)"),
         "lines": page.locator("[data-part=line-pins] .keys .mono").all_text_contents(),
-        "strip": [
-            text.removeprefix("EXPLODING ") for text in page.locator("[data-part=lanes] button").all_text_contents()
-        ],
         "issues": page.locator("[data-part=open] .advice").evaluate_all(
             "list => list.map(e => e.textContent.slice(2))"
         ),

@@ -53,7 +53,7 @@ def test_the_health_table_shows_what_was_written(address, open_panel):
     expect(table.locator("[data-part=table-note]")).to_have_text("at step 6")
     names = table.locator("tbody th button")
     expect(names).to_have_text(["a", "b"])
-    assert cells(frame, 0) == ["gain off", "6.13", ""]
+    assert cells(frame, 0) == ["gain > 2", "6.13", ""]
     assert cells(frame, 1)[1] == "106"
     table.get_by_role("button", name="gain").press("Enter")
     expect(names).to_have_text(["b", "a"])

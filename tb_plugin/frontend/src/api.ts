@@ -1,4 +1,5 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
+import type { Module } from "./model/architecture";
 import type { Moment } from "./model/health";
 import type { Histograms } from "./model/ridge";
 import type { Overview } from "./model/overview";
@@ -128,6 +129,12 @@ export async function fetchAnnotations(run: string): Promise<readonly Annotation
   const kept = offline();
   if (kept !== null) return kept.run(run).annotations ?? [];
   return ((await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }).annotations;
+}
+
+export async function fetchArchitecture(run: string): Promise<readonly Module[]> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).architecture ?? [];
+  return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] }).modules;
 }
 
 /** First and last step of the readings of a metric before and after a step. */

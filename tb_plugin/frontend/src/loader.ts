@@ -1,6 +1,7 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchAnnotations, fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMetric, type SeriesQuery } from "./api";
+import { fetchAnnotations, fetchArchitecture, fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMeta, type RunMetric, type SeriesQuery } from "./api";
 import type { Choice } from "./choice";
+import { definedAt, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
@@ -11,6 +12,7 @@ import { courseOf, courseText, isLow } from "./model/course";
 import { groupIssues } from "./model/groups";
 import { isAlongDepth, isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
 import { sitesOf } from "./model/tree";
+import type { ArchitectureView } from "./views/architecture";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
 import type { LosingCard } from "./views/losing";
@@ -19,7 +21,7 @@ import type { MapContent, MapView } from "./views/map";
 import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
 import type { StripView } from "./views/strip";
 import type { HealthTable } from "./views/table";
-import type { VerdictView } from "./views/verdict";
+import type { Courses, VerdictView } from "./views/verdict";
 
 export interface Views {
   readonly page: HTMLElement;
@@ -31,6 +33,7 @@ export interface Views {
   readonly second: MapView;
   readonly curves: Curves;
   readonly losing: LosingCard;
+  readonly architecture: ArchitectureView;
   readonly table: HealthTable;
   readonly ridges: RidgeView;
   /** Shows the chosen step, and the pinned layers, in every view. */
@@ -54,6 +57,7 @@ export class Loader {
   #mapped = "";
   #histograms: readonly Listed[] = [];
   #issues: readonly Issue[] = [];
+  #modules: { readonly run: string; readonly list: readonly Module[] } | null = null;
   #tableShows = "";
   readonly #recent = new Recent<Series>(KEPT_BYTES, bytesOf);
   readonly #series = (query: SeriesQuery): Promise<Series> => this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
@@ -98,6 +102,9 @@ export class Loader {
     const [meta, { issues, open }, histograms, annotations] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), fetchAnnotations(run), this.#meetOther(run)]);
     if (job !== this.#job) return;
     this.#recent.forget();
+    // All that stands above the map is known before it is shown, so that nothing moves when it arrives.
+    const [modules, answer] = await Promise.all([this.#architecture(run), this.#answer(run, meta, issues)]);
+    if (job !== this.#job) return;
     const fresh = now.meta === null;
     [now.run, this.#version, now.meta, now.annotations] = [run, version, meta, annotations];
     if (!meta.phases.includes(now.phase)) now.phase = "";
@@ -111,12 +118,15 @@ export class Loader {
     }
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
-    views.verdict.show(issues, meta, open);
+    views.architecture.show(modules);
+    views.verdict.show(issues, meta, open, (layer) => definedAt(modules, layer));
+    views.verdict.showLoss(answer.loss);
+    views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
     [this.#issues, this.#histograms] = [issues, histograms];
     this.offer();
-    await Promise.all([this.#charts(job, fresh ? issues : []), this.#answer(job)]);
+    await this.#charts(job, fresh ? issues : []);
     await this.#learnCatalog();
     if (job === this.#job) this.offer();
   }
@@ -202,17 +212,17 @@ export class Loader {
   }
 
   /** The loss of the whole run, and how the quantities of the problems on the cards went on. */
-  async #answer(job: number): Promise<void> {
-    const { now, views: { verdict } } = this;
-    const held = now.meta?.metrics ?? [];
+  async #answer(run: string, meta: RunMeta, issues: readonly Issue[]): Promise<{ readonly loss: Series | null; readonly courses: Courses }> {
+    const held = meta.metrics;
     const has = (name: string): RunMetric | undefined => held.find((metric) => metric.name === name);
-    const common = { run: now.run, phase: "", columns: ANSWER_COLUMNS, range: null };
+    const common = { run, phase: "", columns: ANSWER_COLUMNS, range: null };
+    const order = meta.sessions.at(-1)?.blocks ?? [];
     const loss = has("loss") === undefined ? null : this.#series({ ...common, metric: "loss", reduce: "mean" });
-    const heads = groupIssues(this.#issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
+    const heads = groupIssues(issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
     const courses = heads.map(async (issue): Promise<[string, string] | null> => {
       const spec = has(quantityFor(issue, held.map((metric) => metric.name)));
       const reached = spec?.name === "block.gradient_norm" && isAlongDepth(issue) ? has(FROM_LOSS) : undefined;
-      const arrived = reached === undefined ? null : await this.#reached(issue, reached, common);
+      const arrived = reached === undefined ? null : await this.#reached(issue, reached, common, order);
       if (arrived !== null) return arrived;
       // Whether the layer itself was read is known of metrics of layers only.
       if (spec === undefined || (spec.kind === "run") !== (issue.layer === "")) return null;
@@ -224,14 +234,11 @@ export class Loader {
       return course === null ? null : [issueKey(issue), courseText(course, spec.title, spec.unit)];
     });
     const [series, found] = await Promise.all([loss, Promise.all(courses)]);
-    if (job !== this.#job) return;
-    verdict.showLoss(series);
-    verdict.showCourses(new Map(found.filter((item): item is [string, string] => item !== null)));
+    return { loss: series, courses: new Map(found.filter((item): item is [string, string] => item !== null)) };
   }
 
   /** What reaches a layer of the gradient at the loss: what is left behind the block after it. */
-  async #reached(issue: Issue, spec: RunMetric, common: Omit<SeriesQuery, "metric" | "reduce">): Promise<[string, string] | null> {
-    const order = this.now.meta?.sessions.at(-1)?.blocks ?? [];
+  async #reached(issue: Issue, spec: RunMetric, common: Omit<SeriesQuery, "metric" | "reduce">, order: readonly string[]): Promise<[string, string] | null> {
     const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
     const next = order[order.indexOf(issue.layer) + 1];
     const site = order.includes(issue.layer) ? sites.find((name) => name === next) : undefined;
@@ -239,6 +246,12 @@ export class Loader {
     const low = isLow(issue);
     const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
     return course === null ? null : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
+  }
+
+  /** The model does not change while a run goes on. */
+  async #architecture(run: string): Promise<readonly Module[]> {
+    if (this.#modules?.run !== run || this.#modules.list.length === 0) this.#modules = { run, list: await fetchArchitecture(run) };
+    return this.#modules.list;
   }
 
   /** The layers that open problems are about, those of the worst first. */
@@ -318,7 +331,8 @@ export class Loader {
 
   async #table(job: number, anew: boolean): Promise<void> {
     const { run, meta, currentStep, phase, range, held } = this.now;
-    const { table } = this.views;
+    const { views } = this;
+    const { table } = views;
     const { group } = table;
     const metric = group?.metrics[0];
     const shows = [run, this.#version, currentStep, group?.key, phase].join("\n");
@@ -328,6 +342,7 @@ export class Loader {
     if (job !== this.#job) return;
     this.#tableShows = shows;
     await this.#losing(job, anew);
+    views.architecture.colour(views.map.shade);
     if (job !== this.#job) return;
     if (trend !== null) table.showTrend(trend, metric.scale === "log");
     table.show(group, moment);

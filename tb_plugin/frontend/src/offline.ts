@@ -1,5 +1,6 @@
 // The answers that a snapshot file carries with it instead of a server; tensorboard_plugin_gradflow/snapshot.py writes them.
 import type { Annotation, CatalogEntry, RunMeta, RunSummary } from "./api";
+import type { Module } from "./model/architecture";
 import type { MetricMoment, Moment } from "./model/health";
 import { momentFrom } from "./model/health";
 import type { Histograms } from "./model/ridge";
@@ -21,6 +22,7 @@ interface KeptRun {
   readonly histograms: readonly Histograms[];
   /** A file that was written earlier has none. */
   readonly annotations?: readonly Annotation[];
+  readonly architecture?: readonly Module[];
 }
 
 interface Kept {

@@ -9,6 +9,7 @@ import { metricFor, type Issue } from "./model/verdict";
 import { panBy, zoomBy, type Range } from "./model/zoom";
 import { PIN_COLOURS } from "./style";
 import { OverviewPage } from "./overview";
+import { ArchitectureView } from "./views/architecture";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
 import { Header, runLabel } from "./views/header";
@@ -89,6 +90,7 @@ export class Panel {
     this.#info,
   );
   readonly #losing = new LosingCard((site) => this.#togglePin(site));
+  readonly #architecture = new ArchitectureView((name) => this.#togglePin(name));
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
   readonly #overview = new OverviewPage({
     open: (run) => void this.#openRun(run),
@@ -104,7 +106,7 @@ export class Panel {
   readonly #timers: Record<Timer, number> = { resize: 0, table: 0, save: 0, zoom: 0 };
 
   constructor() {
-    const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, ridges: this.#ridges };
+    const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, architecture: this.#architecture, ridges: this.#ridges };
     const { header, ...cards } = views;
     const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root, this.#search.root);
     page.hidden = this.#second.root.hidden = true;
@@ -215,6 +217,7 @@ export class Panel {
   themed(dark: boolean): void {
     this.#map.themed(dark);
     this.#second.themed(dark);
+    this.#architecture.colour(this.#map.shade);
     this.#curves.redraw();
   }
 
@@ -243,7 +246,7 @@ export class Panel {
   }
 
   #showPins(): void {
-    for (const view of [this.#map, this.#second, this.#table]) view.showPins(this.#now.pins);
+    for (const view of [this.#map, this.#second, this.#table, this.#architecture]) view.showPins(this.#now.pins);
   }
 
   /** A click on a row is a click on the map; where the map shows another kind of layer, it changes to this one. */

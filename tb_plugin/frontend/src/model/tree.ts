@@ -61,7 +61,7 @@ export function rowsOf(branches: readonly Branch[], fold: Fold): readonly Row[] 
   const rows: Row[] = [];
   const walk = (list: readonly Branch[], level: number): void => {
     for (const { key, from, to, inner } of list) {
-      if (inner.length === 0 || isFolded(fold, key, level)) rows.push({ key, name: key, from, to });
+      if (inner.length === 0 || isFolded(fold, key, level)) rows.push({ key, name: to - from > 1 ? key.replace(/\.$/, "") : key, from, to });
       else walk(inner, level + 1);
     }
   };
@@ -71,11 +71,15 @@ export function rowsOf(branches: readonly Branch[], fold: Fold): readonly Row[] 
 
 /** The sites [from, to) that a name means: the site of that name, all inside it, or the one it lies inside. */
 export function sitesOf(sites: readonly string[], layer: string): readonly number[] {
-  const exact = sites.indexOf(layer);
-  if (exact >= 0) return [exact];
-  const inside = sites.flatMap((site, i) => (site.startsWith(`${layer}.`) ? [i] : []));
+  const inside = sitesWithin(sites, layer);
   if (inside.length > 0 || layer === "") return inside;
   return sites.flatMap((site, i) => (site !== "" && layer.startsWith(`${site}.`) ? [i] : []));
+}
+
+/** The site of a name, or else all sites inside it; unlike `sitesOf` never one that it lies inside. */
+export function sitesWithin(sites: readonly string[], layer: string): readonly number[] {
+  const exact = sites.indexOf(layer);
+  return exact >= 0 ? [exact] : sites.flatMap((site, i) => (site.startsWith(`${layer}.`) ? [i] : []));
 }
 
 /** Rows, with one more for each layer that has none; where it lies in the order of the model, else below all others. */

@@ -8,7 +8,7 @@ const [WIDTH, HEIGHT] = [220, 10];
 const WORDS = { auto: "automatic", fixed: "fixed", robust: "1st to 99th percentile", typed: "typed" } as const;
 
 export class Legend {
-  readonly #ramp = el("canvas");
+  readonly #ramp = el("canvas", { attrs: { width: String(WIDTH), height: String(HEIGHT) } });
   readonly #low = el("span");
   readonly #high = el("span");
   readonly #middle = el("span");

@@ -71,5 +71,7 @@ export class LosingCard {
 function axisTicks(low: number, high: number): readonly number[] {
   const [from, to] = [Math.ceil(low / Math.LN10), Math.floor(high / Math.LN10)];
   const every = Math.max(1, Math.ceil((to - from + 1) / 6));
+  // Over less than two powers of ten the ends say more.
+  if (to - from < 1) return [low, 0, high];
   return Array.from({ length: Math.floor((to - from) / every) + 1 }, (_, i) => (to - i * every) * Math.LN10);
 }

@@ -2,24 +2,26 @@
 import type { Annotation, CatalogEntry, RunMetric } from "../api";
 import { HeatMap, type Pointed } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
-import { el, keepChildren, setText, type Option } from "../dom";
-import { colourScale, css, type ColourScale } from "../model/colour";
-import { ALL_ROWS, depthOf, panRows, reveal, rowHeight, rowOfSites, rowTop, zoomRows, type Depth, type DepthState, type RowRange } from "../model/depth";
-import { csv, fileName, mapSvg, seriesRows } from "../model/export";
-import { formatNumber, formatStep, formatTime, linearTicks, shorten, siteText, unitText } from "../model/format";
+import { el, setText, type Option } from "../dom";
+import { colourScale, type ColourScale } from "../model/colour";
+import { ALL_ROWS, depthOf, panRows, reveal, rowOfSites, zoomRows, type Depth, type DepthState, type RowRange } from "../model/depth";
+import { csv, fileName, seriesRows } from "../model/export";
+import { formatNumber, formatStep, formatTime, linearTicks, siteText, unitText } from "../model/format";
 import type { HeatView } from "../model/heat";
 import { mapNote } from "../model/note";
+import { shadeOf, type Shade } from "../model/shade";
 import { columnAt, type Block, type Series } from "../model/series";
 import { branchesOf, levelsOf, rowsOf, sitesOf, turn, withAbsent, type Branch } from "../model/tree";
 import type { Mode, Reducer } from "../model/url";
 import type { Gesture } from "../model/zoom";
-import { theme } from "./download";
 import { lesson } from "./empty";
 import type { MetricInfo } from "./info";
 import { Legend } from "./legend";
 import { MapBar } from "./mapbar";
 import { NamesView } from "./names";
 import type { Navigate } from "./navigate";
+import { mapPicture } from "./picture";
+import { placeTicks, showFlags } from "./ticks";
 import type { Tooltip } from "./tooltip";
 
 export interface MapEvents extends Navigate {
@@ -46,9 +48,9 @@ export interface MapContent {
   readonly annotations: readonly Annotation[];
 }
 
-const [LEAST_HEIGHT, ROW, ROOMY, FEW, LABEL] = [168, 17, 24, 8, 14];
+const [LEAST_HEIGHT, ROW, ROOMY, FEW] = [168, 17, 24, 8];
 const [LEAST_WINDOW, AROUND, AROUND_TALL] = [240, 560, 190];
-const [NAME_LETTERS, SWATCHES, AXIS, EDGE, MOST_ABSENT] = [26, 50, 46, 10, 3];
+const [AXIS, MOST_ABSENT] = [46, 3];
 const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom the steps, v and Shift v the layers, page keys move over the layers, 0 shows all.";
 
 export class MapView {
@@ -137,6 +139,12 @@ export class MapView {
 
   get sites(): readonly string[] {
     return this.#content?.series.sites ?? [];
+  }
+
+  /** What is shown of a module at the chosen step. */
+  get shade(): Shade {
+    const view = this.#view;
+    return view === null ? () => null : shadeOf(view, this.#step);
   }
 
   /** Offers metrics, and keeps the place that a map of so many sites will take. */
@@ -269,24 +277,9 @@ export class MapView {
     this.#bar.note(mapNote(series, this.#depth, { range, width: this.#heat.width * pixels, height: this.#height * pixels, neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median" }));
     const ticks = linearTicks(range[0], range[1], Math.max(2, this.#heat.width / 110)).filter(Number.isInteger);
     placeTicks(this.#axis, this.#heat.width, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
-    this.#showFlags(content.annotations, range);
+    showFlags(this.#flags, content.annotations, range, (step) => this.#heat.toX(step));
     this.showPins(this.#pins);
     this.showStep(this.#step);
-  }
-
-  /** What was noted on the time axis, as flags that say it. */
-  #showFlags(annotations: readonly Annotation[], range: readonly [number, number]): void {
-    const inView = annotations.filter(({ step }) => step >= range[0] && step < range[1]);
-    const text = ({ kind, step, text }: Annotation): string => `${kind.replace("_", " ")} at step ${formatStep(step)}: ${text}`;
-    keepChildren(
-      this.#flags,
-      inView,
-      (note) => `${note.kind}\n${note.step}\n${note.text}`,
-      (note) => el("i", { class: `flag ${/^[a-z_]+$/.test(note.kind) ? note.kind : ""}`, title: text(note), attrs: { role: "img", "aria-label": text(note) } }),
-      (flag, { step }) => {
-        flag.style.left = `${this.#heat.toX(step + 0.5)}px`;
-      },
-    );
   }
 
   #set(change: Partial<DepthState>): void {
@@ -327,25 +320,10 @@ export class MapView {
   }
 
   #svg(): string | null {
-    if (this.#content === null || this.#scale === null) return null;
-    const { series, spec, range } = this.#content;
-    const { words, low, high } = this.#scale;
-    const colours = Array.from({ length: SWATCHES }, (_, i) => css(words[Math.round((i / (SWATCHES - 1)) * (words.length - 1))] ?? 0));
-    const [height, depth] = [this.#height, this.#depth];
-    const row = rowHeight(depth, height);
-    const every = Math.max(1, Math.ceil(LABEL / row));
-    const names = depth.rows.map(({ name }, i) => ({ text: shorten(siteText(name.replace(/\.$/, "")), NAME_LETTERS), y: rowTop(depth, i, height) + row / 2 }));
-    return mapSvg({
-      title: `${this.#bar.title}: ${series.run}, ${spec.title}`,
-      caption: this.#bar.noteText,
-      names: names.filter(({ y }, i) => i % every === 0 && y >= 0 && y <= height),
-      image: this.#heat.picture,
-      width: this.#heat.width,
-      height,
-      range,
-      theme: theme(),
-      ramp: { colours, low: formatNumber(low, 3), high: formatNumber(high, 3) },
-    });
+    const view = this.#view;
+    if (view === null || this.#content === null) return null;
+    const words = { title: `${this.#bar.title}: ${view.series.run}, ${this.#content.spec.title}`, caption: this.#bar.noteText };
+    return mapPicture(view, { ...words, image: this.#heat.picture, width: this.#heat.width, height: this.#height });
   }
 
   get #view(): HeatView | null {
@@ -437,17 +415,6 @@ export class MapView {
 function heightOf(rows: number, tall: boolean): number {
   const room = Math.max(LEAST_WINDOW, window.innerHeight - (tall ? AROUND_TALL : AROUND));
   return tall && rows * ROW > LEAST_HEIGHT ? room : Math.max(LEAST_HEIGHT, Math.min(room, rows * (rows <= FEW ? ROOMY : ROW)));
-}
-
-function placeTicks(axis: HTMLElement, width: number, ticks: readonly { readonly x: number; readonly text: string }[]): void {
-  const box = axis.children[0];
-  if (box === undefined) return;
-  const make = ({ text }: { readonly text: string }): HTMLElement => el("span", { text });
-  keepChildren(box, ticks, ({ text }) => text, make, (label, { x }) => {
-    label.style.left = `${x}px`;
-    // What stands at an edge must not run into the axis beside it.
-    label.style.transform = x < EDGE ? "none" : x > width - EDGE ? "translateX(-100%)" : "";
-  });
 }
 
 function steps(series: Series, column: number): string {

@@ -25,7 +25,7 @@ export class OverviewTable {
   readonly root = el(
     "section",
     { class: "card runs", attrs: { "aria-label": "All runs", "data-part": "runs" } },
-    el("div", { class: "bar" }, el("h1", { text: "All runs" }), this.#filter, this.#note, downloadMenu("the table of runs", { csv: () => csv(this.#cells), name: () => fileName("runs") })),
+    el("div", { class: "bar" }, el("h1", { text: "All runs" }), this.#filter, this.#note, downloadMenu("all runs", { csv: () => csv(this.#cells), name: () => fileName("runs") })),
     this.#scroll,
   );
   #overview: Overview = { total: 0, runs: [] };

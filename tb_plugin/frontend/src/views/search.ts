@@ -40,8 +40,7 @@ export class MetricSearch {
     const topics = findMetrics(this.#held, this.#catalog, this.#field.value);
     const parts = topics.map(({ topic, metrics }) => {
       const items = metrics.map(({ metric, held }) => {
-        const button = el("button", { class: held ? "" : "absent", attrs: { type: "button", "data-name": metric.name } }, el("b", { text: metric.title }), el("span", { class: "mono", text: metric.name }), el("span", { class: "mono formula", text: metric.formula }));
-        if (!held) button.append(el("span", { text: "not in this run: choose it to see how to record it" }));
+        const button = el("button", { class: held ? "" : "absent", attrs: { type: "button", "data-name": metric.name } }, el("b", { text: held ? metric.title : `${metric.title} (not in this run)` }), el("span", { class: "mono", text: metric.name }), el("span", { class: "mono formula", text: metric.formula }));
         button.addEventListener("click", () => {
           this.root.close();
           this.chosen(metric.name);

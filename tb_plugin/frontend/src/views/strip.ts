@@ -45,7 +45,7 @@ export class StripView {
     this.#bars = found;
     for (const { bar, button } of found) button.style.top = `${bar.lane * LANE + 1}px`;
     this.#lanes.style.height = `${Math.max(1, strip.lanes) * LANE}px`;
-    setText(this.#count, strip.hidden > 0 ? `${strip.hidden} more by \u2039 \u203a` : `${issues.length} in all`);
+    setText(this.#count, strip.hidden > 0 ? `${formatStep(strip.hidden)} more` : `${issues.length} in all`);
     this.#place();
   }
 

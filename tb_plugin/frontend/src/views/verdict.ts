@@ -33,6 +33,8 @@ export class VerdictView {
   readonly #past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
   readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
   #courses: Courses = new Map();
+  /** Where the class of a layer is defined. */
+  #defined: (layer: string) => string = () => "";
 
   /** `around` shows the readings before and after the step at which an issue began. */
   constructor(private readonly picked: (issue: Issue) => void, private readonly around: (issue: Issue) => void) {
@@ -42,7 +44,8 @@ export class VerdictView {
     this.#pastBox.hidden = this.#moreBox.hidden = true;
   }
 
-  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number): void {
+  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number, defined: (layer: string) => string): void {
+    this.#defined = defined;
     const said = verdict(issues, last, lost, open);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${formatNumber(loss.first, 3)} \u2192 ${formatNumber(loss.last, 3)}` : "");
@@ -99,6 +102,8 @@ export class VerdictView {
     const closer = el("button", { class: "around", text: `20 readings around step ${formatStep(head.step)}`, attrs: { type: "button", "data-part": "around" } });
     closer.addEventListener("click", () => this.around(head));
     card.append(closer);
+    const source = this.#defined(head.layer);
+    if (source !== "") card.append(el("span", { class: "source mono", text: source, title: `${head.layer} is defined at ${source}`, attrs: { "data-part": "source" } }));
     if (rest.length === 0) return card;
     const listed = rest.slice(0, MOST_LISTED).map((issue) => el("li", {}, this.#item(issue, where(issue))));
     const left = rest.length - listed.length;
