@@ -17,6 +17,8 @@ export interface ColourScale {
   position(value: number): number;
   /** How far a value lies from the neutral one, or from the median where the metric has no neutral value. */
   outness(value: number): number;
+  /** The two values that lie so far out, the lower one first. */
+  bounds(outness: number): readonly [number, number];
 }
 
 /** Which values the ends of the ramp stand for: two numbers, or a way to choose them. */
@@ -62,6 +64,17 @@ export function isDiverging(spec: MetricSpec): boolean {
  * 1st and the 99th percentile; `auto` is fixed, unless half of what is shown lies beyond one end.
  */
 export function colourScale(spec: MetricSpec, block: Block, dark: boolean, range: ColourRange = "auto"): ColourScale {
+  const key = JSON.stringify([spec.name, spec.scale, spec.marks, spec.low, spec.high, dark, range]);
+  const before = made.get(block);
+  const scale = before?.key === key ? before.scale : makeScale(spec, block, dark, range);
+  made.set(block, { key, scale });
+  return scale;
+}
+
+/** The last scale of each block: to stretch or to move a map takes none anew. */
+const made = new WeakMap<Block, { readonly key: string; readonly scale: ColourScale }>();
+
+function makeScale(spec: MetricSpec, block: Block, dark: boolean, range: ColourRange): ColourScale {
   const diverging = isDiverging(spec);
   const sample = sampleOf(block, spec.scale === "log");
   const fixed = fixedEnds(spec, diverging);
@@ -82,8 +95,10 @@ export function colourScale(spec: MetricSpec, block: Block, dark: boolean, range
     return share > 0 ? Math.min(share, 1) : 0;
   };
   const typical = diverging ? zero : (sample[sample.length >> 1] ?? 1);
-  const outness = spec.scale === "log" && typical > 0 ? (value: number): number => (value >= typical ? value / typical : value > 0 ? typical / value : Infinity) : (value: number): number => Math.abs(value - typical);
-  return { low, high, log, diverging, robust, words, position, outness };
+  const ratio = spec.scale === "log" && typical > 0;
+  const bounds = (out: number): readonly [number, number] => (ratio ? [typical / out, typical * out] : [typical - out, typical + out]);
+  const outness = ratio ? (value: number): number => (value >= typical ? value / typical : value > 0 ? typical / value : Infinity) : (value: number): number => Math.abs(value - typical);
+  return { low, high, log, diverging, robust, words, position, outness, bounds };
 }
 
 export function colourOf(scale: ColourScale, value: number): number {

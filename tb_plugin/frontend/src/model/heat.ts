@@ -47,24 +47,30 @@ export function paintHeat(pixels: Uint32Array, width: number, height: number, vi
   const step = (x: number): number => range[0] + (x / width) * (range[1] - range[0]);
   for (let x = 0; x < width; x++) [fromColumn[x], toColumn[x]] = columnsBetween(first, step(x), step(x + 1)) as [number, number];
   const [state, best, shown] = [new Uint8Array(width), new Float64Array(width), new Float64Array(width)];
+  // What lies between these is not further out than what is shown; nothing lies between NaN.
+  const [least, most] = [new Float64Array(width), new Float64Array(width)];
   const { values, bits } = block;
-  const { outness } = scale;
+  const { outness, bounds } = scale;
+  const consider = (x: number, at: number, value: number): void => {
+    const code = bits[at] ?? 0;
+    const now = state[x] ?? 0;
+    if (now === BROKEN) return;
+    if ((code & 0x7f800000) === 0x7f800000) {
+      state[x] = cellKind(code) === "missing" ? Math.max(now, MISSING) : BROKEN;
+      return;
+    }
+    const out = outness(value);
+    if (now === VALUE && out <= (best[x] ?? 0)) return;
+    [state[x], best[x], shown[x]] = [VALUE, out, value];
+    [least[x], most[x]] = bounds(out) as [number, number];
+  };
   const collect = (site: number): void => {
     const row = site * columns;
     for (let x = 0; x < width; x++) {
       const last = toColumn[x] ?? -1;
       for (let c = Math.max(0, fromColumn[x] ?? 0); c <= last; c++) {
-        const now = state[x] ?? 0;
-        if (now === BROKEN) break;
-        const code = bits[row + c] ?? 0;
-        if ((code & 0x7f800000) === 0x7f800000) {
-          state[x] = cellKind(code) === "missing" ? Math.max(now, MISSING) : BROKEN;
-          continue;
-        }
-        const value = values[row + c] ?? 0;
-        const out = outness(value);
-        if (now === VALUE && out <= (best[x] ?? 0)) continue;
-        [state[x], best[x], shown[x]] = [VALUE, out, value];
+        const value = values[row + c] as number;
+        if (!(value >= (least[x] as number) && value <= (most[x] as number))) consider(x, row + c, value);
       }
     }
   };
@@ -75,6 +81,7 @@ export function paintHeat(pixels: Uint32Array, width: number, height: number, vi
     if (from !== before || to !== until) {
       [before, until] = [from, to];
       state.fill(UNREAD);
+      least.fill(NaN);
       for (let row = from; row < to; row++) {
         const part = depth.rows[row];
         for (let site = part?.from ?? 0; site < (part?.to ?? 0); site++) collect(site);

@@ -69,6 +69,7 @@ export class MapView {
   #scale: ColourScale | null = null;
   #state: DepthState = ALL_ROWS;
   #branches: readonly Branch[] = [];
+  #levels: ReturnType<typeof levelsOf> = [];
   #depth: Depth = depthOf([], null);
   #rowOf: Int32Array = new Int32Array();
   #accused: readonly number[] = [];
@@ -183,6 +184,7 @@ export class MapView {
     const { series, spec, of } = content;
     if (before === undefined || before.length !== series.sites.length || before.some((site, i) => site !== series.sites[i])) {
       this.#branches = branchesOf(series.sites);
+      this.#levels = levelsOf(this.#branches, series.sites.length);
       // Rows are those of one list of sites; a link brings them before the first list.
       if (before !== undefined && this.#state.rows !== null) this.events.depth((this.#state = { ...this.#state, rows: null }));
     }
@@ -260,7 +262,7 @@ export class MapView {
     const found = new Set(there.flatMap((list) => list.map((site) => this.#rowOf[site] ?? -1)));
     for (const layer of absent) found.add(rows.findIndex(({ key, from, to }) => from === to && key === layer));
     this.#accused = [...found].filter((row) => row >= 0).sort((a, b) => a - b);
-    this.#bar.showRows(levelsOf(this.#branches, sites.length), this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
+    this.#bar.showRows(this.#levels, this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
   }
 
   #paint(): void {
