@@ -68,7 +68,7 @@ def test_of_a_thousand_layers_one_that_deviates_is_seen_at_every_zoom(wide, open
         page.wait_for_timeout(50)
         assert red(page) >= 1
     page.keyboard.up("Shift")
-    expect(note).to_have_text(re.compile(r"rows \d+–\d+ of 1.000"))
+    expect(note).to_have_text(re.compile("rows \\d+\u2013\\d+ of 1.000"))
     page.wait_for_function("location.hash.includes('p.gradflow.rows=')")
     page.locator("[data-part=reset-rows]").click()
     expect(page.locator("[data-part=reset-rows]")).to_be_hidden()
@@ -116,11 +116,13 @@ def test_verdict_map_and_table_tell_one_story(wide, open_panel):
     expect(page.locator("[data-part=metric]")).to_have_value("block.gradient_norm")
     expect(page.locator("[data-part=names] .accused")).to_have_text("blocks.0")
     now = page.locator("[data-part=open] [data-part=now]")
-    expect(now).to_have_text("gradient from the loss to blocks.0: now ×0.0183, worst ×0.0183 at step 40")
+    expect(now).to_have_text("gradient from the loss to blocks.0: now \u00d70.0183, worst \u00d70.0183 at step 40")
     expect(page.locator("[data-part=health] tbody .ok")).to_have_count(0)
     expect(page.locator("[data-part=health] tbody .off")).to_have_text(["gain < 0.5"] * 5)
     page.locator("[data-part=metric]").select_option("block.gain")
-    expect(page.locator("[data-part=names] .name")).to_have_text(["blocks.5", "blocks.4", "blocks.3", "blocks.2", "blocks.1", "blocks.0"])
+    expect(page.locator("[data-part=names] .name")).to_have_text(
+        ["blocks.5", "blocks.4", "blocks.3", "blocks.2", "blocks.1", "blocks.0"]
+    )
     plot = page.locator("[data-part=map]")
     box = plot.bounding_box()
     plot.hover(position={"x": box["width"] / 2, "y": box["height"] - 4})

@@ -130,6 +130,10 @@ def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_pa
         f"step 2\u202f400: {entries:_} entries, {broken} NaN or Inf".replace("_", "\u202f")
     )
     expect(frame.locator("[data-part=ridges] .bad")).to_have_text(["220 NaN/Inf", "230 NaN/Inf", "240 NaN/Inf"])
+    frame.locator("[data-part=histogram-form]").click()
+    expect(frame.locator("[data-part=ridges] .broken")).to_have_count(3)
+    assert frame.locator("[data-part=ridges] .bin").count() > 24 * 10
+    frame.locator("[data-part=histogram-form]").click()
     frame.locator("[data-part=histogram-site]").select_option("head.weight")
     expect(frame.locator("[data-part=ridges] .bad")).to_have_count(0)
     frame.locator("[data-part=run]").select_option("known")

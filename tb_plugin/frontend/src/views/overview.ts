@@ -1,9 +1,9 @@
 // All runs as one table: which is sick, how the loss went, and with which hyperparameters.
 import { el, keepChildren, setText, svg } from "../dom";
 import { csv, fileName } from "../model/export";
-import { formatCount, formatStep, threeDigits } from "../model/format";
+import { formatCount, formatNumber, formatStep, threeDigits } from "../model/format";
 import { sparkline, toNumber } from "../model/health";
-import { arrangeRuns, columnsOf, valueIn, type Overview, type OverviewColumn, type OverviewRun } from "../model/overview";
+import { arrangeRuns, columnsOf, PARAMETER, valueIn, type Overview, type OverviewColumn, type OverviewRun } from "../model/overview";
 import { downloadMenu } from "./download";
 import { runLabel } from "./header";
 
@@ -83,7 +83,7 @@ export class OverviewTable {
         else {
           const button = el("button", { text: title, attrs: { type: "button" } });
           button.addEventListener("click", () => {
-            this.#falling = key === this.#sort ? !this.#falling : numeric || key === "verdict";
+            this.#falling = key === this.#sort ? !this.#falling : key === "steps" || key === "verdict";
             this.#sort = key;
             this.#draw();
           });
@@ -123,13 +123,18 @@ export class OverviewTable {
       cell.append(svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "loss over the run" }, path));
     } else {
       const value = valueIn(run, key);
-      const text = value === null ? "\u2013" : typeof value === "number" ? (key === "steps" ? formatStep(value) : threeDigits(value)) : key === "layer" && value === "" ? "whole model" : value;
+      const text = value === null ? "\u2013" : typeof value === "number" ? numberText(key, value) : key === "layer" && value === "" ? "whole model" : value;
       setText(cell, text);
       cell.title = value === null ? "" : String(value);
       if (key === "layer") cell.classList.add("mono");
     }
     return cell;
   }
+}
+
+/** A setting as it was written, a measurement in three digits. */
+function numberText(key: string, value: number): string {
+  return key === "steps" ? formatStep(value) : key.startsWith(PARAMETER) ? formatNumber(value) : threeDigits(value);
 }
 
 function trendOf({ trend }: OverviewRun): string {
