@@ -95,6 +95,8 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
     frame.locator("[data-part=compare]").select_option("healthy")
     expect(first.locator("h2")).to_have_text("Layer map: sick")
     expect(second.locator("h2")).to_have_text("Layer map: healthy")
+    expect(first.locator(".names .accused").first).to_be_visible()
+    expect(second.locator(".names .accused, .accuse")).to_have_count(0)
     left, right = (frame.locator(f"[data-part={part}]").bounding_box() for part in ("map", "map-other"))
     assert (left["x"], left["width"]) == (right["x"], right["width"])
     frame.locator("[data-part=map-other]").hover(position={"x": 300, "y": 100})

@@ -299,8 +299,9 @@ export class Loader {
       return map.clear(found === null ? `${theirs} holds no ${spec.title}` : `${theirs} has no layer of the same name`);
     }
     map.show({ ...own, of: mine });
+    // The issues are those of the first run.
     if (found === null) second.clear(`${theirs} holds no ${spec.title}`, theirs);
-    else second.show({ ...own, series: found, of: theirs, like: map });
+    else second.show({ ...own, series: found, of: theirs, like: map, accused: [], annotations: [] });
   }
 
   async #line(card: LineCard, job: number): Promise<void> {

@@ -34,7 +34,7 @@ const FIXED: readonly OverviewColumn[] = [
   { key: "layer", title: "worst layer", numeric: false },
   { key: "first", title: "first loss", numeric: true },
   { key: "last", title: "last loss", numeric: true },
-  { key: "trend", title: "loss", numeric: false },
+  { key: "trend", title: "loss over time", numeric: false },
   { key: "steps", title: "steps", numeric: true },
 ];
 const MOST_PARAMETERS = 6;
