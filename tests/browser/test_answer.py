@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import expect
 
+from gradflow_export import Exporter
 from gradflow_export.cli import main
 
 FRONTEND = Path(__file__).parents[2] / "tb_plugin" / "frontend"
@@ -29,7 +31,35 @@ def wide_logdir(tmp_path_factory, logs):
     logs.write_run(root / "issues", logs.deep_records(names[:50], issues=logs.many_issues(names, 300)))
     logs.write_run(root / "countless", logs.deep_records(names[:50], issues=logs.many_issues(names, 10_000)))
     logs.write_run(root / "fading", logs.vanishing_records(BLOCKS), blocks=BLOCKS)
+    for start in (0, 60):
+        logs.write_run(root / "resumed", logs.plain_records(range(start + 1, start + 31)), start=start)
+    trained(root / "trained")
     return root
+
+
+class Block(torch.nn.Module):
+    """A residual block."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        """Return the input and what is learned about it."""
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def trained(logdir):
+    """Train a few steps with a real exporter, which writes the architecture."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Block() for _ in range(3)), torch.nn.Linear(4, 2))
+    criterion, optimizer = torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1)
+    exporter = Exporter(model, logdir=logdir).watch(criterion)
+    for _ in range(6):
+        optimizer.zero_grad()
+        criterion(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+        optimizer.step()
+    exporter.close()
 
 
 @pytest.fixture(scope="module")
@@ -209,17 +239,57 @@ def test_a_metric_is_found_by_a_plain_word(wide, open_panel):
     page.keyboard.press("Escape")
 
 
+def test_the_readings_around_an_issue_are_one_click_away(wide, open_panel):
+    """Twenty before and after its first step, at all layers."""
+    page, _ = open_panel(wide, at("fading"))
+    page.get_by_role("button", name="20 readings around step 10").click()
+    page.wait_for_function("/p.gradflow.zoom=1-31(&|$)/.test(location.hash)")
+    expect(page.locator("[data-part=step]")).to_have_text("10")
+    expect(page.locator("[data-part=names] .pinned")).to_have_text("blocks.0")
+
+
+def test_what_was_noted_stands_on_the_time_axis(wide, open_panel):
+    """A resumed run has a flag at the step from which it went on."""
+    page, _ = open_panel(wide, at("resumed"))
+    flag = page.locator("[data-part=annotations] .resumed")
+    expect(flag).to_have_count(1)
+    assert flag.get_attribute("aria-label").startswith("resumed at step 61")
+    plot = page.locator("[data-part=map]").bounding_box()
+    box = flag.bounding_box()
+    share = (box["x"] + box["width"] / 2 - plot["x"]) / plot["width"]
+    assert share == pytest.approx(60.5 / 90, abs=0.02)
+
+
+def test_the_model_is_a_picture_in_the_order_of_its_calls(wide, open_panel):
+    """Boxes are coloured as the map, say where their class is defined, open, and pin their layer."""
+    page, _ = open_panel(wide, at("trained", metric="parameter.gradient_norm"))
+    model = page.locator("[data-part=architecture]")
+    boxes = model.locator(".part")
+    expect(boxes.locator("> .head button")).to_have_text(["0", "1", "2", "3"])
+    expect(boxes.first.locator(".kind")).to_have_text("Block")
+    assert "test_answer.py:" in boxes.first.locator(".kind").get_attribute("title")
+    expect(boxes.last.locator(".value")).to_have_text(re.compile(r"\d"))
+    colour = boxes.last.evaluate("box => getComputedStyle(box).borderLeftColor")
+    page.locator("[data-part=metric]").select_option("parameter.numel")
+    page.wait_for_function(
+        "before => getComputedStyle([...document.querySelectorAll('.part')].at(-1)).borderLeftColor !== before",
+        arg=colour,
+    )
+    boxes.first.locator("summary").click()
+    expect(boxes.first.locator(".part button")).to_have_text(["up", "down"])
+
+
 def test_all_runs_are_the_first_page(wide, open_panel):
     """A table that sorts and filters; chosen runs stand side by side, or as the difference to one of them."""
     page, _ = open_panel(wide)
     table = page.locator("[data-part=runs]")
     names = table.locator("tbody th")
-    expect(names).to_have_count(5)
+    expect(names).to_have_count(7)
     row = table.locator("tbody tr", has_text="fading")
     expect(row).to_contain_text("VANISHING")
     expect(row.locator("td.num")).to_have_text(["2.33", "2.03", "40"])
     table.get_by_role("button", name="run", exact=True).click()
-    expect(names).to_have_text(["countless", "deep", "deeper", "fading", "issues"])
+    expect(names).to_have_text(["countless", "deep", "deeper", "fading", "issues", "resumed", "trained"])
     page.get_by_label("Filter the table of runs").fill("vanishing")
     expect(names).to_have_text(["fading"])
     page.get_by_label("Filter the table of runs").fill("")
