@@ -263,8 +263,7 @@ def test_what_was_noted_stands_on_the_time_axis(wide, open_panel):
 def test_the_model_is_a_picture_in_the_order_of_its_calls(wide, open_panel):
     """Boxes are coloured as the map, say where their class is defined, open, and pin their layer."""
     page, _ = open_panel(wide, at("trained", metric="parameter.gradient_norm"))
-    model = page.locator("[data-part=architecture]")
-    boxes = model.locator(".part")
+    boxes = page.locator("[data-part=architecture] > .parts > .part")
     expect(boxes.locator("> .head button")).to_have_text(["0", "1", "2", "3"])
     expect(boxes.first.locator(".kind")).to_have_text("Block")
     assert "test_answer.py:" in boxes.first.locator(".kind").get_attribute("title")
@@ -272,10 +271,10 @@ def test_the_model_is_a_picture_in_the_order_of_its_calls(wide, open_panel):
     colour = boxes.last.evaluate("box => getComputedStyle(box).borderLeftColor")
     page.locator("[data-part=metric]").select_option("parameter.numel")
     page.wait_for_function(
-        "before => getComputedStyle([...document.querySelectorAll('.part')].at(-1)).borderLeftColor !== before",
+        "before => getComputedStyle(document.querySelector('.model > .parts > .part:last-child')).borderLeftColor !== before",
         arg=colour,
     )
-    boxes.first.locator("summary").click()
+    boxes.first.locator("details").evaluate("box => box.open = true")
     expect(boxes.first.locator(".part button")).to_have_text(["up", "down"])
 
 
