@@ -265,9 +265,9 @@ def test_the_model_is_a_picture_in_the_order_of_its_calls(wide, open_panel):
     page, _ = open_panel(wide, at("trained", metric="parameter.gradient_norm"))
     boxes = page.locator("[data-part=architecture] > .parts > .part")
     expect(boxes.locator("> .head button")).to_have_text(["0", "1", "2", "3"])
-    expect(boxes.first.locator(".kind")).to_have_text("Block")
-    assert "test_answer.py:" in boxes.first.locator(".kind").get_attribute("title")
-    expect(boxes.last.locator(".value")).to_have_text(re.compile(r"\d"))
+    expect(boxes.first.locator("> .head .kind")).to_have_text("Block")
+    assert "test_answer.py:" in boxes.first.locator("> .head .kind").get_attribute("title")
+    expect(boxes.last.locator("> .head .value")).to_have_text(re.compile(r"\d"))
     colour = boxes.last.evaluate("box => getComputedStyle(box).borderLeftColor")
     page.locator("[data-part=metric]").select_option("parameter.numel")
     page.wait_for_function(

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { definedAt, partsOf, type Module } from "../src/model/architecture";
+import { definedAt, partsOf, sourceOf, type Module } from "../src/model/architecture";
 import { against, axesOf, type Multiple } from "../src/model/multiples";
 import { arrangeRuns, columnsOf, type OverviewRun } from "../src/model/overview";
 
@@ -18,6 +18,7 @@ test("parts stand in the order of their calls; a list that is never called stand
 test("a parameter is defined where its module is", () => {
   const modules = [moduleOf("", null, 0), moduleOf("head", 0, 1, 7)];
   assert.deepEqual([definedAt(modules, "head.weight"), definedAt(modules, "tail")], ["net.py:7", ""]);
+  assert.equal(sourceOf({ ...moduleOf("", null, 0), file: "/home/me/.venv/lib/site-packages/torch/nn/linear.py", line: 53 }), "torch/nn/linear.py:53");
 });
 
 function run(name: string, last: number, more: Partial<OverviewRun> = {}): OverviewRun {

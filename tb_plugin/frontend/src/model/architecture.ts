@@ -50,12 +50,17 @@ export function partsOf(modules: readonly Module[]): readonly Part[] {
   return (children.get(null) ?? []).map((root) => build(root, ""));
 }
 
+/** Where the class of a module is defined, "" where there is no source; of a library only the path inside it. */
+export function sourceOf({ file, line }: Module): string {
+  return file === null ? "" : `${file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "")}${line === null ? "" : `:${line}`}`;
+}
+
 /** Where the class of a layer is defined, "" where that is not known; a parameter belongs to the module before its last dot. */
 export function definedAt(modules: readonly Module[], layer: string): string {
   const byName = new Map(modules.map((module) => [module.name, module]));
   for (let name = layer; ; name = name.slice(0, Math.max(0, name.lastIndexOf(".")))) {
     const found = byName.get(name);
-    if (found !== undefined && name !== "") return found.file === null ? "" : `${found.file}${found.line === null ? "" : `:${found.line}`}`;
+    if (found !== undefined && name !== "") return sourceOf(found);
     if (name === "") return "";
   }
 }

@@ -1,7 +1,7 @@
 // The model as a picture: boxes in the order of their calls, coloured by the metric on the map at the chosen step.
 import { el, setText } from "../dom";
 import { formatCount } from "../model/format";
-import { partsOf, type Module, type Part } from "../model/architecture";
+import { partsOf, sourceOf, type Module, type Part } from "../model/architecture";
 import type { Shade } from "../model/shade";
 import { pinColour } from "../style";
 
@@ -53,8 +53,8 @@ export class ArchitectureView {
   }
 
   #part({ module, label, called, inner }: Part, open: boolean): HTMLElement {
-    const { kind, parameters, file, line, calls, shared } = module;
-    const where = file === null ? "" : `${file}${line === null ? "" : `:${line}`}`;
+    const { kind, parameters, calls, shared } = module;
+    const where = sourceOf(module);
     const facts = [module.name, `${kind}${parameters > 0 ? `, ${formatCount(parameters)} parameters` : ""}`, where, calls !== null && calls > 1 ? `called ${calls} times` : "", shared === null ? "" : `the same module as ${shared}`];
     const name = el("button", { class: "mono", text: label, title: facts.filter(Boolean).join("\n"), attrs: { type: "button" } });
     name.addEventListener("click", () => this.pick(module.name));
