@@ -102,6 +102,8 @@ export interface Row {
   readonly issue: Issue | null;
   /** The key of the first column whose number lies outside its thresholds, "" for none, null where nothing was judged. */
   readonly off: string | null;
+  /** How much of the gradient at the last block arrives, where an issue holds that calls so much too little. */
+  readonly arrives: number | null;
   readonly cells: Readonly<Record<string, Cell | null>>;
 }
 
@@ -121,13 +123,27 @@ export function toNumber(written: Written): number {
 
 /** One row per site of a group's metrics, in depth order of the first that knows it. */
 export function rowsOf(group: Group, moment: Moment, issues: readonly Issue[], columns: readonly Column[]): readonly Row[] {
-  const accused = issuesByLayer(issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step)));
+  const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
+  const accused = issuesByLayer(holding);
+  const arriving = arrivals(moment.metrics["block.gradient_norm"], holding.find(({ issue_type }) => issue_type === "VANISHING"));
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
   return [...sites].map((site, depth) => {
     const cells = Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)]));
-    return { site, depth, issue: accused.get(site) ?? null, off: judge(columns, cells), cells };
+    return { site, depth, issue: accused.get(site) ?? null, off: judge(columns, cells), arrives: arriving.get(site) ?? null, cells };
   });
+}
+
+/** Of a vanishing gradient: the blocks at which less arrives than its threshold, accused by name or not. */
+function arrivals(norms: MetricMoment | undefined, issue: Issue | undefined): ReadonlyMap<string, number> {
+  const found = new Map<string, number>();
+  const last = toNumber(norms?.values.at(-1) ?? null);
+  const threshold = Number(issue?.threshold);
+  norms?.sites.forEach((site, i) => {
+    const share = toNumber(norms.values[i] ?? null) / last;
+    if (share < threshold) found.set(site, share);
+  });
+  return found;
 }
 
 /** The first issue at each layer, or inside it. */
@@ -160,8 +176,8 @@ function judge(columns: readonly Column[], cells: Readonly<Record<string, Cell |
 const SEVERITY_ORDER = ["LOW", "MEDIUM", "HIGH", "CRITICAL"];
 
 /** The word on a row: its issue, "ok" only where its numbers were judged and are fine. */
-export function verdictOf({ issue, off }: Row): string {
-  return issue?.issue_type ?? (off === null ? "no issue" : off === "" ? "ok" : "outside");
+export function verdictOf({ issue, off, arrives }: Row): string {
+  return issue?.issue_type ?? (arrives !== null ? "outside" : off === null ? "no issue" : off === "" ? "ok" : "outside");
 }
 
 /** Sorted rows whose name or verdict holds the text; what has no value comes last either way. */
@@ -170,7 +186,7 @@ export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, fi
   const shown = rows.filter((row) => `${row.site} ${verdictOf(row)}`.toLowerCase().includes(text));
   const rank = (row: Row): number => {
     if (key === "site") return row.depth;
-    if (key === "verdict") return row.issue !== null ? 1 + SEVERITY_ORDER.indexOf(row.issue.severity) : row.off ? 0 : -1;
+    if (key === "verdict") return row.issue !== null ? 1 + SEVERITY_ORDER.indexOf(row.issue.severity) : row.off || row.arrives !== null ? 0 : -1;
     const value = row.cells[key]?.value;
     return value === undefined ? -Infinity : Number.isNaN(value) ? Infinity : value;
   };

@@ -29,10 +29,12 @@ export class TableRow {
   }
 
   show(row: Row, columns: readonly Column[], trend: Trend | null): void {
-    const { issue, off, cells } = row;
+    const { issue, off, arrives, cells } = row;
     const column = columns.find(({ key }) => key === off);
-    const why = issue?.message ?? (column === undefined ? (off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds") : `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`);
-    set(this.#verdict, issue !== null ? `badge sev-${issue.severity}` : off === "" ? "ok" : column === undefined ? "unjudged" : "off", column !== undefined && issue === null ? beyond(column, cells[column.key]?.value ?? NaN) : verdictOf(row), why);
+    if (issue !== null) set(this.#verdict, `badge sev-${issue.severity}`, issue.issue_type, issue.message);
+    else if (column !== undefined) set(this.#verdict, "off", beyond(column, cells[column.key]?.value ?? NaN), `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`);
+    else if (arrives !== null) set(this.#verdict, "off", `\u00d7${threeDigits(arrives)} arrives`, "So much of the gradient at the last block arrives here: less than the threshold of the open issue");
+    else set(this.#verdict, off === null ? "unjudged" : "ok", verdictOf(row), off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds");
     if (this.#cells.length !== columns.length) {
       for (const cell of this.#cells) cell.remove();
       this.#cells = columns.map(() => el("td"));
