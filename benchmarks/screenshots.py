@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from browse import chromium, get, page_of, panel_of, rest, tensorboard, wait_for
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-SCENES = {
+SCENES: dict[str, dict[str, str]] = {
+    "runs": {},
     "healthy": {"run": "transformer-healthy"},
     "sick": {"run": "mlp-vanishing"},
     "compare": {"run": "post-ln", "other": "pre-ln"},
@@ -43,7 +44,7 @@ def main() -> int:
         if args.logdir is None:
             gradflow(["demo", "--tour", "--logdir", scratch])
         with tensorboard(logdir) as (address, _), chromium() as browser:
-            wait_for(lambda: all(f'"{scene["run"]}"'.encode() in _runs(address) for scene in SCENES.values()))
+            wait_for(lambda: all(f'"{scene["run"]}"'.encode() in _runs(address) for scene in SCENES.values() if scene))
             for width, height in SIZES.items():
                 for scene, state in SCENES.items():
                     with page_of(browser, errors, width, height) as page:
@@ -62,7 +63,10 @@ def _photograph(page: Page, address: str, state: dict[str, str], path: Path) -> 
     words = "".join(f"&p.gradflow.{key}={quote(value)}" for key, value in state.items())
     page.goto(f"{address}/#gradflow{words}")
     frame = panel_of(page)
-    frame.wait_for_function("window.gradflowProbe.paints.length > 0")
+    if state:
+        frame.wait_for_function("window.gradflowProbe.paints.length > 0")
+    else:
+        frame.wait_for_selector("[data-part=runs] tbody tr")
     for theme in THEMES:
         page.evaluate("(dark) => document.body.classList.toggle('dark-mode', dark)", theme == "dark")
         rest(frame)

@@ -8,7 +8,7 @@ import { build, transform } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const target = join(here, "..", "tensorboard_plugin_gradflow", "static", "index.js");
-const budget = 60_000;
+const budget = 90_000;
 
 function sources() {
   const found = readdirSync(join(here, "src"), { recursive: true, withFileTypes: true })

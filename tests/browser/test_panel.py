@@ -9,7 +9,7 @@ def texts(frame, part):
     return [
         (
             item.get_attribute("data-type"),
-            item.locator(".layer").text_content(),
+            item.locator(".layer").get_attribute("title"),
             item.locator(".message").text_content(),
         )
         for item in items.all()
@@ -73,7 +73,7 @@ def test_hostile_names_are_shown_as_text(address, open_panel, logs):
     page, frame = open_panel(address, "&p.gradflow.run=%C3%A9moji%20%F0%9F%94%A5%20%E5%90%8D%E5%89%8D")
     assert {layer for _, layer, _ in texts(frame, "open")} == set(logs.HOSTILE)
     assert {message for _, _, message in texts(frame, "open")} == set(logs.HOSTILE)
-    names = frame.locator("[data-part=names] button")
+    names = frame.locator("[data-part=names] .name")
     assert {button.get_attribute("title") for button in names.all()} == set(logs.HOSTILE)
     frame.locator("[data-part=open] .issue").first.click()
     plot = frame.locator("[data-part=map]")
@@ -138,7 +138,7 @@ def test_the_panel_fits_a_narrow_window(address, open_panel):
 
 WATCH = """() => {
     const all = selector => [...document.querySelectorAll(selector)];
-    const parts = ['[data-part=map] canvas', '.lines canvas', '[data-part=verdict] h1', '[data-part=names] button',
+    const parts = ['[data-part=map] canvas', '.lines canvas', '[data-part=verdict] h1', '[data-part=names] .name',
         '[data-part=health] tbody tr', '.legend'];
     window.kept = parts.flatMap(all);
     window.blank = 0;
@@ -187,7 +187,7 @@ def test_new_steps_appear_by_themselves(tmp_path, logs, tensorboard, open_panel)
         expect(frame.locator("[data-part=empty]")).to_contain_text("from gradflow_export import Exporter")
         arrive(logs.plain_records(range(1, 21)), 0)
         wait_for_step("20")
-        frame.locator("[data-part=names] button").first.click()
+        frame.locator("[data-part=names] .name").first.click()
         expect(frame.locator(".lines canvas")).to_have_count(2)
         kept = frame.locator("body").evaluate(WATCH)
         arrive(logs.plain_records(range(21, 41)), 60)
@@ -225,7 +225,7 @@ def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, versions_in, te
             page.mouse.wheel(0, -400)
         expect(frame.locator("[data-part=note]")).to_have_text("every reading shown")
         frame.locator("[data-part=metric]").select_option("activation.dead_share")
-        expect(frame.locator("[data-part=names] button")).to_have_count(11)
+        expect(frame.locator("[data-part=names] .name")).to_have_count(11)
         frame.locator("[data-part=metric]").select_option("runtime.rss")
         expect(frame.locator("[data-part=lesson]")).to_contain_text("Not recorded in this run: resident memory")
         page.close()

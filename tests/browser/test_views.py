@@ -53,8 +53,8 @@ def test_the_health_table_shows_what_was_written(address, open_panel):
     expect(table.locator("[data-part=table-note]")).to_have_text("at step 6")
     names = table.locator("tbody th button")
     expect(names).to_have_text(["a", "b"])
-    assert cells(frame, 0) == ["ok", "6.125", ""]
-    assert cells(frame, 1)[1] == "106.125"
+    assert cells(frame, 0) == ["gain > 2", "6.13", ""]
+    assert cells(frame, 1)[1] == "106"
     table.get_by_role("button", name="gain").press("Enter")
     expect(names).to_have_text(["b", "a"])
     expect(table.locator("th[data-key=gain]")).to_have_attribute("aria-sort", "descending")
@@ -72,7 +72,7 @@ def test_the_health_table_says_which_layer_is_sick(address, open_panel):
     expect(first.locator("th")).to_have_text("transformer.h.7.mlp")
     expect(first.locator(".badge")).to_have_text("EXPLODING")
     expect(first.locator("path")).to_have_attribute("d", re.compile("^M.*L"))
-    expect(table.locator("tbody tr").nth(1).locator("td").nth(3)).to_have_text("94 %")
+    expect(table.locator("tbody tr").nth(1).locator("td").nth(3)).to_have_text("94.0 %")
     frame.get_by_label("Filter layers").fill("h.10.")
     expect(table.locator("tbody th")).to_have_text(["transformer.h.10.attn", "transformer.h.10.mlp"])
     frame.get_by_label("Filter layers").fill("")
@@ -95,6 +95,8 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
     frame.locator("[data-part=compare]").select_option("healthy")
     expect(first.locator("h2")).to_have_text("Layer map: sick")
     expect(second.locator("h2")).to_have_text("Layer map: healthy")
+    expect(first.locator(".names .accused").first).to_be_visible()
+    expect(second.locator(".names .accused, .accuse")).to_have_count(0)
     left, right = (frame.locator(f"[data-part={part}]").bounding_box() for part in ("map", "map-other"))
     assert (left["x"], left["width"]) == (right["x"], right["width"])
     frame.locator("[data-part=map-other]").hover(position={"x": 300, "y": 100})
@@ -130,6 +132,10 @@ def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_pa
         f"step 2\u202f400: {entries:_} entries, {broken} NaN or Inf".replace("_", "\u202f")
     )
     expect(frame.locator("[data-part=ridges] .bad")).to_have_text(["220 NaN/Inf", "230 NaN/Inf", "240 NaN/Inf"])
+    frame.locator("[data-part=histogram-form]").click()
+    expect(frame.locator("[data-part=ridges] .broken")).to_have_count(3)
+    assert frame.locator("[data-part=ridges] .bin").count() > 24 * 10
+    frame.locator("[data-part=histogram-form]").click()
     frame.locator("[data-part=histogram-site]").select_option("head.weight")
     expect(frame.locator("[data-part=ridges] .bad")).to_have_count(0)
     frame.locator("[data-part=run]").select_option("known")
@@ -155,7 +161,7 @@ def test_what_is_shown_can_be_taken_away(address, open_panel):
     ]
     name, data = downloaded(page, frame, "the table", "csv")
     assert name == "known_health_8.csv"
-    assert data.decode().splitlines()[1:] == ["a,ok,8.125", "b,ok,108.125"]
+    assert data.decode().splitlines()[1:] == ["a,outside,8.125", "b,outside,108.125"]
     for what in ("the map", "this chart"):
         assert b"</svg>" in downloaded(page, frame, what, "svg")[1]
         name, data = downloaded(page, frame, what, "png")
@@ -193,7 +199,7 @@ def test_the_panel_works_without_tensorboard(logdir, context, tmp_path):
             expect(page.locator("[data-part=step]")).to_have_text("1\u202f320")
             expect(page).to_have_url(re.compile("p.gradflow.step=1320"))
             page.locator("[data-part=run]").select_option("known")
-            expect(page.locator("[data-part=health] tbody tr").nth(1).locator("td").nth(1)).to_have_text("108.125")
+            expect(page.locator("[data-part=health] tbody tr").nth(1).locator("td").nth(1)).to_have_text("108")
             expect(page.locator(".lines canvas")).to_have_count(1)
             expect(page).to_have_url(re.compile("p.gradflow.run=known"))
             page.reload()

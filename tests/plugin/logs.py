@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,50 @@ def records_with_spike(steps=20_000, at=12_345):
     """Return a long run of gains of 1 in which one site has a gain of 8 in one step alone."""
     quiet, loud = (Reading.of("block.gain", ("a", "b", "c"), [1.0, gain, 1.0]) for gain in (1.0, 8.0))
     return [StepRecord(step, EPOCH + step, (loud if step == at else quiet,)) for step in range(1, steps + 1)]
+
+
+def deep_names(count):
+    """Return names of so many parameters, twelve to a block."""
+    parts = ("attn.qkv", "attn.out", "mlp.up", "mlp.down")
+    return tuple(f"model.h.{number // 12}.{parts[number // 3 % 4]}.w{number % 3}" for number in range(count))
+
+
+def deep_records(names, steps=40, loud=None, issues=()):
+    """Return records of gains near 1; ``loud`` is a site and a step at which one is 8; issues come with the last step."""
+    records = []
+    for step in range(1, steps + 1):
+        gain = np.exp(np.random.default_rng(step).normal(0.0, 0.05, len(names)))
+        if loud is not None and step == loud[1]:
+            gain[loud[0]] = 8.0
+        readings = (Reading.of("block.gain", names, gain), Reading.run("loss", 4.0 / math.sqrt(step)))
+        records.append(StepRecord(step, EPOCH + step, readings, issues=issues if step == steps else ()))
+    return records
+
+
+def many_issues(names, count):
+    """Return issues of five kinds at the first layers in turn."""
+    kinds = (IssueType.DEAD, IssueType.EXPLODING, IssueType.SATURATION, IssueType.STAGNATION, IssueType.BOTTLENECK)
+    return tuple(issue(kinds[n % 5], layer=names[n % len(names)], step=1 + n // len(names)) for n in range(count))
+
+
+def vanishing_records(blocks, steps=40):
+    """Return records of a gradient that fades on its way back, ever more; the first block has no gain of its own."""
+    fading = issue(
+        IssueType.VANISHING, layer=blocks[0], step=10, message="the gradient fades.", advice="Add a skip connection."
+    )
+    records = []
+    for step in range(1, steps + 1):
+        log_gains = np.full(len(blocks) - 1, -0.02 * step)
+        norms = np.exp(np.append(np.cumsum(log_gains[::-1])[::-1], 0.0))
+        readings = (
+            Reading.of("block.gradient_norm", blocks, norms),
+            Reading.of("block.gain", blocks[1:], np.exp(log_gains)),
+            Reading.of("block.log_gain", blocks[1:], log_gains),
+            Reading.run("loss", 2.0 + 1.0 / step),
+        )
+        issues = (replace(fading, value=1e-6, threshold=1e-4),) if step == steps else ()
+        records.append(StepRecord(step, EPOCH + step, readings, issues=issues))
+    return records
 
 
 def issue(kind=IssueType.EXPLODING, severity=Severity.HIGH, layer="a", step=3, healed=None, **more):

@@ -1,8 +1,10 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
+import type { Module } from "./model/architecture";
 import type { Moment } from "./model/health";
 import type { Histograms } from "./model/ridge";
+import type { Overview } from "./model/overview";
 import { offline } from "./offline";
-import { decodeSeries, type Series } from "./model/series";
+import { columnAt, decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
 
@@ -14,6 +16,8 @@ export interface RunSummary {
   readonly started: number | null;
   readonly updated: number;
   readonly too_new: number;
+  /** Records that could not be understood and were left out; an older server does not count them. */
+  readonly damaged?: number;
 }
 
 export interface Session {
@@ -21,6 +25,8 @@ export interface Session {
   readonly started: number | null;
   readonly model?: string;
   readonly parameters?: number;
+  /** The blocks of the model in the order of the forward pass. */
+  readonly blocks?: readonly string[];
   readonly world_size?: number;
 }
 
@@ -67,6 +73,11 @@ export async function fetchRuns(): Promise<readonly RunSummary[]> {
   return ((await getJson("runs")) as { readonly runs: readonly RunSummary[] }).runs;
 }
 
+export async function fetchOverview(): Promise<Overview> {
+  const kept = offline();
+  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview();
+}
+
 export async function fetchCatalog(): Promise<readonly CatalogEntry[]> {
   const kept = offline();
   if (kept !== null) return kept.catalog;
@@ -79,10 +90,17 @@ export async function fetchMeta(run: string): Promise<RunMeta> {
   return (await getJson(`meta?${new URLSearchParams({ run })}`)) as RunMeta;
 }
 
-export async function fetchIssues(run: string): Promise<readonly Issue[]> {
+/** Issues, the worst first, and how many are open, of which the answer may hold the first ones only. */
+export interface Issues {
+  readonly issues: readonly Issue[];
+  readonly open: number;
+}
+
+export async function fetchIssues(run: string): Promise<Issues> {
   const kept = offline();
-  if (kept !== null) return kept.run(run).issues;
-  return ((await getJson(`issues?${new URLSearchParams({ run })}`)) as { readonly issues: readonly Issue[] }).issues;
+  if (kept === null) return (await getJson(`issues?${new URLSearchParams({ run })}`)) as Issues;
+  const { issues } = kept.run(run);
+  return { issues, open: issues.filter(({ state }) => state === "open").length };
 }
 
 export async function fetchSeries(query: SeriesQuery): Promise<Series> {
@@ -97,6 +115,36 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
   if (query.phase !== "") args.set("phase", query.phase);
   for (const site of query.sites ?? []) args.append("site", site);
   return decodeSeries(await (await get(`series?${args}`)).arrayBuffer());
+}
+
+/** What belongs on every time axis: a mark of the user, a checkpoint, a change of the learning rate, a resumed run, a gap. */
+export interface Annotation {
+  readonly kind: string;
+  readonly step: number;
+  readonly last: number;
+  readonly text: string;
+}
+
+export async function fetchAnnotations(run: string): Promise<readonly Annotation[]> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).annotations ?? [];
+  return ((await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }).annotations;
+}
+
+export async function fetchArchitecture(run: string): Promise<readonly Module[]> {
+  const kept = offline();
+  if (kept !== null) return kept.run(run).architecture ?? [];
+  return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] }).modules;
+}
+
+/** First and last step of the readings of a metric before and after a step. */
+export async function fetchAround(run: string, metric: string, step: number, count: number): Promise<readonly [number, number]> {
+  const kept = offline();
+  const args = new URLSearchParams({ run, metric, step: String(step), count: String(count) });
+  const series = kept === null ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer()) : await kept.series(run, metric, "extreme", []);
+  const at = columnAt(series.first, step);
+  const [from, to] = kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
+  return [series.first[from] ?? step, series.last[to] ?? step];
 }
 
 export async function fetchMoment(run: string, step: number, metrics: readonly string[], phase: string): Promise<Moment> {

@@ -1,12 +1,15 @@
 // What is chosen, and what follows from it and from what is known of the runs; knows no view and no server.
-import type { CatalogEntry, RunMeta, RunMetric, RunSummary } from "./api";
+import type { Annotation, CatalogEntry, RunMeta, RunMetric, RunSummary } from "./api";
 import { firstMetric } from "./model/offer";
 import type { Mode, Reducer, UrlState } from "./model/url";
 import type { Issue } from "./model/verdict";
 import type { Range } from "./model/zoom";
+import { ALL_ROWS, type DepthState } from "./model/depth";
 
 export class Choice {
   run = "";
+  /** A run that a link named and that is not there, empty for none. */
+  missing = "";
   /** The run compared with, empty for none. */
   other = "";
   mode: Mode = "beside";
@@ -20,10 +23,15 @@ export class Choice {
   range: Range | null = null;
   /** null follows the last step. */
   step: number | null = null;
+  /** Whether the step of this run was chosen, by a link or by what the verdict is about. */
+  placed = false;
   pins: readonly string[] = [];
+  /** Rows, folds and colours of the maps. */
+  depth: DepthState = ALL_ROWS;
   runs: readonly RunSummary[] = [];
   meta: RunMeta | null = null;
   catalog: readonly CatalogEntry[] = [];
+  annotations: readonly Annotation[] = [];
 
   constructor(private readonly mostPins: number) {}
 
@@ -31,19 +39,24 @@ export class Choice {
     [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
     [this.other, this.mode, this.range] = [wanted.other ?? "", wanted.mode ?? "beside", wanted.zoom ?? null];
     [this.reduce, this.phase] = [wanted.reduce ?? "extreme", wanted.phase ?? ""];
+    this.placed = wanted.step !== undefined;
+    this.depth = { ...ALL_ROWS, fold: wanted.fold ?? ALL_ROWS.fold, rows: wanted.rows ?? null, colour: wanted.colour ?? "auto" };
   }
 
   /** What belongs into the address. */
   get state(): UrlState {
     const { run, metric, other, mode, pins, reduce, phase, range, step } = this;
-    return { run, metric, other, mode, pins, reduce, phase, ...(range === null ? {} : { zoom: range }), ...(step === null ? {} : { step }) };
+    const { fold, rows, colour } = this.depth;
+    const map = { fold, colour, ...(rows === null ? {} : { rows }) };
+    return { run, metric, other, mode, pins, reduce, phase, ...map, ...(range === null ? {} : { zoom: range }), ...(step === null ? {} : { step }) };
   }
 
   /** Another run, seen as a whole. */
   openRun(run: string): void {
     [this.run, this.range, this.step, this.pins, this.phase] = [run, null, null, [], ""];
     if (this.other === run) this.other = "";
-    [this.meta, this.asked] = [null, false];
+    [this.meta, this.asked, this.placed, this.missing] = [null, false, false, ""];
+    this.depth = { ...ALL_ROWS, tall: this.depth.tall };
   }
 
   pinIssue(issue: Issue, most: number): void {

@@ -1,20 +1,27 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type SeriesQuery } from "./api";
+import { fetchAnnotations, fetchArchitecture, fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMeta, type RunMetric, type SeriesQuery } from "./api";
 import type { Choice } from "./choice";
+import { definedAt, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
+import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
 import type { Series } from "./model/series";
-import type { Issue } from "./model/verdict";
+import { courseOf, courseText, isLow } from "./model/course";
+import { groupIssues } from "./model/groups";
+import { isAlongDepth, isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
+import { sitesOf } from "./model/tree";
+import type { ArchitectureView } from "./views/architecture";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
+import type { LosingCard } from "./views/losing";
 import type { LineCard } from "./views/lines";
 import type { MapContent, MapView } from "./views/map";
 import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
 import type { StripView } from "./views/strip";
 import type { HealthTable } from "./views/table";
-import type { VerdictView } from "./views/verdict";
+import type { Courses, VerdictView } from "./views/verdict";
 
 export interface Views {
   readonly page: HTMLElement;
@@ -25,6 +32,8 @@ export interface Views {
   /** The map of the run compared with. */
   readonly second: MapView;
   readonly curves: Curves;
+  readonly losing: LosingCard;
+  readonly architecture: ArchitectureView;
   readonly table: HealthTable;
   readonly ridges: RidgeView;
   /** Shows the chosen step, and the pinned layers, in every view. */
@@ -34,7 +43,8 @@ export interface Views {
   showError(message: string): void;
 }
 
-const [TREND_COLUMNS, MOST_SUGGESTED, KEPT_BYTES] = [60, 3, 12e6];
+const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
+const [ANSWER_COLUMNS, FEW_COLUMNS, MOST_COLUMNS, MOST_COURSES, LOSING_LINES] = [400, 8, 4096, 3, 6];
 
 export class Loader {
   /** Counts what was asked for. */
@@ -47,6 +57,7 @@ export class Loader {
   #mapped = "";
   #histograms: readonly Listed[] = [];
   #issues: readonly Issue[] = [];
+  #modules: { readonly run: string; readonly list: readonly Module[] } | null = null;
   #tableShows = "";
   readonly #recent = new Recent<Series>(KEPT_BYTES, bytesOf);
   readonly #series = (query: SeriesQuery): Promise<Series> => this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
@@ -88,12 +99,18 @@ export class Loader {
     const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
     if (run === now.run && version === this.#version && now.meta !== null) return;
     const job = ++this.#job;
-    const [meta, issues, histograms] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), this.#meetOther(run)]);
+    const [meta, { issues, open }, histograms, annotations] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), fetchAnnotations(run), this.#meetOther(run)]);
     if (job !== this.#job) return;
     this.#recent.forget();
+    // All that stands above the map is known before it is shown, so that nothing moves when it arrives.
+    const [modules, answer] = await Promise.all([this.#architecture(run), this.#answer(run, meta, issues)]);
+    if (job !== this.#job) return;
     const fresh = now.meta === null;
-    [now.run, this.#version, now.meta] = [run, version, meta];
+    [now.run, this.#version, now.meta, now.annotations] = [run, version, meta, annotations];
     if (!meta.phases.includes(now.phase)) now.phase = "";
+    const worst = issues.find(isProblem);
+    // The map opens on what the verdict is about, unless somebody asked for something else.
+    if (fresh && worst !== undefined && (now.metric === "" || !now.asked)) now.metric = metricFor(worst, now.held.map(({ name }) => name), "");
     // A metric that this run lacks stays chosen where somebody asked for it by name: the map then says how to get it.
     if (now.spec(now.metric) === undefined) {
       if (now.asked && now.metric !== "") await this.#learnCatalog();
@@ -101,7 +118,11 @@ export class Loader {
     }
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
-    views.verdict.show(issues, meta);
+    views.architecture.show(modules);
+    views.verdict.show(issues, meta, open, (layer) => definedAt(modules, layer));
+    views.verdict.showLoss(answer.loss);
+    views.verdict.showCourses(answer.courses);
+    if (fresh) this.#begin(issues);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
     [this.#issues, this.#histograms] = [issues, histograms];
     this.offer();
@@ -147,6 +168,7 @@ export class Loader {
     views.second.offer([], "", sites);
     views.table.showMeta(now.run, now.held, this.#issues);
     views.curves.offer(now.held, now.catalog);
+    views.losing.offer(now.spec(FROM_LOSS) !== undefined);
   }
 
   async #learnCatalog(): Promise<void> {
@@ -181,6 +203,62 @@ export class Loader {
     await Promise.all([this.#table(job, true), this.#ridges(job)]);
   }
 
+  /** An event is looked at where it happened, what holds on at the last step. */
+  #begin(issues: readonly Issue[]): void {
+    const { now } = this;
+    const worst = issues.find(isProblem);
+    if (worst !== undefined && isEvent(worst) && now.step === null && !now.placed) now.step = worst.step;
+    now.placed = true;
+  }
+
+  /** The loss of the whole run, and how the quantities of the problems on the cards went on. */
+  async #answer(run: string, meta: RunMeta, issues: readonly Issue[]): Promise<{ readonly loss: Series | null; readonly courses: Courses }> {
+    const held = meta.metrics;
+    const has = (name: string): RunMetric | undefined => held.find((metric) => metric.name === name);
+    const common = { run, phase: "", columns: ANSWER_COLUMNS, range: null };
+    const order = meta.sessions.at(-1)?.blocks ?? [];
+    const loss = has("loss") === undefined ? null : this.#series({ ...common, metric: "loss", reduce: "mean" });
+    const heads = groupIssues(issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
+    const courses = heads.map(async (issue): Promise<[string, string] | null> => {
+      const spec = has(quantityFor(issue, held.map((metric) => metric.name)));
+      const reached = spec?.name === "block.gradient_norm" && isAlongDepth(issue) ? has(FROM_LOSS) : undefined;
+      const arrived = reached === undefined ? null : await this.#reached(issue, reached, common, order);
+      if (arrived !== null) return arrived;
+      // Whether the layer itself was read is known of metrics of layers only.
+      if (spec === undefined || (spec.kind === "run") !== (issue.layer === "")) return null;
+      const low = isLow(issue);
+      const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
+      const site = sites[sitesOf(sites, issue.layer)[0] ?? -1];
+      if (site === undefined) return null;
+      const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
+      return course === null ? null : [issueKey(issue), courseText(course, spec.title, spec.unit)];
+    });
+    const [series, found] = await Promise.all([loss, Promise.all(courses)]);
+    return { loss: series, courses: new Map(found.filter((item): item is [string, string] => item !== null)) };
+  }
+
+  /** What reaches a layer of the gradient at the loss: what is left behind the block after it. */
+  async #reached(issue: Issue, spec: RunMetric, common: Omit<SeriesQuery, "metric" | "reduce">, order: readonly string[]): Promise<[string, string] | null> {
+    const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
+    const next = order[order.indexOf(issue.layer) + 1];
+    const site = order.includes(issue.layer) ? sites.find((name) => name === next) : undefined;
+    if (site === undefined) return null;
+    const low = isLow(issue);
+    const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
+    return course === null ? null : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
+  }
+
+  /** The model does not change while a run goes on. */
+  async #architecture(run: string): Promise<readonly Module[]> {
+    if (this.#modules?.run !== run || this.#modules.list.length === 0) this.#modules = { run, list: await fetchArchitecture(run) };
+    return this.#modules.list;
+  }
+
+  /** The layers that open problems are about, those of the worst first. */
+  get #accused(): readonly string[] {
+    return [...new Set(this.#issues.filter(isProblem).flatMap(({ layers }) => layers))].slice(0, MOST_ACCUSED);
+  }
+
   #suggestedPins(issues: readonly Issue[]): readonly string[] {
     const open = issues.filter(({ state }) => state === "open").flatMap(({ layers }) => layers);
     return [...new Set(open)].filter((layer) => this.views.map.sites.includes(layer)).slice(0, MOST_SUGGESTED);
@@ -197,14 +275,17 @@ export class Loader {
       const entry = now.catalogued(metric) ?? null;
       return map.clear(entry === null ? "this run holds no metric yet" : "not in this run", "", entry);
     }
-    const query = { run, metric, phase, columns: map.columns, reduce, range };
+    // Fewer columns where there are very many rows: each column keeps its extreme, and a closer look asks again.
+    const columns = Math.min(map.columns, Math.max(200, Math.floor(MOST_CELLS / Math.max(1, spec.sites))));
+    const query = { run, metric, phase, columns, reduce, range };
     const theirs = other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
     const [series, found] = await Promise.all([this.#series(query), theirs]);
     if (job !== this.#job || series.metric !== now.metric) return;
     this.#otherSites = found?.sites ?? [];
     map.showMode(other === undefined ? null : now.mode);
     second.root.hidden = other === undefined || now.mode === "difference";
-    const content = { series, spec, range: now.extent, of: "", like: null };
+    const order = now.meta?.sessions.at(-1)?.blocks ?? [];
+    const content = { series, spec, range: now.extent, of: "", like: null, accused: this.#accused, order, annotations: now.annotations };
     if (other === undefined) map.show(content);
     else this.#showTwo(content, found, other.run);
   }
@@ -218,8 +299,9 @@ export class Loader {
       return map.clear(found === null ? `${theirs} holds no ${spec.title}` : `${theirs} has no layer of the same name`);
     }
     map.show({ ...own, of: mine });
+    // The issues are those of the first run.
     if (found === null) second.clear(`${theirs} holds no ${spec.title}`, theirs);
-    else second.show({ ...own, series: found, of: theirs, like: map });
+    else second.show({ ...own, series: found, of: theirs, like: map, accused: [], annotations: [] });
   }
 
   async #line(card: LineCard, job: number): Promise<void> {
@@ -239,6 +321,7 @@ export class Loader {
       extent,
       step: () => now.currentStep,
       series: this.#series,
+      annotations: now.annotations,
       started: [now.meta?.started ?? 0, other?.started ?? 0],
       spec: (name) => now.spec(name),
       entry: (name) => now.catalogued(name),
@@ -249,7 +332,8 @@ export class Loader {
 
   async #table(job: number, anew: boolean): Promise<void> {
     const { run, meta, currentStep, phase, range, held } = this.now;
-    const { table } = this.views;
+    const { views } = this;
+    const { table } = views;
     const { group } = table;
     const metric = group?.metrics[0];
     const shows = [run, this.#version, currentStep, group?.key, phase].join("\n");
@@ -258,8 +342,23 @@ export class Loader {
     const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? this.#series(query) : null]);
     if (job !== this.#job) return;
     this.#tableShows = shows;
+    await this.#losing(job, anew);
+    views.architecture.colour(views.map.shade);
+    if (job !== this.#job) return;
     if (trend !== null) table.showTrend(trend, metric.scale === "log");
     table.show(group, moment);
+  }
+
+  /** What is left of the gradient by depth, at the chosen step. */
+  async #losing(job: number, anew: boolean): Promise<void> {
+    const { now, views: { losing } } = this;
+    if (now.spec(FROM_LOSS) === undefined) return;
+    const query = { run: now.run, metric: FROM_LOSS, phase: now.phase, columns: LOSING_LINES, reduce: "mean", range: now.range };
+    const [moment, earlier] = await Promise.all([fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase), anew ? this.#series(query) : null]);
+    const found = moment.metrics[FROM_LOSS];
+    if (job !== this.#job || found === undefined) return;
+    if (earlier !== null) losing.showEarlier(earlier);
+    losing.show(found);
   }
 
   async #ridges(job: number): Promise<void> {

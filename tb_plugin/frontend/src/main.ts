@@ -8,6 +8,7 @@ import panelStyle from "./style.css";
 export function render(): void {
   if (offline() === null) document.title = "GradFlow";
   document.documentElement.classList.toggle("offline", offline() !== null);
+  document.documentElement.lang ||= "en";
   document.head.append(el("style", { text: panelStyle }));
   const panel = new Panel();
   document.body.replaceChildren(panel.root);

@@ -1,5 +1,5 @@
 // What a hand does on the page, turned into what is chosen and shown; the views never talk to each other.
-import { fetchRuns } from "./api";
+import { fetchAround, fetchRuns } from "./api";
 import { Choice } from "./choice";
 import { afterFrame, el } from "./dom";
 import { hostHash, isVisible, saveState } from "./host";
@@ -8,13 +8,17 @@ import { parseHash, type Mode } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
 import { panBy, zoomBy, type Range } from "./model/zoom";
 import { PIN_COLOURS } from "./style";
+import { OverviewPage } from "./overview";
+import { ArchitectureView } from "./views/architecture";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
-import { Header } from "./views/header";
+import { Header, runLabel } from "./views/header";
 import { MetricInfo } from "./views/info";
 import type { LineCard } from "./views/lines";
+import { LosingCard } from "./views/losing";
 import { MapView, type MapEvents } from "./views/map";
 import { RidgeView } from "./views/ridge";
+import { MetricSearch } from "./views/search";
 import { StripView } from "./views/strip";
 import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
@@ -23,7 +27,7 @@ import { VerdictView } from "./views/verdict";
 type Timer = "resize" | "table" | "save" | "zoom";
 
 const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS] = [4000, 120, 120, 100, 90];
-const MOST_PINNED = 3;
+const [MOST_PINNED, AROUND] = [3, 20];
 
 export class Panel {
   readonly root = el("div");
@@ -36,11 +40,12 @@ export class Panel {
       compare: (run) => void this.#compare(run, this.#now.mode),
       step: (step) => this.#moveTo(step),
       live: (on) => this.#setLive(on),
+      overview: () => void this.#openOverview(),
       phase: (word) => this.#anew(() => this.#now.setPhase(word)),
     },
     true,
   );
-  readonly #verdict = new VerdictView((issue) => this.#pick(issue));
+  readonly #verdict = new VerdictView((issue) => this.#pick(issue), (issue) => void this.#around(issue));
   readonly #strip = new StripView((issue) => this.#pick(issue));
   readonly #navigate = {
     step: (step: number) => this.#moveTo(step >= (this.#now.meta?.last ?? Infinity) ? null : step),
@@ -51,11 +56,21 @@ export class Panel {
   readonly #mapEvents: MapEvents = {
     ...this.#navigate,
     metric: (name) => this.#setMetric(name),
+    search: () => {
+      this.#search.offer(this.#now.held, this.#now.catalog);
+      this.#search.open();
+    },
     pin: (site) => this.#togglePin(site),
     hover: (step, site) => this.#point(step, null, site),
     mode: (mode) => void this.#compare(this.#now.other, mode),
     reduce: (reducer) => this.#anew(() => (this.#now.reduce = reducer)),
+    depth: (state) => {
+      this.#now.depth = state;
+      this.#showDepth();
+      this.#save();
+    },
   };
+  readonly #search = new MetricSearch((name) => this.#setMetric(name));
   readonly #map = new MapView(this.#mapEvents, this.#tooltip, this.#info);
   readonly #second = new MapView(this.#mapEvents, this.#tooltip, this.#info, true);
   readonly #table = new HealthTable({
@@ -74,21 +89,35 @@ export class Panel {
     this.#tooltip,
     this.#info,
   );
+  readonly #losing = new LosingCard((site) => this.#togglePin(site));
+  readonly #architecture = new ArchitectureView((name) => this.#togglePin(name));
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
+  readonly #overview = new OverviewPage({
+    open: (run) => void this.#openRun(run),
+    error: (message) => (this.#overviewError.textContent = message),
+    changed: () => this.#save(),
+  });
+  readonly #overviewHead = el("p", { class: "lead", text: "GradFlow" });
+  readonly #overviewError = el("div", { class: "card error", attrs: { role: "alert" } });
+  readonly #notice = el("div", { class: "card notice", attrs: { role: "status", "data-part": "notice" } });
   readonly #page: HTMLElement;
   readonly #loader: Loader;
   #live = true;
   readonly #timers: Record<Timer, number> = { resize: 0, table: 0, save: 0, zoom: 0 };
 
   constructor() {
-    const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, ridges: this.#ridges };
+    const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, architecture: this.#architecture, ridges: this.#ridges };
     const { header, ...cards } = views;
-    const page = el("main", { class: "page" }, header.root, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root);
+    const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root, this.#search.root);
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
-    this.root.append(page, this.#tooltip.root);
+    this.#overview.root.hidden = true;
+    this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
+    this.#fill();
+    this.#curves.add(this.#losing.root);
     this.#loader = new Loader(this.#now, {
       ...views,
+      losing: this.#losing,
       page,
       showStep: () => this.#showStep(),
       showPins: () => this.#showPins(),
@@ -102,8 +131,10 @@ export class Panel {
   async start(): Promise<void> {
     const wanted = parseHash(hostHash());
     this.#now.restore(wanted);
+    this.#overview.chosen = wanted.compare ?? [];
     this.#curves.restore(wanted);
     this.#map.showReducer(this.#now.reduce);
+    this.#showDepth();
     await this.refresh();
     document.body.dataset["ready"] = "1";
     const look = (): void => {
@@ -111,14 +142,16 @@ export class Panel {
     };
     window.setInterval(look, POLL_MS);
     document.addEventListener("visibilitychange", look);
-    let width = window.innerWidth;
+    let [width, height] = [window.innerWidth, window.innerHeight];
     window.addEventListener("resize", () => {
       this.#later("resize", RESIZE_MS, () => {
         if (!isVisible()) return;
         // A tab that is shown again has the size it had.
-        if (window.innerWidth === width) return look();
-        width = window.innerWidth;
-        void this.#reload();
+        if (window.innerWidth === width && window.innerHeight === height) return look();
+        const wider = window.innerWidth !== width;
+        [width, height] = [window.innerWidth, window.innerHeight];
+        if (wider) void this.#reload();
+        else this.#showDepth();
       });
     });
   }
@@ -127,27 +160,71 @@ export class Panel {
   async refresh(): Promise<void> {
     await this.#loader.guard(async () => {
       const runs = await fetchRuns();
-      const current = runs.find(({ run }) => run === this.#now.run) ?? runs[0];
+      const first = this.#now.run === "" && runs.length > 1;
+      if (first || this.#overviewShown) {
+        this.#showOverview(true);
+        this.#now.runs = runs;
+        return this.#overview.refresh(runs.map(({ run, version }) => `${run} ${version}`).join("\n"));
+      }
+      const wanted = this.#now.missing || this.#now.run;
+      const found = runs.find(({ run }) => run === wanted);
+      const current = found ?? runs.find(({ run }) => run === this.#now.run) ?? runs[0];
       if (current === undefined) {
         if (this.#now.meta === null) this.root.replaceChildren(emptyState(), this.#tooltip.root);
         return;
       }
-      if (this.#page.parentNode !== this.root) this.root.replaceChildren(this.#page, this.#tooltip.root);
+      if (this.#page.parentNode !== this.root) this.#fill();
       this.#now.runs = runs;
+      // A link to a run that is not there opens another one, and says so until somebody chooses, or the run appears.
+      if (found === undefined && wanted !== "" && this.#now.missing === "") [this.#now.missing, this.#now.meta] = [wanted, null];
+      else if (found !== undefined && this.#now.missing !== "") this.#now.openRun(wanted);
+      this.#showNotice(current.run);
       if (this.#now.otherRun(current.run) === undefined) this.#now.other = "";
       this.#header.showRuns(runs, current.run, this.#now.other);
       await this.#loader.run(current.run, current.version);
     });
   }
 
+  #fill(): void {
+    this.root.replaceChildren(this.#overview.root, this.#page, this.#tooltip.root);
+    this.#showOverview(this.#overviewShown);
+  }
+
+  get #overviewShown(): boolean {
+    return !this.#overview.root.hidden;
+  }
+
+  #showOverview(shown: boolean): void {
+    this.#overview.root.hidden = !shown;
+    if (shown) this.#page.hidden = true;
+    this.#overviewError.textContent = "";
+  }
+
+  /** Back to the table of all runs. */
+  async #openOverview(): Promise<void> {
+    this.#now.openRun("");
+    this.#loader.forget();
+    this.#showOverview(true);
+    await this.refresh();
+    this.#save();
+  }
+
+  #showNotice(shown: string): void {
+    const { missing } = this.#now;
+    this.#notice.textContent = missing === "" ? "" : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
+  }
+
   themed(dark: boolean): void {
     this.#map.themed(dark);
     this.#second.themed(dark);
+    this.#architecture.colour(this.#map.shade);
     this.#curves.redraw();
   }
 
   async #openRun(run: string): Promise<void> {
     this.#now.openRun(run);
+    this.#showOverview(false);
+    this.#showDepth();
     this.#loader.forget();
     await this.refresh();
     this.#save();
@@ -159,13 +236,17 @@ export class Panel {
     await (this.#now.meta === null ? this.refresh() : this.#loader.other());
   }
 
+  #showDepth(): void {
+    for (const map of [this.#map, this.#second]) map.showDepth(this.#now.depth);
+  }
+
   #showStep(): void {
     for (const view of [this.#header, this.#strip, this.#map, this.#second, ...this.#curves.cards]) view.showStep(this.#now.currentStep);
     this.#later("table", TABLE_MS, () => void this.#loader.table(false));
   }
 
   #showPins(): void {
-    for (const view of [this.#map, this.#second, this.#table]) view.showPins(this.#now.pins);
+    for (const view of [this.#map, this.#second, this.#table, this.#architecture]) view.showPins(this.#now.pins);
   }
 
   /** A click on a row is a click on the map; where the map shows another kind of layer, it changes to this one. */
@@ -187,10 +268,20 @@ export class Panel {
     for (const card of this.#curves.cards) if (card !== from) card.showHover(step);
   }
 
-  #pick(issue: Issue): void {
+  /** The failing step: what was read just before and after it, at all layers. */
+  async #around(issue: Issue): Promise<void> {
+    const metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
+    await this.#loader.guard(async () => {
+      const [first, last] = await fetchAround(this.#now.run, metric, issue.step, AROUND);
+      this.#pick(issue, [first, last + 1]);
+    });
+  }
+
+  #pick(issue: Issue, range: Range | null = null): void {
     this.#anew(() => {
       this.#now.metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
       this.#now.pinIssue(issue, MOST_PINNED);
+      if (range !== null) this.#now.zoom(range);
       this.#strip.choose(issue);
       this.#map.root.scrollIntoView({ block: "nearest" });
     });
@@ -255,7 +346,7 @@ export class Panel {
 
   /** The host takes its time to change its address, so that happens after the repaint. */
   #save(): void {
-    this.#later("save", SAVE_MS, () => saveState({ ...this.#now.state, ...this.#curves.state }));
+    this.#later("save", SAVE_MS, () => saveState({ ...this.#now.state, ...this.#curves.state, compare: this.#overview.chosen }));
   }
 
   #later(timer: Timer, wait: number, work: () => void): void {

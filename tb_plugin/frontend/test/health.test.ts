@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { arrange, columnsOf, groupsOf, momentFrom, rowsOf, sparkline, wantedMetrics, type Group, type Moment } from "../src/model/health";
+import { arrange, columnsOf, groupsOf, momentFrom, rowsOf, sparkline, verdictOf, wantedMetrics, type Group, type Moment } from "../src/model/health";
 import type { Issue } from "../src/model/verdict";
 import type { Series } from "../src/model/series";
 import type { RunMetric } from "../src/api";
@@ -98,4 +98,13 @@ test("without a server the kept columns answer, and say how many steps they stan
   assert.deepEqual(momentFrom([series], 15), { step: 15, coarse: 10, metrics: { "block.gain": { step: 10, sites: ["a", "b"], values: [1, "-Infinity"] } } });
   assert.deepEqual(momentFrom([series], 5).metrics["block.gain"]?.values, [null, null]);
   assert.deepEqual(momentFrom([series], 20).metrics["block.gain"]?.values, ["NaN", 4]);
+});
+
+test("ok stands only where the numbers are fine: within their thresholds, and where enough of the gradient arrives", () => {
+  const metrics = { "block.gradient_norm": { step: 7, sites: ["h.0", "h.1", "h.2"], values: [1e-6, 0.9, 1] }, "block.gain": { step: 7, sites: ["h.0", "h.1", "h.2"], values: [1, 0.2, 1] } };
+  const judged = (issues: readonly Issue[]): readonly string[] => rowsOf(BLOCKS, { step: 7, metrics }, issues, columnsOf(BLOCKS, HELD)).map(verdictOf);
+  assert.deepEqual(judged([]), ["ok", "outside", "ok"]);
+  const fading: Issue = { ...ISSUE, issue_type: "VANISHING", layer: "", layers: [""], value: 1e-6, threshold: 1e-4 };
+  assert.deepEqual(judged([fading]), ["outside", "outside", "ok"]);
+  assert.deepEqual(rowsOf(BLOCKS, { step: 7, metrics: { "block.gradient_norm": metrics["block.gradient_norm"] } }, [], []).map(verdictOf), ["no issue", "no issue", "no issue"]);
 });

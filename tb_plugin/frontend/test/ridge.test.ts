@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { firstSite, ridgeline, type Histogram } from "../src/model/ridge";
+import { firstSite, heatColumns, ridgeline, type Histogram } from "../src/model/ridge";
 
 const NARROW: Histogram = { step: 10, edges: [0, 1, 2], counts: [1, 3], nonfinite: 0 };
 const WIDE: Histogram = { step: 20, edges: [-2, 2], counts: [5], nonfinite: 2 };
@@ -27,4 +27,10 @@ test("the first site is one that is pinned, or lies inside one that is", () => {
   assert.equal(firstSite(["h.0.w", "h.1.w"], ["head", "h.1"]), "h.1.w");
   assert.equal(firstSite(["h.0.w"], []), "h.0.w");
   assert.equal(firstSite([], ["a"]), "");
+});
+
+test("as a heat map each column is scaled to its own peak, and values rise upwards", () => {
+  const { low, high, columns } = heatColumns([{ step: 1, edges: [0, 1, 2], counts: [10, 5], nonfinite: 2 }], 100);
+  assert.deepEqual([low, high], [0, 2]);
+  assert.deepEqual(columns, [{ step: 1, nonfinite: 2, bins: [{ top: 50, height: 50, share: 1 }, { top: 0, height: 50, share: 0.5 }] }]);
 });

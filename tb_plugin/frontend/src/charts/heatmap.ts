@@ -1,22 +1,36 @@
-// The map itself: a painted canvas, a cursor, outlines of pinned rows, hover, click and drag.
+// The map itself: a painted canvas, a cursor, outlines of pinned rows, marks of accused ones, hover, click and drag.
 import { el } from "../dom";
-import { word, type ColourScale } from "../model/colour";
-import { paintHeat, rowTop, siteAt } from "../model/heat";
-import type { Block, Series } from "../model/series";
+import { word } from "../model/colour";
+import { placeAt, rowHeight, rowsBetween, rowTop } from "../model/depth";
+import { columnsBetween, paintHeat, shownCell, type Cell, type HeatView } from "../model/heat";
 import { gesture, type Gesture } from "../model/zoom";
 import { cssVariable, pinColour } from "../style";
 import { onWheel } from "./wheel";
 
+/** What is pointed at: the rows and the cell that one pixel shows, and where that is on the screen. */
+export interface Pointed {
+  readonly rows: readonly [number, number];
+  readonly step: number;
+  readonly cell: Cell;
+  readonly x: number;
+  readonly y: number;
+}
+
 export interface HeatEvents {
-  hover(at: { readonly site: number; readonly step: number; readonly x: number; readonly y: number } | null): void;
-  pick(site: number, step: number): void;
-  zoom(range: readonly [number, number] | null): void;
+  hover(at: Pointed | null): void;
+  pick(at: Pointed): void;
+  /** Steps, and rows where the drag went over some of them; null stays as it is. */
+  zoom(range: readonly [number, number] | null, rows: readonly [number, number] | null): void;
+  /** Back to all steps and rows. */
+  reset(): void;
   /** A factor for the range in view, around a step; returns whether anything changes. */
   wheel(factor: number, step: number): boolean;
+  /** The same for the rows in view. */
+  wheelRows(factor: number, row: number): boolean;
   key(action: Gesture): boolean;
 }
 
-const DRAG_FROM = 5;
+const [DRAG_FROM, BOX_FROM, THIN] = [5, 26, 7];
 
 export class HeatMap {
   readonly #canvas = el("canvas");
@@ -25,16 +39,17 @@ export class HeatMap {
   readonly #rowLine = el("div", { class: "hline" });
   readonly #band = el("div", { class: "band" });
   readonly #pinRows = el("div");
+  readonly #accused = el("div", { attrs: { "data-part": "accused" } });
   readonly root = el(
     "div",
     { class: "plot", attrs: { "data-part": "map", tabindex: "0", role: "application" } },
     this.#canvas,
-    el("div", { class: "overlay" }, this.#pinRows, this.#rowLine, this.#band, this.#ghost, this.#cursor),
+    el("div", { class: "overlay" }, this.#pinRows, this.#accused, this.#rowLine, this.#band, this.#ghost, this.#cursor),
   );
-  #sites = 0;
-  #range: readonly [number, number] = [0, 1];
+  #view: HeatView | null = null;
   #size: readonly [number, number] = [1, 1];
-  #dragFrom: number | null = null;
+  #width = 0;
+  #dragFrom: readonly [number, number] | null = null;
 
   constructor(private readonly events: HeatEvents) {
     this.#band.hidden = this.#rowLine.hidden = this.#ghost.hidden = true;
@@ -42,17 +57,20 @@ export class HeatMap {
     this.root.addEventListener("pointerleave", () => this.#left());
     this.root.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
-      this.#dragFrom = event.offsetX;
+      this.#dragFrom = [event.offsetX, event.offsetY];
       this.root.setPointerCapture(event.pointerId);
     });
     this.root.addEventListener("pointerup", (event) => this.#released(event));
-    this.root.addEventListener("dblclick", () => events.zoom(null));
+    this.root.addEventListener("dblclick", () => events.reset());
     this.root.addEventListener("keydown", (event) => {
       const action = gesture(event.key, event.shiftKey);
       if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action)) event.preventDefault();
     });
     this.root.addEventListener("blur", () => this.#left());
-    onWheel(this.root, (factor, event) => this.#sites > 0 && events.wheel(factor, this.#toStep(event.offsetX)));
+    onWheel(this.root, (factor, event) => {
+      if (this.#view === null) return false;
+      return event.shiftKey ? events.wheelRows(factor, this.rowAt(event.offsetY)) : events.wheel(factor, this.#toStep(event.offsetX));
+    });
   }
 
   get width(): number {
@@ -64,28 +82,29 @@ export class HeatMap {
     return this.#canvas.toDataURL("image/png");
   }
 
-  paint(series: Series, block: Block, range: readonly [number, number], scale: ColourScale, height: number): void {
+  paint(view: HeatView, height: number): void {
     const ratio = window.devicePixelRatio || 1;
-    const [width, deep] = [Math.max(1, Math.round(this.width * ratio)), Math.max(1, Math.round(height * ratio))];
-    this.#sites = series.sites.length;
-    this.#range = range;
-    this.#size = [this.width, height];
+    this.#width = this.width;
+    const [width, deep] = [Math.max(1, Math.round(this.#width * ratio)), Math.max(1, Math.round(height * ratio))];
+    this.#view = view;
+    this.#size = [this.#width, height];
     // Setting a size clears a canvas, even where it stays the same.
     if (this.#canvas.width !== width) this.#canvas.width = width;
     if (this.#canvas.height !== deep) this.#canvas.height = deep;
-    this.#canvas.style.cssText = `width:${this.width}px;height:${height}px`;
+    this.#canvas.style.cssText = `width:${this.#width}px;height:${height}px`;
     const context = this.#canvas.getContext("2d");
-    if (context === null || this.#sites === 0) return;
+    if (context === null || view.depth.rows.length === 0) return;
     const image = context.createImageData(width, deep);
     const colours = { missing: colourWord("--missing"), empty: colourWord("--hover") };
-    paintHeat(new Uint32Array(image.data.buffer), width, deep, series, block, range, scale, colours);
+    paintHeat(new Uint32Array(image.data.buffer), width, deep, view, colours);
     context.putImageData(image, 0, 0);
   }
 
   clear(): void {
-    this.#sites = 0;
+    this.#view = null;
     this.#canvas.width = this.#canvas.height = 0;
     this.#pinRows.replaceChildren();
+    this.#accused.replaceChildren();
   }
 
   showStep(step: number): void {
@@ -100,59 +119,118 @@ export class HeatMap {
     this.#ghost.style.left = `${x}px`;
   }
 
-  showPins(pins: readonly number[]): void {
-    const height = this.#size[1] / Math.max(1, this.#sites);
+  /** Outlines the row of each pin, -1 for one without a row, and marks those that issues accuse. */
+  showRows(pins: readonly number[], accused: readonly number[]): void {
+    const depth = this.#view?.depth;
+    if (depth === undefined) return;
+    const [height, size] = [this.#size[1], rowHeight(depth, this.#size[1])];
+    const place = (row: number): number | null => {
+      const top = rowTop(depth, row, height);
+      return row < 0 || top + size < 0 || top > height ? null : top;
+    };
     this.#pinRows.replaceChildren(
-      ...pins.flatMap((site, i) => {
-        if (site < 0) return [];
-        const row = el("div", { class: "pinrow" });
-        row.style.cssText = `top:${rowTop(site, this.#sites, this.#size[1]) - 1}px;height:${Math.max(4, height + 2)}px;border-color:${pinColour(i)}`;
-        return [row];
+      ...pins.flatMap((row, i) => {
+        const top = place(row);
+        if (top === null) return [];
+        const box = el("div", { class: "pinrow" });
+        // An outline around a thin row would hide it: a mark at its end says enough.
+        const thin = size < THIN;
+        box.style.cssText = `top:${thin ? top + size / 2 - 2 : top - 1}px;height:${thin ? 4 : size + 2}px;${thin ? "right:auto;width:14px;" : ""}border-color:${pinColour(i)}`;
+        return [box];
+      }),
+    );
+    this.#accused.replaceChildren(
+      ...accused.flatMap((row) => {
+        const top = place(row);
+        if (top === null) return [];
+        const mark = el("i", { class: "accuse" });
+        mark.style.top = `${top + size / 2}px`;
+        return [mark];
       }),
     );
   }
 
   /** Shows the row that is pointed at, here or in another view. */
-  showRow(site: number | null): void {
-    this.#rowLine.hidden = site === null || site < 0;
-    if (site !== null && site >= 0) this.#rowLine.style.top = `${rowTop(site - 0.5, this.#sites, this.#size[1])}px`;
+  showRow(row: number | null): void {
+    const depth = this.#view?.depth;
+    const top = row === null || row < 0 || depth === undefined ? -1 : rowTop(depth, row - 0.5, this.#size[1]);
+    this.#rowLine.hidden = top < 0 || top > this.#size[1];
+    this.#rowLine.style.top = `${top}px`;
   }
 
-  /** Where a cell is on the screen. */
-  place(site: number, step: number): { readonly x: number; readonly y: number } {
+  /** What a row shows at a step, as if it was pointed at. */
+  at(row: number, step: number): Pointed | null {
+    if (this.#view === null) return null;
     const box = this.root.getBoundingClientRect();
-    return { x: box.left + this.toX(step + 0.5), y: box.top + rowTop(site - 0.5, this.#sites, this.#size[1]) };
+    const [x, y] = [this.toX(step + 0.5), rowTop(this.#view.depth, row - 0.5, this.#size[1])];
+    return this.#pointed([row, row + 1], x, box.left + x, box.top + y);
   }
 
   toX(step: number): number {
-    return ((step - this.#range[0]) / (this.#range[1] - this.#range[0])) * this.#size[0];
+    const range = this.#view?.range ?? [0, 1];
+    return ((step - range[0]) / (range[1] - range[0])) * this.#size[0];
+  }
+
+  rowAt(y: number): number {
+    return this.#view === null ? 0 : placeAt(this.#view.depth, y, this.#size[1]);
   }
 
   #toStep(x: number): number {
-    return this.#range[0] + (x / this.#size[0]) * (this.#range[1] - this.#range[0]);
+    const range = this.#view?.range ?? [0, 1];
+    return range[0] + (x / this.#size[0]) * (range[1] - range[0]);
+  }
+
+  #pointed(rows: readonly [number, number], x: number, left: number, top: number): Pointed | null {
+    if (this.#view === null) return null;
+    const { first } = this.#view.series;
+    const ratio = window.devicePixelRatio || 1;
+    const pixel = Math.floor(Math.max(0, Math.min(this.#size[0] - 0.01, x)) * ratio);
+    const columns = columnsBetween(first, this.#toStep(pixel / ratio), this.#toStep((pixel + 1) / ratio));
+    if (columns[1] < 0) return null;
+    const cell = shownCell(this.#view, rows, columns);
+    return { rows, step: first[cell.column] ?? this.#toStep(x), cell, x: left, y: top };
+  }
+
+  #under(event: PointerEvent): Pointed | null {
+    if (this.#view === null) return null;
+    const ratio = window.devicePixelRatio || 1;
+    const pixel = Math.floor(Math.max(0, Math.min(this.#size[1] - 0.01, event.offsetY)) * ratio);
+    const rows = rowsBetween(this.#view.depth, pixel / ratio, (pixel + 1) / ratio, this.#size[1]);
+    return this.#pointed(rows, event.offsetX, event.clientX, event.clientY);
+  }
+
+  /** The box that a drag spans: over all rows, unless it goes up or down far enough to mean some of them. */
+  #box(event: PointerEvent): { left: number; right: number; top: number; bottom: number; wide: boolean; tall: boolean } | null {
+    if (this.#dragFrom === null) return null;
+    const [x, y] = this.#dragFrom;
+    const [wide, tall] = [Math.abs(event.offsetX - x) >= DRAG_FROM, Math.abs(event.offsetY - y) >= BOX_FROM];
+    if (!wide && !tall) return null;
+    const [width, height] = this.#size;
+    const span = (a: number, b: number, most: number): [number, number] => [Math.max(0, Math.min(a, b)), Math.min(most, Math.max(a, b))];
+    const [left, right] = wide ? span(x, event.offsetX, width) : [0, width];
+    const [top, bottom] = tall ? span(y, event.offsetY, height) : [0, height];
+    return { left, right, top, bottom, wide, tall };
   }
 
   #moved(event: PointerEvent): void {
-    if (this.#sites === 0) return;
-    const site = siteAt(event.offsetY, this.#sites, this.#size[1]);
-    this.events.hover({ site, step: this.#toStep(event.offsetX), x: event.clientX, y: event.clientY });
-    if (this.#dragFrom === null || Math.abs(event.offsetX - this.#dragFrom) < DRAG_FROM) return;
-    this.#band.hidden = false;
-    this.#band.style.left = `${Math.min(this.#dragFrom, event.offsetX)}px`;
-    this.#band.style.width = `${Math.abs(event.offsetX - this.#dragFrom)}px`;
+    if (this.#view === null) return;
+    this.events.hover(this.#under(event));
+    const box = this.#box(event);
+    this.#band.hidden = box === null;
+    if (box !== null) this.#band.style.cssText = `left:${box.left}px;width:${box.right - box.left}px;top:${box.top}px;height:${box.bottom - box.top}px`;
   }
 
   #released(event: PointerEvent): void {
-    const from = this.#dragFrom;
+    const box = this.#box(event);
+    const pressed = this.#dragFrom !== null;
     this.#dragFrom = null;
     this.#band.hidden = true;
-    if (from === null || this.#sites === 0) return;
-    if (Math.abs(event.offsetX - from) < DRAG_FROM) {
-      this.events.pick(siteAt(event.offsetY, this.#sites, this.#size[1]), this.#toStep(event.offsetX));
-    } else {
-      const ends = [from, event.offsetX].map((x) => this.#toStep(Math.max(0, Math.min(this.#size[0], x)))).sort((a, b) => a - b);
-      this.events.zoom([ends[0] ?? 0, ends[1] ?? 1]);
-    }
+    if (this.#view === null || !pressed) return;
+    const at = box === null ? this.#under(event) : null;
+    if (at !== null) this.events.pick(at);
+    if (box === null) return;
+    const steps = box.wide ? ([this.#toStep(box.left), this.#toStep(box.right)] as const) : null;
+    this.events.zoom(steps, box.tall ? [this.rowAt(box.bottom), this.rowAt(box.top)] : null);
   }
 
   #left(): void {

@@ -29,6 +29,8 @@ export interface LineData {
   readonly curves: readonly Curve[];
   readonly log: boolean;
   readonly marks: readonly number[];
+  /** Where something was noted on the axis. */
+  readonly notes: readonly number[];
   readonly range: readonly [number, number];
 }
 
@@ -178,7 +180,7 @@ export class LineChart {
 
   #drawMarks(plot: uPlot): void {
     const { ctx, bbox } = plot;
-    const { marks, curves } = this.#data ?? { marks: [], curves: [] };
+    const { marks, notes, curves } = this.#data ?? { marks: [], notes: [], curves: [] };
     ctx.save();
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
@@ -190,6 +192,15 @@ export class LineChart {
       ctx.beginPath();
       ctx.moveTo(bbox.left, y);
       ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+    }
+    ctx.strokeStyle = cssVariable("--accent");
+    ctx.setLineDash([1, 3]);
+    for (const note of notes) {
+      const x = plot.valToPos(note, "x", true);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
     }
     ctx.fillStyle = cssVariable("--bad");

@@ -1,15 +1,16 @@
 // One step across the depth of the model: bars on the same rows as the map.
 import { el, sharpContext } from "../dom";
 import { css, type ColourScale } from "../model/colour";
-import { formatNumber } from "../model/format";
-import { rowTop } from "../model/heat";
-import { cellKind, type Block, type Series } from "../model/series";
+import { formatNumber, threeDigits } from "../model/format";
+import { rowHeight, rowsBetween, rowTop, type Depth } from "../model/depth";
+import { shownCell, type HeatView } from "../model/heat";
 import { cssVariable } from "../style";
 
 const TEXT_WIDTH = 58;
 const TEXT_FROM = 11;
 const PALEST = 0.34;
 const KEEPS = 0.04;
+const TICK = 34;
 
 /** The map's colour, but never so pale that a bar on its own cannot be seen. */
 function barColour(scale: ColourScale, at: number): number {
@@ -26,6 +27,10 @@ export class Profile {
   ticks: { x: number; text: string }[] = [];
   #width = 0;
 
+  get width(): number {
+    return this.#width;
+  }
+
   constructor() {
     this.#line.hidden = true;
   }
@@ -36,9 +41,10 @@ export class Profile {
   }
 
   /** Shows the row that is pointed at. */
-  showRow(site: number | null, sites: number, height: number): void {
-    this.#line.hidden = site === null || site < 0;
-    if (site !== null && site >= 0) this.#line.style.top = `${rowTop(site - 0.5, sites, height)}px`;
+  showRow(row: number | null, depth: Depth, height: number): void {
+    const top = row === null || row < 0 ? -1 : rowTop(depth, row - 0.5, height);
+    this.#line.hidden = top < 0 || top > height;
+    this.#line.style.top = `${top}px`;
   }
 
   /** Takes the room there is; apart from painting, because to measure makes the browser lay out the page. */
@@ -46,15 +52,15 @@ export class Profile {
     this.#width = this.root.clientWidth;
   }
 
-  paint(series: Series, block: Block, column: number, scale: ColourScale, marks: readonly number[], height: number): void {
+  paint(view: HeatView, column: number, marks: readonly number[], height: number): void {
     const width = this.#width;
     if (width === 0) return;
+    const { depth, scale } = view;
     const context = sharpContext(this.#canvas, width, height);
     const [grid, faint, missing, dim, bad] = ["--grid", "--faint", "--missing", "--dim", "--bad"].map(cssVariable) as [string, string, string, string, string];
-    const row = height / Math.max(1, series.sites.length);
+    const row = rowHeight(depth, height);
     const plot = width - (row >= TEXT_FROM ? TEXT_WIDTH : 0);
-    const origin = scale.diverging ? plot / 2 : 0;
-    const thickness = Math.max(1, row > 4 ? row - 2 : row);
+    const origin = scale.diverging ? scale.position(scale.log ? 1 : 0) * plot : 0;
     context.fillStyle = grid;
     context.fillRect(0, 0, plot, height);
     if (row >= TEXT_FROM) {
@@ -62,30 +68,37 @@ export class Profile {
       context.textBaseline = "middle";
       context.textAlign = "right";
     }
-    for (let site = 0; column >= 0 && site < series.sites.length; site++) {
-      const at = site * series.columns + column;
-      const value = block.values[at] ?? NaN;
-      const kind = cellKind(block.bits[at] ?? 0);
-      const top = rowTop(site, series.sites.length, height) + (row - thickness) / 2;
+    const bars = Math.ceil(row >= 1 ? depth.high - Math.floor(depth.low) : height);
+    for (let i = 0; column >= 0 && i < bars; i++) {
+      const first = Math.floor(depth.low) + i;
+      const rows = row >= 1 ? ([first, Math.min(first + 1, depth.rows.length)] as const) : rowsBetween(depth, i, i + 1, height);
+      if (rows[0] >= depth.rows.length) break;
+      const { kind, value, site } = shownCell(view, rows, [column, column]);
+      if (site < 0 && row < TEXT_FROM) continue;
+      const deep = Math.max(1, row >= 1 ? (row > 4 ? row - 2 : row) : 1);
+      const top = row >= 1 ? rowTop(depth, first, height) + (row - deep) / 2 : i;
       if (kind === "value") {
         const x = scale.position(value) * plot;
         const keeps = scale.diverging && Math.abs(x - origin) < plot * KEEPS;
         context.fillStyle = keeps ? faint : css(barColour(scale, scale.position(value)));
-        context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), thickness);
+        context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), deep);
       } else {
-        context.fillStyle = kind === "missing" ? missing : "#0c0c0e";
-        context.fillRect(0, top, plot, thickness);
+        context.fillStyle = site < 0 ? grid : kind === "missing" ? missing : "#0c0c0e";
+        context.fillRect(0, top, plot, deep);
       }
       if (row >= TEXT_FROM) {
-        context.fillStyle = kind === "value" ? dim : bad;
-        context.fillText(kind === "missing" ? "missing" : formatNumber(value, 3), width - 2, top + thickness / 2 + 0.5);
+        context.fillStyle = kind === "value" || kind === "missing" ? dim : bad;
+        context.fillText(site < 0 ? "not read" : kind === "missing" ? "nothing" : threeDigits(value), width - 2, top + deep / 2 + 0.5);
       }
     }
     context.fillStyle = faint;
     this.ticks = [];
-    for (const mark of scale.diverging ? [...marks, scale.log ? 1 : 0] : [scale.low, ...marks, scale.high]) {
+    for (const mark of scale.diverging ? [scale.log ? 1 : 0, ...marks] : [scale.low, scale.high, ...marks]) {
       const x = scale.position(mark) * plot;
+      // Where the ramp is long, the marks around its middle come too close to be read.
+      if ((x <= 0 || x >= plot) && mark !== scale.low && mark !== scale.high) continue;
       if (x > 0 && x < plot) context.fillRect(Math.round(x), 0, 1, height);
+      if (this.ticks.some((tick) => Math.abs(tick.x - x) < TICK)) continue;
       this.ticks.push({ x, text: formatNumber(mark, 2) });
     }
   }

@@ -15,9 +15,11 @@ export function onWheel(root: HTMLElement, zoom: (factor: number, event: WheelEv
     "wheel",
     (event) => {
       const passing = event.timeStamp - scrolled < GESTURE_MS && !event.ctrlKey;
-      if (passing || Math.abs(event.deltaX) > Math.abs(event.deltaY)) return;
+      // With Shift some browsers report the turn of the wheel as sideways.
+      const turned = event.shiftKey && event.deltaY === 0 ? event.deltaX : event.deltaY;
+      if (passing || Math.abs(event.deltaX) > Math.abs(turned)) return;
       const lines = event.deltaMode === WheelEvent.DOM_DELTA_PIXEL ? 1 : 30;
-      const delta = Math.max(-400, Math.min(400, event.deltaY * lines));
+      const delta = Math.max(-400, Math.min(400, turned * lines));
       if (zoom(Math.exp(delta * SPEED), event)) event.preventDefault();
     },
     { passive: false },

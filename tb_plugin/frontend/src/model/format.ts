@@ -21,6 +21,14 @@ export function formatNumber(value: number, digits = 6): string {
   return text.replace("-", "\u2212");
 }
 
+/** Three significant digits, zeros at the end kept, so that numbers below each other can be compared. */
+export function threeDigits(value: number): string {
+  if (!Number.isFinite(value) || value === 0) return formatNumber(value);
+  const size = Math.abs(value);
+  const text = size >= 1e-3 && size < 99999.5 ? (size >= 999.5 ? value.toFixed(0) : value.toPrecision(3)) : value.toExponential(2).replace("e+", "e");
+  return text.replace("-", "\u2212");
+}
+
 export function formatCount(value: number): string {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]] as const) {
     if (value >= size) return `${Number((value / size).toPrecision(3))}${THIN}${unit}`;

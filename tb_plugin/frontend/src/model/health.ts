@@ -26,17 +26,19 @@ export interface Column {
   readonly key: string;
   readonly title: string;
   readonly share: boolean;
+  /** The thresholds of the metric. */
+  readonly marks: readonly number[];
   /** The first of these that knows a layer counts. */
   readonly metrics: readonly string[];
 }
 
 /** What is asked of a layer of any kind; a block shows the worst of what lies inside it. */
 const COMMON: readonly Column[] = [
-  { key: "gradient", title: "gradient norm", share: false, metrics: ["block.gradient_norm", "parameter.gradient_norm"] },
-  { key: "gain", title: "gain", share: false, metrics: ["block.gain"] },
-  { key: "update", title: "update / weight", share: false, metrics: ["parameter.update_ratio"] },
-  { key: "dead", title: "dead units", share: true, metrics: ["activation.dead_share"] },
-  { key: "zero", title: "zero gradients", share: true, metrics: ["parameter.zero_share"] },
+  { key: "gradient", title: "gradient norm", share: false, marks: [], metrics: ["block.gradient_norm", "parameter.gradient_norm"] },
+  { key: "gain", title: "gain", share: false, marks: [0.5, 2], metrics: ["block.gain"] },
+  { key: "update", title: "update / weight", share: false, marks: [], metrics: ["parameter.update_ratio"] },
+  { key: "dead", title: "dead units", share: true, marks: [0.9], metrics: ["activation.dead_share"] },
+  { key: "zero", title: "zero gradients", share: true, marks: [0.9], metrics: ["parameter.zero_share"] },
 ];
 
 /** Kinds of layers that the common columns speak of; any other kind shows what was read of it. */
@@ -83,7 +85,7 @@ export function columnsOf(group: Group, available: readonly RunMetric[]): readon
   const taken = new Set(common.flatMap(({ metrics }) => metrics));
   const few = group.key === "block" || group.key === "parameter";
   const own = group.metrics.filter(({ name, marks }) => !taken.has(name) && (!few || marks.length > 0));
-  return [...common, ...own.map(({ name, title, unit }) => ({ key: name, title, share: unit === "share", metrics: [name] }))].slice(0, MOST_COLUMNS);
+  return [...common, ...own.map(({ name, title, unit, marks }) => ({ key: name, title, share: unit === "share", marks, metrics: [name] }))].slice(0, MOST_COLUMNS);
 }
 
 /** What stands in one cell: null where nothing was read; `among` counts the inner layers of which it is the greatest. */
@@ -98,6 +100,10 @@ export interface Row {
   readonly site: string;
   readonly depth: number;
   readonly issue: Issue | null;
+  /** The key of the first column whose number lies outside its thresholds, "" for none, null where nothing was judged. */
+  readonly off: string | null;
+  /** How much of the gradient at the last block arrives, where an issue holds that calls so much too little. */
+  readonly arrives: number | null;
   readonly cells: Readonly<Record<string, Cell | null>>;
 }
 
@@ -118,25 +124,69 @@ export function toNumber(written: Written): number {
 /** One row per site of a group's metrics, in depth order of the first that knows it. */
 export function rowsOf(group: Group, moment: Moment, issues: readonly Issue[], columns: readonly Column[]): readonly Row[] {
   const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
+  const accused = issuesByLayer(holding);
+  const arriving = arrivals(moment.metrics["block.gradient_norm"], holding.find(({ issue_type }) => issue_type === "VANISHING"));
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
-  return [...sites].map((site, depth) => ({
-    site,
-    depth,
-    issue: holding.find((issue) => issue.layers.some((layer) => layer === site || layer.startsWith(`${site}.`))) ?? null,
-    cells: Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)])),
-  }));
+  return [...sites].map((site, depth) => {
+    const cells = Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)]));
+    return { site, depth, issue: accused.get(site) ?? null, off: judge(columns, cells), arrives: arriving.get(site) ?? null, cells };
+  });
+}
+
+/** Of a vanishing gradient: the blocks at which less arrives than its threshold, accused by name or not. */
+function arrivals(norms: MetricMoment | undefined, issue: Issue | undefined): ReadonlyMap<string, number> {
+  const found = new Map<string, number>();
+  const last = toNumber(norms?.values.at(-1) ?? null);
+  const threshold = Number(issue?.threshold);
+  norms?.sites.forEach((site, i) => {
+    const share = toNumber(norms.values[i] ?? null) / last;
+    if (share < threshold) found.set(site, share);
+  });
+  return found;
+}
+
+/** The first issue at each layer, or inside it. */
+function issuesByLayer(issues: readonly Issue[]): ReadonlyMap<string, Issue> {
+  const found = new Map<string, Issue>();
+  for (const issue of issues) {
+    for (const layer of issue.layers) {
+      for (let name = layer, dot = name.length; dot > 0; dot = name.lastIndexOf("."), name = name.slice(0, dot)) if (!found.has(name)) found.set(name, issue);
+    }
+  }
+  return found;
+}
+
+/**
+ * What of a row is not as it should be: the column of the first number outside the thresholds of its metric, "" where all
+ * lie within, null where none has thresholds that tell good from bad: two ends, or the most of a share.
+ */
+function judge(columns: readonly Column[], cells: Readonly<Record<string, Cell | null>>): string | null {
+  let judged = false;
+  for (const { key, share, marks } of columns) {
+    const [low, high] = marks.length === 2 ? marks : share && (marks[0] ?? 0) > 0.5 ? [-Infinity, marks[0]] : [];
+    const value = cells[key]?.value;
+    if (low === undefined || high === undefined || value === undefined) continue;
+    if (!(value >= low && value <= high)) return key;
+    judged = true;
+  }
+  return judged ? "" : null;
 }
 
 const SEVERITY_ORDER = ["LOW", "MEDIUM", "HIGH", "CRITICAL"];
 
+/** The word on a row: its issue, "ok" only where its numbers were judged and are fine. */
+export function verdictOf({ issue, off, arrives }: Row): string {
+  return issue?.issue_type ?? (arrives !== null ? "outside" : off === null ? "no issue" : off === "" ? "ok" : "outside");
+}
+
 /** Sorted rows whose name or verdict holds the text; what has no value comes last either way. */
 export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, filter: string): readonly Row[] {
   const text = filter.trim().toLowerCase();
-  const shown = rows.filter(({ site, issue }) => `${site} ${issue?.issue_type ?? "ok"}`.toLowerCase().includes(text));
+  const shown = rows.filter((row) => `${row.site} ${verdictOf(row)}`.toLowerCase().includes(text));
   const rank = (row: Row): number => {
     if (key === "site") return row.depth;
-    if (key === "verdict") return row.issue === null ? -1 : SEVERITY_ORDER.indexOf(row.issue.severity);
+    if (key === "verdict") return row.issue !== null ? 1 + SEVERITY_ORDER.indexOf(row.issue.severity) : row.off || row.arrives !== null ? 0 : -1;
     const value = row.cells[key]?.value;
     return value === undefined ? -Infinity : Number.isNaN(value) ? Infinity : value;
   };
@@ -153,7 +203,7 @@ export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, fi
 export function sparkline(values: ArrayLike<number>, log: boolean, width: number, height: number): readonly (readonly [number, number] | null)[] {
   const drawn = Array.from(values, (value) => (Number.isFinite(value) && (!log || value > 0) ? (log ? Math.log(value) : value) : null));
   const known = drawn.filter((value): value is number => value !== null);
-  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const [low, high] = [known.reduce((a, b) => Math.min(a, b), Infinity), known.reduce((a, b) => Math.max(a, b), -Infinity)];
   const y = (value: number): number => (high > low ? height - 1 - ((value - low) / (high - low)) * (height - 2) : height / 2);
   return drawn.map((value, i) => (value === null ? null : ([(i / Math.max(1, drawn.length - 1)) * width, y(value)] as const)));
 }

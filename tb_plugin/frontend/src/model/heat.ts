@@ -1,52 +1,119 @@
-// Paints a series into pixels; knows no canvas, so that it can be tested.
+// Paints a series into pixels; knows no canvas, so that it can be tested. A pixel that several rows or columns share shows
+// the reading furthest out, so that one that deviates is seen at any size.
 import { colourOf, word, type ColourScale } from "./colour";
-import { cellKind, columnAt, type Block, type Series } from "./series";
+import { rowsBetween, type Depth } from "./depth";
+import { cellKind, columnAt, type Block, type CellKind, type Series } from "./series";
 
 export interface HeatColours {
   readonly missing: number;
   readonly empty: number;
 }
 
+/** What is drawn, over which steps and rows. */
+export interface HeatView {
+  readonly series: Series;
+  readonly block: Block;
+  readonly range: readonly [number, number];
+  readonly depth: Depth;
+  readonly scale: ColourScale;
+}
+
+/** The cell that stands for others; a site of -1 where none was read. */
+export interface Cell {
+  readonly site: number;
+  readonly column: number;
+  readonly kind: CellKind;
+  readonly value: number;
+}
+
 const BLACK = word(12, 12, 14);
 const STRIPE = word(250, 250, 250);
 const STRIPES_EVERY = 6;
 const STRIPE_WIDTH = 1.5;
+const [UNREAD, MISSING, VALUE, BROKEN] = [0, 1, 2, 3];
 
-/** The row of pixels that a site begins at, counted from the top; the first site lies at the bottom. */
-export function rowTop(site: number, sites: number, height: number): number {
-  return ((sites - 1 - site) * height) / sites;
+/** The columns [from, to] that the steps [begin, end) show: a reading stands until the next one. */
+export function columnsBetween(first: Float64Array, begin: number, end: number): readonly [number, number] {
+  const from = columnAt(first, begin);
+  const next = columnAt(first, end);
+  const to = next >= 0 && first[next] === end ? next - 1 : next;
+  return [Math.max(from, Math.min(0, to)), Math.max(from, to)];
 }
 
-export function siteAt(y: number, sites: number, height: number): number {
-  return Math.min(sites - 1, Math.max(0, sites - 1 - Math.floor((y * sites) / height)));
-}
-
-export function paintHeat(
-  pixels: Uint32Array,
-  width: number,
-  height: number,
-  series: Series,
-  block: Block,
-  range: readonly [number, number],
-  scale: ColourScale,
-  colours: HeatColours,
-): void {
-  const columnOf = new Int32Array(width);
-  for (let x = 0; x < width; x++) {
-    columnOf[x] = columnAt(series.first, range[0] + ((x + 0.5) / width) * (range[1] - range[0]));
-  }
-  for (let y = 0; y < height; y++) {
-    const row = siteAt(y + 0.5, series.sites.length, height) * series.columns;
+export function paintHeat(pixels: Uint32Array, width: number, height: number, view: HeatView, colours: HeatColours): void {
+  const { series, block, range, depth, scale } = view;
+  const { columns, first } = series;
+  const [fromColumn, toColumn] = [new Int32Array(width), new Int32Array(width)];
+  const step = (x: number): number => range[0] + (x / width) * (range[1] - range[0]);
+  for (let x = 0; x < width; x++) [fromColumn[x], toColumn[x]] = columnsBetween(first, step(x), step(x + 1)) as [number, number];
+  const [state, best, shown] = [new Uint8Array(width), new Float64Array(width), new Float64Array(width)];
+  // What lies between these is not further out than what is shown; nothing lies between NaN.
+  const [least, most] = [new Float64Array(width), new Float64Array(width)];
+  const { values, bits } = block;
+  const { outness, bounds } = scale;
+  const consider = (x: number, at: number, value: number): void => {
+    const code = bits[at] ?? 0;
+    const now = state[x] ?? 0;
+    if (now === BROKEN) return;
+    if ((code & 0x7f800000) === 0x7f800000) {
+      state[x] = cellKind(code) === "missing" ? Math.max(now, MISSING) : BROKEN;
+      return;
+    }
+    const out = outness(value);
+    if (now === VALUE && out <= (best[x] ?? 0)) return;
+    [state[x], best[x], shown[x]] = [VALUE, out, value];
+    [least[x], most[x]] = bounds(out) as [number, number];
+  };
+  const collect = (site: number): void => {
+    const row = site * columns;
     for (let x = 0; x < width; x++) {
-      const column = columnOf[x] ?? -1;
-      pixels[y * width + x] = column < 0 ? colours.empty : cell(block, row + column, x, y, scale, colours.missing);
+      const last = toColumn[x] ?? -1;
+      for (let c = Math.max(0, fromColumn[x] ?? 0); c <= last; c++) {
+        const value = values[row + c] as number;
+        if (!(value >= (least[x] as number) && value <= (most[x] as number))) consider(x, row + c, value);
+      }
+    }
+  };
+  let [before, until] = [-1, -1];
+  const line = new Uint32Array(width);
+  for (let y = 0; y < height; y++) {
+    const [from, to] = rowsBetween(depth, y, y + 1, height);
+    if (from !== before || to !== until) {
+      [before, until] = [from, to];
+      state.fill(UNREAD);
+      least.fill(NaN);
+      for (let row = from; row < to; row++) {
+        const part = depth.rows[row];
+        for (let site = part?.from ?? 0; site < (part?.to ?? 0); site++) collect(site);
+      }
+      for (let x = 0; x < width; x++) {
+        const now = state[x] ?? UNREAD;
+        line[x] = now === VALUE ? colourOf(scale, shown[x] ?? 0) : now === MISSING ? colours.missing : colours.empty;
+      }
+    }
+    const at = y * width;
+    pixels.set(line, at);
+    for (let x = 0; x < width; x++) if (state[x] === BROKEN) pixels[at + x] = (x + y) % STRIPES_EVERY < STRIPE_WIDTH ? STRIPE : BLACK;
+  }
+}
+
+/** Of the sites in these rows and the columns [from, to], the cell that is shown: broken first, then the furthest out. */
+export function shownCell({ series, block, depth, scale }: Omit<HeatView, "range">, rows: readonly [number, number], columns: readonly [number, number]): Cell {
+  let found: Cell = { site: -1, column: columns[1], kind: "missing", value: NaN };
+  let [state, best] = [UNREAD, 0];
+  for (let row = rows[0]; row < rows[1]; row++) {
+    const { from, to } = depth.rows[row] ?? { from: 0, to: 0 };
+    for (let site = from; site < to; site++) {
+      for (let column = Math.max(0, columns[0]); column <= columns[1]; column++) {
+        const at = site * series.columns + column;
+        const kind = cellKind(block.bits[at] ?? 0);
+        const value = block.values[at] ?? NaN;
+        const now = kind === "value" ? VALUE : kind === "missing" ? MISSING : BROKEN;
+        const out = now === VALUE ? scale.outness(value) : 0;
+        if (now < state || (now === state && !(now === VALUE && out > best))) continue;
+        [state, best, found] = [now, out, { site, column, kind, value }];
+      }
     }
   }
-}
-
-function cell(block: Block, at: number, x: number, y: number, scale: ColourScale, missing: number): number {
-  const kind = cellKind(block.bits[at] ?? 0);
-  if (kind === "value") return colourOf(scale, block.values[at] ?? 0);
-  if (kind === "missing") return missing;
-  return (x + y) % STRIPES_EVERY < STRIPE_WIDTH ? STRIPE : BLACK;
+  return found;
 }

@@ -1,6 +1,7 @@
 // Which metrics a view offers: those that the run holds, by kind, and after them those it could hold.
 import type { CatalogEntry, RunMetric } from "../api";
 import type { Option } from "../dom";
+import type { MetricSpec } from "../schema";
 import { kindText } from "./format";
 
 /** What a run holds first; then, under a heading of its own, what the catalogue knows besides. */
@@ -23,4 +24,42 @@ export function firstMetric(held: readonly RunMetric[], wanted: string): string 
 function rank(kind: string): number {
   const at = ["block", "parameter", "module"].indexOf(kind);
   return kind === "run" ? Infinity : at < 0 ? 3 : at;
+}
+
+export interface Topic {
+  readonly topic: string;
+  readonly metrics: readonly { readonly metric: MetricSpec; readonly held: boolean }[];
+}
+
+const TOPICS: Readonly<Record<string, string>> = {
+  block: "Gradient through the blocks",
+  gain: "Gradient through the blocks",
+  gradient: "Gradients of the parameters",
+  parameter: "Parameters and their updates",
+  update: "Parameters and their updates",
+  activation: "Activations",
+  attention: "Attention",
+  recurrent: "Recurrent layers",
+  loss: "Loss",
+  learning_rate: "Optimizer",
+  optimizer: "Optimizer",
+  flow: "Optimizer",
+  runtime: "Runtime and memory",
+  overhead: "Runtime and memory",
+};
+
+/** The metrics whose name, title or formula hold every word of a text, by topic; those that a run holds come first. */
+export function findMetrics(held: readonly MetricSpec[], catalog: readonly MetricSpec[], text: string): readonly Topic[] {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const known = new Set(held.map(({ name }) => name));
+  const topics = new Map<string, { metric: MetricSpec; held: boolean }[]>();
+  for (const metric of [...held, ...catalog.filter(({ name }) => !known.has(name))]) {
+    const family = metric.name.split(".", 1).join();
+    const topic = TOPICS[family] ?? kindText(family);
+    const spoken = `${metric.title} ${metric.name} ${metric.formula} ${topic}`.toLowerCase();
+    if (!words.every((word) => spoken.includes(word))) continue;
+    topics.set(topic, [...(topics.get(topic) ?? []), { metric, held: known.has(metric.name) }]);
+  }
+  const rank = ({ metrics }: Topic): number => -metrics.filter((item) => item.held).length;
+  return [...topics].map(([topic, metrics]) => ({ topic: topic.charAt(0).toUpperCase() + topic.slice(1), metrics })).sort((a, b) => Math.sign(rank(a)) - Math.sign(rank(b)));
 }

@@ -56,6 +56,29 @@ export function ridgeline(histograms: readonly Histogram[], width: number, gap: 
   return { low: from, high: to, ridges };
 }
 
+export interface HeatColumn {
+  readonly step: number;
+  readonly nonfinite: number;
+  /** Bins from the lowest up: where they lie, and their density as a share of the greatest in the column. */
+  readonly bins: readonly { readonly top: number; readonly height: number; readonly share: number }[];
+}
+
+/** The same histograms side by side: values upwards, time to the right. */
+export function heatColumns(histograms: readonly Histogram[], height: number): { readonly low: number; readonly high: number; readonly columns: readonly HeatColumn[] } {
+  const { low, high } = ridgeline(histograms, 1, 1, 1);
+  const y = (value: number): number => height - ((value - low) / (high - low)) * height;
+  const columns = histograms.map(({ step, nonfinite, edges, counts }) => {
+    const density = counts.map((count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)));
+    const most = density.reduce((a, b) => Math.max(a, b), Number.MIN_VALUE);
+    const bins = density.flatMap((value, bin) => {
+      const [top, bottom] = [y(edges[bin + 1] ?? 0), y(edges[bin] ?? 0)];
+      return value === 0 ? [] : [{ top, height: Math.max(0.5, bottom - top), share: value / most }];
+    });
+    return { step, nonfinite, bins };
+  });
+  return { low, high, columns };
+}
+
 /** The site to begin with: the first pinned one that has histograms or holds one that has, else the first. */
 export function firstSite(sites: readonly string[], pins: readonly string[]): string {
   for (const pin of pins) {

@@ -1,6 +1,9 @@
 // The part of TensorBoard's address that belongs to this panel: #gradflow&p.gradflow.run=a&p.gradflow.pin=x
 
 import { AXES, type AxisKind } from "./axis";
+import { COLOUR_RANGES, type ColourRange } from "./colour";
+import type { RowRange } from "./depth";
+import type { Fold } from "./tree";
 
 const PREFIX = "p.gradflow.";
 
@@ -17,6 +20,8 @@ export interface UrlState {
   /** The run to compare with, and how. */
   readonly other?: string;
   readonly mode?: Mode;
+  /** The runs chosen in the table of all runs. */
+  readonly compare?: readonly string[];
   readonly step?: number;
   readonly pins?: readonly string[];
   readonly reduce?: Reducer;
@@ -26,6 +31,10 @@ export interface UrlState {
   readonly smooth?: number;
   readonly charts?: readonly string[];
   readonly log?: Readonly<Record<string, boolean>>;
+  /** Which rows of the map are folded and in view, and what its colours stand for. */
+  readonly fold?: Fold;
+  readonly rows?: RowRange;
+  readonly colour?: ColourRange;
   /** First and last step in view. */
   readonly zoom?: readonly [number, number];
 }
@@ -40,7 +49,7 @@ export function parseHash(hash: string): UrlState {
   const [run, metric, step, other, phase, smooth] = ["run", "metric", "step", "other", "phase", "smooth"].map(text);
   const axis = AXES.find(({ kind }) => kind !== "step" && kind === text("axis"))?.kind;
   const reduce = REDUCERS.find((word) => word !== "extreme" && word === text("reduce"));
-  const [pins, charts, log] = [parseList(text("pins")), parseList(text("charts")), parseSwitches(text("log"))];
+  const [pins, charts, compare, log] = [parseList(text("pins")), parseList(text("charts")), parseList(text("compare")), parseSwitches(text("log"))];
   return {
     ...(run ? { run } : {}),
     ...(metric ? { metric } : {}),
@@ -49,9 +58,13 @@ export function parseHash(hash: string): UrlState {
     ...(text("mode") === "difference" ? { mode: "difference" as const } : {}),
     ...(/^\d+$/.test(step ?? "") ? { step: Number(step) } : {}),
     ...parseZoom(text("zoom")),
+    ...parseRows(text("rows")),
+    ...parseFold(text("fold")),
+    ...parseColour(text("colour")),
     ...(reduce === undefined ? {} : { reduce }),
     ...(axis === undefined ? {} : { axis }),
     ...(/^0\.\d+$/.test(smooth ?? "") ? { smooth: Number(smooth) } : {}),
+    ...(compare.length === 0 ? {} : { compare }),
     ...(pins.length === 0 ? {} : { pins }),
     ...(charts.length === 0 ? {} : { charts }),
     ...(Object.keys(log).length === 0 ? {} : { log }),
@@ -68,7 +81,11 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
     mode: state.other && state.mode === "difference" ? state.mode : "",
     step: state.step === undefined ? "" : String(state.step),
     zoom: state.zoom === undefined ? "" : state.zoom.join("-"),
+    rows: state.rows === undefined ? "" : state.rows.map((row) => Number(row.toFixed(2))).join("-"),
+    fold: state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0) ? "" : JSON.stringify([state.fold.level, ...state.fold.turned]),
+    colour: state.colour === undefined || state.colour === "auto" ? "" : typeof state.colour === "string" ? state.colour : state.colour.join("~"),
     pins: list(state.pins),
+    compare: list(state.compare),
     reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
     phase: state.phase ?? "",
     axis: state.axis === undefined || state.axis === "step" ? "" : state.axis,
@@ -90,6 +107,24 @@ function unescape(text: string): string {
 function parseZoom(text: string): { readonly zoom?: readonly [number, number] } {
   const [, first, last] = (/^(\d{1,15})-(\d{1,15})$/.exec(text) ?? []).map(Number);
   return first !== undefined && last !== undefined && last - first >= 2 ? { zoom: [first, last] } : {};
+}
+
+function parseRows(text: string): { readonly rows?: RowRange } {
+  const [low, high] = (/^(\d{1,7}(?:\.\d+)?)-(\d{1,7}(?:\.\d+)?)$/.exec(text) ?? []).slice(1).map(Number);
+  return low !== undefined && high !== undefined && high > low ? { rows: [low, high] } : {};
+}
+
+function parseFold(text: string): { readonly fold?: Fold } {
+  const parsed = parseJson(text);
+  if (!Array.isArray(parsed) || !Number.isInteger(parsed[0])) return {};
+  return { fold: { level: Number(parsed[0]), turned: parsed.slice(1).filter((item): item is string => typeof item === "string") } };
+}
+
+function parseColour(text: string): { readonly colour?: ColourRange } {
+  const word = COLOUR_RANGES.find((value) => value === text && value !== "typed");
+  if (word !== undefined && word !== "typed") return { colour: word };
+  const [low, high] = text === "" ? [] : text.split("~").map(Number);
+  return low !== undefined && high !== undefined && low < high ? { colour: [low, high] } : {};
 }
 
 function parseList(text: string): readonly string[] {

@@ -1,6 +1,7 @@
 // What the panel says first: is it learning, and if not, which layer, since when.
 import type { IssueType, Severity } from "../schema";
 import { formatStep } from "./format";
+import { groupIssues } from "./groups";
 
 export interface Issue {
   readonly issue_type: IssueType;
@@ -12,6 +13,8 @@ export interface Issue {
   readonly message: string;
   readonly advice: string;
   readonly layers: readonly string[];
+  /** What brought it about, where that is known. */
+  readonly cause?: string;
   readonly healed_step: number | null;
   /** The step at which it was last written. */
   readonly seen: number;
@@ -26,6 +29,8 @@ export interface Verdict {
   readonly tone: Tone;
   readonly headline: string;
   readonly detail: string;
+  /** What to do about the worst problem. */
+  readonly fix: string;
 }
 
 const NAMED = 2;
@@ -42,41 +47,84 @@ export function issueKey(issue: Issue): string {
 }
 
 export function where(issue: Issue): string {
-  const more = issue.layers.length > 1 ? ` (+${issue.layers.length - 1} more)` : "";
-  return `${issue.layer === "" ? "whole model" : issue.layer}${more}`;
+  return whereIn(issue.layer, issue.layers.length);
+}
+
+/** The first layer, and how many more of `count` there are. */
+export function whereIn(layer: string, count: number): string {
+  return `${layer === "" ? "whole model" : layer}${count > 1 ? ` (+${formatStep(count - 1)} more)` : ""}`;
 }
 
 /** What was lost stands in the headline: nobody looked at those steps, so that nobody can call them healthy. */
-export function verdict(issues: readonly Issue[], last: number | null, lost = 0): Verdict {
+export function verdict(issues: readonly Issue[], last: number | null, lost = 0, open = 0): Verdict {
   const missing = lost === 0 ? "" : `, ${formatStep(lost)} ${lost === 1 ? "step" : "steps"} lost`;
-  if (last === null) return { tone: "none", headline: "No steps yet", detail: "The run is open and nothing was written so far." };
+  if (last === null) return { tone: "none", headline: "No steps yet", detail: "The run is open and nothing was written so far.", fix: "" };
   const problems = issues.filter(isProblem);
   const worst = problems[0];
   if (worst === undefined) {
     const healed = issues.filter((issue) => issue.state === "healed").length;
     const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
     const headline = lost === 0 ? "Healthy" : `Healthy in the recorded steps${missing}`;
-    return { tone: lost === 0 ? "good" : "warn", headline, detail: `No open problem at step ${formatStep(last)}.${past}` };
+    return { tone: lost === 0 ? "good" : "warn", headline, detail: `No open problem at step ${formatStep(last)}.${past}`, fix: "" };
   }
   const tone = problems.some((issue) => issue.severity === "HIGH" || issue.severity === "CRITICAL") ? "bad" : "warn";
-  const headline = `${problems.length === 1 ? "1 problem" : `${problems.length} problems`}${missing}`;
-  const named = problems.slice(0, NAMED).map((issue) => `${issue.issue_type} in ${where(issue)} since step ${formatStep(issue.step)}`);
-  return { tone, headline, detail: named.join("  \u00b7  ") };
+  // The server sends the worst of very many issues, and counts them all.
+  const count = Math.max(problems.length, open - issues.filter(({ state }) => state === "open").length + problems.length);
+  const headline = `${count === 1 ? "1 problem" : `${formatStep(count)} problems`}${missing}`;
+  const named = groupIssues(problems).slice(0, NAMED).map(({ head, layers }) => `${head.issue_type} in ${whereIn(head.layer, layers.length)} since step ${formatStep(head.step)}`);
+  return { tone, headline, detail: named.join("  \u00b7  "), fix: worst.advice };
 }
+
+/** The metrics that an issue is judged by, or that follow it, the closest first. */
+const JUDGED_BY: Partial<Record<IssueType, readonly string[]>> = {
+  DEAD: ["activation.dead_share", "parameter.zero_share"],
+  SATURATION: ["activation.saturated_share"],
+  EXPLODING: ["block.gain", "block.gradient_norm", "parameter.gradient_norm"],
+  VANISHING: ["block.gradient_norm", "block.gain", "parameter.gradient_norm"],
+  LOSS_SPIKE: ["block.gradient_norm", "parameter.gradient_norm"],
+  UNSTABLE: ["block.gradient_norm", "parameter.gradient_norm"],
+  LEARNING_RATE: ["parameter.update_ratio"],
+  ATTENTION_COLLAPSE: ["attention.entropy"],
+  HEAD_REDUNDANCY: ["attention.diversity"],
+  RANK_COLLAPSE: ["block.rank_residual"],
+  RECURRENT_SUBCRITICAL: ["recurrent.decay", "recurrent.spectral_radius"],
+  RECURRENT_SUPERCRITICAL: ["recurrent.decay", "recurrent.spectral_radius"],
+  NOT_TRAINING: ["parameter.update_ratio", "parameter.gradient_norm"],
+  NOT_LEARNING: ["parameter.update_ratio", "block.gradient_norm"],
+  NUMERICAL: ["block.gradient_norm", "block.gain", "parameter.nonfinite", "parameter.gradient_norm"],
+  BOTTLENECK: ["block.gain", "block.effective_rank"],
+  STAGNATION: ["parameter.update_ratio", "parameter.gradient_norm"],
+};
+
+
+const RUN_JUDGED_BY: Partial<Record<IssueType, string>> = {
+  LOSS_SPIKE: "loss",
+  NOT_LEARNING: "loss",
+  STAGNATION: "update.ratio",
+  UNSTABLE: "gradient.total_norm",
+  LEARNING_RATE: "update.ratio",
+};
 
 /** The metric that shows an issue best among those that a run holds. */
 export function metricFor(issue: Issue, available: readonly string[], current: string): string {
-  const wanted: Partial<Record<IssueType, readonly string[]>> = {
-    DEAD: ["activation.dead_share", "parameter.zero_share"],
-    SATURATION: ["activation.saturated_share"],
-    EXPLODING: ["block.gain", "block.gradient_norm", "parameter.gradient_norm"],
-    VANISHING: ["block.gain", "block.gradient_norm", "parameter.gradient_norm"],
-    NUMERICAL: ["block.gain", "parameter.nonfinite", "parameter.gradient_norm"],
-    BOTTLENECK: ["block.gain", "block.effective_rank"],
-    STAGNATION: ["parameter.update_ratio"],
-  };
   const held = (names: readonly string[]): readonly string[] => names.filter((name) => available.includes(name));
-  const [usual, there] = [held(wanted[issue.issue_type] ?? []), held(issue.metrics)];
+  const [usual, there] = [held(JUDGED_BY[issue.issue_type] ?? []), held(issue.metrics)];
   const both = usual.find((name) => there.includes(name)) ?? (there.includes(current) ? current : there[0]);
   return both ?? usual[0] ?? current;
+}
+
+/** The metric whose course is that of the issue at its first layer, "" where none was read there. */
+export function quantityFor(issue: Issue, available: readonly string[]): string {
+  if (issue.layer === "") return RUN_JUDGED_BY[issue.issue_type] ?? "";
+  return (JUDGED_BY[issue.issue_type] ?? []).find((name) => available.includes(name) && issue.metrics.includes(name)) ?? "";
+}
+
+/** Whether an issue is an event at one step: what came after it may be sound. */
+export function isEvent(issue: Issue): boolean {
+  return issue.issue_type === "LOSS_SPIKE" || issue.issue_type === "NUMERICAL";
+}
+
+/** Whether an issue is about what becomes of the gradient on its way through the blocks. */
+export function isAlongDepth(issue: Issue): boolean {
+  return issue.issue_type === "VANISHING" || issue.issue_type === "EXPLODING";
 }

@@ -28,6 +28,9 @@ export type Gesture =
   | { readonly kind: "row"; readonly by: number }
   | { readonly kind: "pan"; readonly by: number }
   | { readonly kind: "zoom"; readonly factor: number }
+  /** Moves the rows in view by a share of their number, or shows `factor` times as many. */
+  | { readonly kind: "scroll"; readonly by: number }
+  | { readonly kind: "stretch"; readonly factor: number }
   | { readonly kind: "end"; readonly by: -1 | 1 }
   | { readonly kind: "reset" }
   | { readonly kind: "pick" };
@@ -44,7 +47,13 @@ export function gesture(key: string, shift: boolean): Gesture | null {
     }
     case "ArrowUp":
     case "ArrowDown":
-      return { kind: "row", by: key === "ArrowUp" ? 1 : -1 };
+      return { kind: "row", by: (key === "ArrowUp" ? 1 : -1) * (shift ? 10 : 1) };
+    case "PageUp":
+    case "PageDown":
+      return { kind: "scroll", by: key === "PageUp" ? 0.5 : -0.5 };
+    case "v":
+    case "V":
+      return { kind: "stretch", factor: shift ? 1 / ZOOM : ZOOM };
     case "+":
     case "=":
       return { kind: "zoom", factor: ZOOM };

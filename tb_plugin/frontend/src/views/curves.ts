@@ -1,5 +1,5 @@
 // The lines below the map: their common axis and smoothing, and what each of them asks the server for.
-import type { CatalogEntry, RunMetric, SeriesQuery } from "../api";
+import type { Annotation, CatalogEntry, RunMetric, SeriesQuery } from "../api";
 import { el, setOptions } from "../dom";
 import { AXES, type AxisKind } from "../model/axis";
 import { offerMetrics } from "../model/offer";
@@ -34,6 +34,7 @@ export interface CurveContext {
   readonly extent: readonly [number, number];
   /** The chosen step, at the time of asking. */
   step(): number;
+  readonly annotations: readonly Annotation[];
   readonly started: readonly [number, number];
   spec(metric: string): RunMetric | undefined;
   /** Asks for a series, or returns what was answered before. */
@@ -56,6 +57,7 @@ export class Curves {
   #wanted: readonly string[] = [];
   #usual: readonly string[] = [];
   readonly cards: readonly LineCard[];
+  readonly #box = el("div", { class: "lines" });
   readonly root: HTMLElement;
 
   constructor(private readonly events: CurveEvents, tooltip: Tooltip, info: MetricInfo) {
@@ -78,12 +80,18 @@ export class Curves {
     };
     const style = (): LineStyle => ({ axis: this.#axis, smooth: this.#smooth, log: this.#log });
     this.cards = (["run", "run", "pins"] as const).map((kind) => new LineCard(kind, style, card, tooltip, info));
+    this.#box.append(...this.cards.map(({ root }) => root));
     const heading = el("div", { class: "bar" }, el("h2", { text: "Over time" }), el("label", {}, "by", this.#axes), el("label", {}, "smoothing", this.#slider, this.#output));
-    this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, el("div", { class: "lines" }, ...this.cards.map(({ root }) => root)));
+    this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, this.#box);
     setOptions(this.#axes, AXES.map(({ kind, label }) => ({ value: kind, label })), "step");
     this.#axes.addEventListener("change", () => this.#restyle());
     this.#slider.addEventListener("input", () => this.#restyle());
     this.#showStyle();
+  }
+
+  /** Puts one more card beside the lines. */
+  add(card: HTMLElement): void {
+    this.#box.append(card);
   }
 
   /** What belongs into the address. */
@@ -135,7 +143,7 @@ export class Curves {
       other === null ? null : at.series({ ...query, run: other, sites: theirs ?? [] }),
     ]);
     if (!at.current()) return;
-    card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started });
+    card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started, annotations: at.annotations });
     card.showStep(at.step());
   }
 

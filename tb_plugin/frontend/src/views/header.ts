@@ -10,6 +10,8 @@ export interface HeaderEvents {
   /** null follows the last step. */
   step(step: number | null): void;
   live(on: boolean): void;
+  /** The table of all runs. */
+  overview(): void;
   /** An empty word stands for training. */
   phase(word: string): void;
 }
@@ -26,9 +28,11 @@ export class Header {
   readonly #slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
   readonly #output = el("output", { attrs: { "data-part": "step" } });
   readonly #live = el("button", { class: "btn live", attrs: { type: "button" } }, el("i"), "Live");
+  readonly #all = el("button", { class: "btn", text: "\u2630 All runs", attrs: { type: "button", "data-part": "all-runs" } });
   readonly root = el(
     "header",
     {},
+    this.#all,
     el("label", {}, "Run", this.#runs),
     this.#filter,
     el("label", {}, "Compare", this.#others),
@@ -46,6 +50,8 @@ export class Header {
     this.#others.addEventListener("change", () => events.compare(this.#others.value));
     this.#phases.addEventListener("change", () => events.phase(this.#phases.value));
     this.#filter.addEventListener("input", () => this.showRuns(...this.#offered));
+    this.#all.hidden = true;
+    this.#all.addEventListener("click", () => events.overview());
     this.#filter.hidden = this.#phaseBox.hidden = true;
     this.#live.title = "Look for new steps every few seconds while this page is visible";
     this.#live.setAttribute("aria-pressed", String(live));
@@ -60,6 +66,7 @@ export class Header {
   showRuns(runs: readonly RunSummary[], chosen: string, other: string): void {
     this.#offered = [runs, chosen, other];
     this.#filter.hidden = runs.length < MANY_RUNS;
+    this.#all.hidden = runs.length < 2;
     const text = this.#filter.value.trim().toLowerCase();
     const found = runs.filter(({ run }) => run === chosen || run === other || run.toLowerCase().includes(text));
     const options = found.map(({ run }) => ({ value: run, label: runLabel(run) }));

@@ -24,6 +24,7 @@ export class MetricInfo {
 
   #show(spec: MetricSpec): void {
     const facts: readonly (readonly [string, string])[] = [
+      ["good is", goodLooks(spec)],
       ["unit", spec.unit === "1" ? "1 (a plain number)" : spec.unit],
       ["formula", spec.formula],
       ["range", range(spec)],
@@ -38,6 +39,15 @@ export class MetricInfo {
     this.root.replaceChildren(el("h2", { text: spec.title }), el("p", { class: "mono", text: spec.name }), list, close);
     this.root.showModal();
   }
+}
+
+/** What a healthy reading looks like, as far as the thresholds of the catalogue say it. */
+function goodLooks({ marks, scale, unit, kind }: MetricSpec): string {
+  const [low, high] = marks;
+  if (low !== undefined && high !== undefined) return `between ${formatNumber(low)} and ${formatNumber(high)}${scale === "log" && low < 1 && high > 1 ? "; 1 keeps what passes as it is, below it is damped, above amplified" : ""}`;
+  if (low !== undefined && unit === "share" && low > 0.5) return `well below ${formatNumber(100 * low)} %`;
+  if (low !== undefined) return `the order of ${formatNumber(low)}`;
+  return kind === "run" ? "no threshold: look at its course, and at sudden changes" : "no threshold: look for layers that differ from their neighbours, and for changes over time";
 }
 
 function range({ low, high }: MetricSpec): string {

@@ -1,5 +1,5 @@
 // How: one chart, of a run-level metric or of the pinned layers over time.
-import type { RunMetric } from "../api";
+import type { Annotation, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, keepChildren, setText, type Option, setOptions } from "../dom";
 import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
@@ -9,15 +9,12 @@ import { joinSteps, spread } from "../model/join";
 import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
 import { smooth } from "../model/smooth";
 import type { Gesture } from "../model/zoom";
-import { pinColour } from "../style";
+import { cssVariable, pinColour } from "../style";
 import { downloadMenu, theme } from "./download";
 import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
 import type { Navigate } from "./navigate";
 import type { Tooltip } from "./tooltip";
-
-const RUN_COLOUR = "#2f7de1";
-const OTHER_COLOUR = "#e0661a";
 
 export interface LineCardEvents extends Navigate {
   /** Another metric was chosen. */
@@ -41,6 +38,7 @@ export interface LineContent {
   readonly pins: readonly string[];
   /** The run compared with. */
   readonly other: Series | null;
+  readonly annotations: readonly Annotation[];
   /** When both runs began, in seconds since the epoch. */
   readonly started: readonly [number, number];
 }
@@ -130,27 +128,28 @@ export class LineCard {
   /** Draws what is shown already once more, for another theme, axis or smoothing. */
   redraw(): void {
     if (this.#content === null || this.#chart.root.clientWidth === 0) return;
-    const { series, spec, pins, other, started } = this.#content;
+    const content = this.#content;
+    const { series, spec, pins, other, started } = content;
     const { axis } = this.style();
     setText(this.#title, `Pinned layers: ${spec.title}`);
     this.#log.hidden = false;
     this.#log.setAttribute("aria-pressed", String(this.#isLog));
     this.#own = axisValues(series, axis, started[0]);
     this.#others = other === null ? this.#own : axisValues(other, axis, started[1]);
-    const colour = (site: string): string => (this.kind === "run" ? RUN_COLOUR : pinColour(pins.indexOf(site)));
+    const colour = (site: string): string => (this.kind === "run" ? cssVariable("--run") : pinColour(pins.indexOf(site)));
     let xs = this.#own;
     let curves = series.sites.map((site, i) => this.#curve(series, i, colour(site), this.#own));
     if (other !== null) {
       const joined = joinSteps(this.#own, this.#others);
       xs = joined.steps;
       const theirs = other.sites.map((site, i) => {
-        const curve = this.#curve(other, i, this.kind === "run" ? OTHER_COLOUR : colour(site), this.#others);
+        const curve = this.#curve(other, i, this.kind === "run" ? cssVariable("--other") : colour(site), this.#others);
         return placed({ ...curve, dashed: this.kind === "pins" }, joined.other);
       });
       curves = [...curves.map((curve) => placed(curve, joined.own)), ...theirs];
     }
     const marks = spec.marks.filter((mark) => !this.#isLog || mark > 0);
-    this.#drawn = { kind: axis, xs, curves, log: this.#isLog, marks, range: this.#ends(xs) };
+    this.#drawn = { kind: axis, xs, curves, log: this.#isLog, marks, notes: content.annotations.map(({ step }) => this.#toX(step)), range: this.#ends(xs) };
     this.#chart.show(this.#drawn, `${spec.title}${this.kind === "pins" ? " of the pinned layers" : ""} over time`);
     this.#showKeys(curves);
     this.showStep(this.#step);
@@ -231,11 +230,11 @@ export class LineCard {
 
   #keyed(action: Gesture): boolean {
     const first = this.#content?.series.first;
-    if (first === undefined || action.kind === "row" || action.kind === "pick") return false;
+    if (first === undefined || ["row", "pick", "scroll", "stretch"].includes(action.kind)) return false;
     if (action.kind === "zoom") return this.events.zoomBy(action.factor, this.#step);
     if (action.kind === "pan") return this.events.pan(action.by);
     if (action.kind === "reset") this.events.zoom(null);
-    else {
+    else if (action.kind === "step" || action.kind === "end") {
       const column = action.kind === "end" ? (action.by < 0 ? 0 : first.length - 1) : columnAt(first, this.#step) + action.by;
       const step = first[Math.max(0, Math.min(first.length - 1, column))];
       if (step !== undefined) this.events.step(step);
@@ -261,6 +260,7 @@ export class LineCard {
     if (typeof smoothed === "number") lines.push(`smoothed ${formatNumber(smoothed)}`);
     const [first, last] = [series.first[column] ?? 0, series.last[column] ?? 0];
     lines.push(`step ${formatStep(first)}${last > first ? `\u2013${formatStep(last)}, mean` : ""}`, formatTime(series.wall[column] ?? 0));
+    for (const { text } of content.annotations.filter(({ step, last: end }) => step <= last && end >= first)) lines.push(`\u25c6 ${text}`);
     const layer = this.kind === "pins" && single !== undefined ? `${single.name}: ${spec.title}` : spec.title;
     this.tooltip.show({ layer, value: single?.text ?? "", lines }, x, y);
     this.events.hover(first, this);

@@ -1,29 +1,37 @@
 // Where: any metric over depth and time, with the profile of one step beside it.
-import type { CatalogEntry, RunMetric } from "../api";
-import { HeatMap } from "../charts/heatmap";
+import type { Annotation, CatalogEntry, RunMetric } from "../api";
+import { HeatMap, type Pointed } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
-import { el, keepChildren, setOptions, setText, type Option } from "../dom";
-import { colourScale, css, type ColourScale } from "../model/colour";
-import { csv, fileName, mapSvg, seriesRows } from "../model/export";
-import { formatNumber, formatStep, formatTime, linearTicks, shorten, siteText, unitText } from "../model/format";
-import { rowTop } from "../model/heat";
-import { cellKind, columnAt, type Block, type Series } from "../model/series";
-import { REDUCERS, type Mode, type Reducer } from "../model/url";
+import { el, setText, type Option } from "../dom";
+import { colourScale, type ColourScale } from "../model/colour";
+import { ALL_ROWS, depthOf, panRows, reveal, rowOfSites, zoomRows, type Depth, type DepthState, type RowRange } from "../model/depth";
+import { csv, fileName, seriesRows } from "../model/export";
+import { formatNumber, formatStep, formatTime, linearTicks, siteText, unitText } from "../model/format";
+import type { HeatView } from "../model/heat";
+import { mapNote } from "../model/note";
+import { shadeOf, type Shade } from "../model/shade";
+import { columnAt, type Block, type Series } from "../model/series";
+import { branchesOf, levelsOf, rowsOf, sitesOf, turn, withAbsent, type Branch } from "../model/tree";
+import type { Mode, Reducer } from "../model/url";
 import type { Gesture } from "../model/zoom";
-import { pinColour } from "../style";
-import { downloadMenu, theme } from "./download";
 import { lesson } from "./empty";
 import type { MetricInfo } from "./info";
-import { legend } from "./legend";
+import { Legend } from "./legend";
+import { MapBar } from "./mapbar";
+import { NamesView } from "./names";
 import type { Navigate } from "./navigate";
+import { mapPicture } from "./picture";
+import { placeTicks, showFlags } from "./ticks";
 import type { Tooltip } from "./tooltip";
 
 export interface MapEvents extends Navigate {
   metric(name: string): void;
+  search(): void;
   pin(site: string): void;
   hover(step: number | null, site: string | null): void;
   mode(mode: Mode): void;
   reduce(reducer: Reducer): void;
+  depth(state: DepthState): void;
 }
 
 export interface MapContent {
@@ -34,71 +42,92 @@ export interface MapContent {
   readonly of: string;
   /** Another map whose colours this one shares. */
   readonly like: MapView | null;
+  /** Layers that an open issue is about, and the blocks of the model in their order. */
+  readonly accused: readonly string[];
+  readonly order: readonly string[];
+  readonly annotations: readonly Annotation[];
 }
 
-const [LEAST_HEIGHT, MOST_HEIGHT, ROW, LABEL, LETTER] = [187, 408, 17, 14, 6.6];
-const [NAME_LETTERS, SWATCHES, AXIS, EDGE] = [26, 50, 46, 10];
-const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom, 0 shows all steps.";
-
-function heightOf(sites: number): number {
-  return Math.max(LEAST_HEIGHT, Math.min(MOST_HEIGHT, sites * ROW));
-}
+const [LEAST_HEIGHT, ROW, ROOMY, FEW] = [168, 17, 24, 8];
+const [LEAST_WINDOW, AROUND, AROUND_TALL] = [240, 560, 190];
+const [AXIS, MOST_ABSENT] = [46, 3];
+const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom the steps, v and Shift v the layers, page keys move over the layers, 0 shows all.";
 
 export class MapView {
-  readonly #metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
-  readonly #modes = el("select", { attrs: { "aria-label": "How to compare", "data-part": "mode" } });
-  readonly #reducers = el("select", { title: "What a column shows that stands for several steps", attrs: { "aria-label": "What a column of several steps shows", "data-part": "reduce" } });
-  readonly #formula = el("span", { class: "formula mono" });
-  readonly #note = el("span", { class: "note", attrs: { "data-part": "note" } });
-  readonly #reset = el("button", { class: "btn toggle", text: "Show all steps", attrs: { type: "button", "data-part": "reset" } });
-  readonly #title = el("h2", { text: "Layer map" });
-  readonly #names = el("div", { class: "names", attrs: { "data-part": "names" } });
+  readonly #bar: MapBar;
+  readonly #names: NamesView;
   readonly #heat: HeatMap;
   readonly #profile = new Profile();
+  readonly #legend: Legend;
   readonly #axis = el("div", { class: "axis" }, el("div"), el("p", { text: "optimizer step" }));
+  readonly #flags = el("div", { class: "flags", attrs: { "data-part": "annotations" } });
   readonly #caption = el("div", { class: "axis caption" }, el("div"), el("p"));
-  readonly #foot = el("div", { class: "foot" });
   readonly #lesson = el("div", { class: "lesson", attrs: { "data-part": "lesson" } });
   readonly #body = el("div", { class: "map" });
-  readonly root = el("section", { class: "card", attrs: { "aria-label": "Map of the layers" } });
+  readonly root = el("section", { class: "card layers", attrs: { "aria-label": "Map of the layers" } });
   #content: MapContent | null = null;
   #scale: ColourScale | null = null;
+  #state: DepthState = ALL_ROWS;
+  #branches: readonly Branch[] = [];
+  #levels: ReturnType<typeof levelsOf> = [];
+  #depth: Depth = depthOf([], null);
+  #rowOf: Int32Array = new Int32Array();
+  #accused: readonly number[] = [];
   #pins: readonly string[] = [];
   #step = 0;
   #row: number | null = null;
-  #legendOf = "";
+  #cell: Pointed["cell"] | null = null;
   #dark = false;
-  /** How many letters fit beside the map. */
-  #letters = 0;
 
   /** A `second` map shows the run compared with; the first one has the controls. */
   constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, info: MetricInfo, second = false) {
     this.#heat = new HeatMap({
       hover: (at) => this.#hovered(at),
-      pick: (site, step) => {
-        const name = this.sites[site];
-        if (name !== undefined) events.pin(name);
-        events.step(this.#snap(step));
+      pick: (at) => {
+        this.#pick(at.cell.site >= 0 ? at.cell.site : (this.#depth.rows[at.rows[0]]?.from ?? -1));
+        events.step(this.#snap(at.step));
       },
-      zoom: (range) => events.zoom(range),
+      zoom: (range, rows) => {
+        if (rows !== null) this.#set({ rows: this.#within(rows) });
+        if (range !== null) events.zoom(range);
+      },
+      reset: () => this.#reset(),
       wheel: (factor, step) => events.zoomBy(factor, step),
+      wheelRows: (factor, row) => this.#zoomRows(factor, row),
       key: (action) => this.#keyed(action),
     });
-    this.#body.append(this.#names, this.#heat.root, this.#profile.root, el("div"), this.#axis, this.#caption);
-    this.#reset.hidden = this.#lesson.hidden = this.#modes.hidden = true;
-    this.#reset.addEventListener("click", () => events.zoom(null));
-    this.#metrics.addEventListener("change", () => events.metric(this.#metrics.value));
-    this.#modes.addEventListener("change", () => events.mode(this.#modes.value === "difference" ? "difference" : "beside"));
-    setOptions(this.#reducers, REDUCERS.map((word) => ({ value: word, label: word })), "extreme");
-    this.#reducers.addEventListener("change", () => events.reduce(REDUCERS.find((word) => word === this.#reducers.value) ?? "extreme"));
-    const controls = second ? [] : [this.#metrics, info.button(() => this.#content?.spec ?? null), this.#modes];
-    const download = downloadMenu("the map", {
-      csv: () => (this.#content === null ? null : csv(seriesRows(this.#content.series))),
-      svg: () => this.#svg(),
-      name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? "", this.#content?.spec.compared ? "against" : "map"),
+    this.#names = new NamesView({
+      pick: (row) => this.#pick(this.#depth.rows[row]?.from ?? -1),
+      show: (row, rows) => this.#set({ rows: this.#within([row, row + rows]) }),
+      turn: (key) => this.#set({ fold: turn(this.#state.fold, key), rows: null }),
+      wheel: (factor, y) => this.#zoomRows(factor, this.#heat.rowAt(y)),
+      reveal: (row) => this.#set({ rows: reveal(this.#depth, row) }),
     });
-    const bar = el("div", { class: "bar" }, this.#title, ...controls, this.#formula, this.#reset, ...(second ? [] : [this.#reducers]), this.#note, download);
-    this.root.append(bar, this.#body, this.#lesson, this.#foot);
+    this.#legend = new Legend((colour) => this.#set({ colour }), second);
+    this.#bar = new MapBar(
+      {
+        metric: (name) => events.metric(name),
+        search: () => events.search(),
+        mode: (mode) => events.mode(mode),
+        reduce: (reducer) => events.reduce(reducer),
+        level: (level) => this.#set({ fold: { level, turned: [] }, rows: null }),
+        tall: (tall) => this.#set({ tall }),
+        allSteps: () => events.zoom(null),
+        allRows: () => this.#set({ rows: null }),
+        spec: () => this.#content?.spec ?? null,
+      },
+      info,
+      {
+        csv: () => (this.#content === null ? null : csv(seriesRows(this.#content.series))),
+        svg: () => this.#svg(),
+        name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? "", this.#content?.spec.compared ? "against" : "map"),
+      },
+      second,
+    );
+    this.#body.append(this.#names.root, this.#heat.root, this.#profile.root, el("div"), this.#axis, this.#caption);
+    this.#axis.append(this.#bar.noteRoot, this.#flags);
+    this.#lesson.hidden = true;
+    this.root.append(this.#bar.root, this.#body, this.#lesson, this.#legend.root);
     if (!second) return;
     for (const part of this.root.querySelectorAll("[data-part]")) part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
     this.root.setAttribute("aria-label", "Map of the layers of the other run");
@@ -113,38 +142,58 @@ export class MapView {
     return this.#content?.series.sites ?? [];
   }
 
+  /** What is shown of a module at the chosen step. */
+  get shade(): Shade {
+    const view = this.#view;
+    return view === null ? () => null : shadeOf(view, this.#step);
+  }
+
   /** Offers metrics, and keeps the place that a map of so many sites will take. */
   offer(options: readonly Option[], chosen: string, sites: number): void {
-    setOptions(this.#metrics, options, chosen);
-    this.#body.style.minHeight = `${heightOf(sites) + AXIS}px`;
-    this.#names.style.minHeight = `${heightOf(sites)}px`;
+    this.#bar.offer(options, chosen);
+    const height = heightOf(sites, this.#state.tall);
+    this.#body.style.minHeight = `${height + AXIS}px`;
+    this.#names.root.style.minHeight = this.#content === null ? `${height}px` : "";
   }
 
   showReducer(reducer: Reducer): void {
-    this.#reducers.value = reducer;
+    this.#bar.showReducer(reducer);
   }
 
   /** Offers the ways to compare, or none. */
   showMode(mode: Mode | null): void {
-    this.#modes.hidden = mode === null;
-    setOptions(this.#modes, [{ value: "beside", label: "beside each other" }, { value: "difference", label: "difference" }], mode ?? "beside");
+    this.#bar.showMode(mode);
   }
 
   /** Offers the way back from a zoom. */
   showZoom(zoomed: boolean): void {
-    this.#reset.hidden = !zoomed;
+    this.#bar.showZoom(zoomed);
+  }
+
+  /** Shows other rows, folds and colours of what is there. */
+  showDepth(state: DepthState): void {
+    this.#state = state;
+    if (this.#content === null) return;
+    this.#lay();
+    this.#paint();
   }
 
   show(content: MapContent): void {
+    const before = this.#content?.series.sites;
     this.#content = content;
     const { series, spec, of } = content;
+    if (before === undefined || before.length !== series.sites.length || before.some((site, i) => site !== series.sites[i])) {
+      this.#branches = branchesOf(series.sites);
+      this.#levels = levelsOf(this.#branches, series.sites.length);
+      // Rows are those of one list of sites; a link brings them before the first list.
+      if (before !== undefined && this.#state.rows !== null) this.events.depth((this.#state = { ...this.#state, rows: null }));
+    }
     this.#lesson.hidden = true;
-    this.#body.hidden = false;
-    setText(this.#title, of === "" ? "Layer map" : `Layer map: ${of}`);
-    setText(this.#formula, spec.formula);
-    this.#formula.title = `${spec.name}: ${spec.formula}\nunit ${spec.unit}; ${spec.source}`;
-    setText(this.#note, note(series));
+    this.#body.hidden = this.#legend.root.hidden = false;
+    this.#names.root.style.minHeight = "";
+    this.#bar.show(of === "" ? "Layer map" : `Layer map: ${of}`, spec);
     this.#heat.root.setAttribute("aria-label", `${spec.title} by layer and step. ${KEYS}`);
+    this.#lay();
     this.#paint();
   }
 
@@ -163,86 +212,126 @@ export class MapView {
 
   /** Says why there is nothing; with an entry of the catalogue, also what makes a run hold the metric. */
   clear(message: string, of = "", entry: CatalogEntry | null = null): void {
-    this.#content = null;
-    this.#legendOf = "";
-    if (of !== "") setText(this.#title, of);
-    setText(this.#note, message);
-    setText(this.#formula, entry?.formula ?? "");
-    for (const part of [this.#names, this.#foot, this.#axis.children[0], this.#caption.children[0]]) part?.replaceChildren();
-    setText(this.#caption.children[1] ?? this.#caption, "");
+    this.#content = this.#scale = null;
+    this.#branches = [];
+    this.#bar.clear(of === "" ? "Layer map" : `Layer map: ${of}`, message);
     this.#heat.clear();
     this.#profile.clear();
-    this.#body.hidden = entry !== null;
+    this.#names.clear();
+    this.#legend.clear();
+    this.#body.hidden = this.#legend.root.hidden = entry !== null;
     this.#lesson.hidden = entry === null;
-    if (entry !== null) this.#lesson.replaceChildren(...lesson(entry));
+    this.#lesson.replaceChildren(...(entry === null ? [] : lesson(entry)));
   }
 
   showPins(pins: readonly string[]): void {
     this.#pins = pins;
-    this.#heat.showPins(pins.map((pin) => this.sites.indexOf(pin)));
-    this.#showNames();
+    if (this.#content === null) return;
+    const rows = pins.map((pin) => this.#rowOfLayer(pin));
+    this.#heat.showRows(rows, this.#accused);
+    this.#names.show({ depth: this.#depth, branches: this.#branches, fold: this.#state.fold, rowOf: this.#rowOf, pins: rows, accused: this.#accused, height: this.#height });
   }
 
   showStep(step: number): void {
     this.#step = step;
     this.#heat.showStep(step);
-    if (this.#content === null || this.#block === null || this.#scale === null) return;
+    const view = this.#view;
+    if (view === null || this.#content === null) return;
     const { series, spec } = this.#content;
     const column = columnAt(series.first, step);
-    this.#profile.paint(series, this.#block, column, this.#scale, spec.marks, this.#height);
-    placeTicks(this.#caption, this.#profile.ticks);
+    this.#profile.paint(view, column, spec.marks, this.#height);
+    placeTicks(this.#caption, this.#profile.width, this.#profile.ticks);
     setText(this.#caption.children[1] ?? this.#caption, `${spec.title} at step ${steps(series, column)}`);
   }
 
   /** Shows what is pointed at in another view: a step, and a site where this map has it. */
   showHover(step: number | null, site: string | null): void {
     this.#heat.showHover(step);
-    this.#showRow(site === null ? null : this.sites.indexOf(site));
+    this.#showRow(site === null ? null : this.#rowOfLayer(site));
+  }
+
+  /** Works out the rows: what is folded, what is in view, where the layers are that issues are about. */
+  #lay(): void {
+    const { accused = [], order = [] } = this.#content ?? {};
+    const { sites } = this;
+    const there = accused.map((layer) => sitesOf(sites, layer));
+    const absent = accused.filter((layer, i) => layer !== "" && there[i]?.length === 0).slice(0, MOST_ABSENT);
+    const rows = withAbsent(rowsOf(this.#branches, this.#state.fold), absent, sites, order);
+    this.#depth = depthOf(rows, this.#state.rows);
+    this.#rowOf = rowOfSites(rows, sites.length);
+    const found = new Set(there.flatMap((list) => list.map((site) => this.#rowOf[site] ?? -1)));
+    for (const layer of absent) found.add(rows.findIndex(({ key, from, to }) => from === to && key === layer));
+    this.#accused = [...found].filter((row) => row >= 0).sort((a, b) => a - b);
+    this.#bar.showRows(this.#levels, this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
   }
 
   #paint(): void {
     const [content, block] = [this.#content, this.#block];
     if (content === null || block === null) return;
     const { series, spec, range, like } = content;
-    this.#scale = (like === null ? null : like.#scale) ?? colourScale(spec, block, this.#dark);
-    this.#names.style.height = `${this.#height}px`;
+    this.#scale = (like === null ? null : like.#scale) ?? colourScale(spec, block, this.#dark, this.#state.colour);
+    this.#names.fit();
     this.#profile.fit();
-    this.#letters = Math.floor(this.#names.clientWidth / LETTER);
-    this.#heat.paint(series, block, range, this.#scale, this.#height);
-    const key = JSON.stringify([spec.name, spec.compared, this.#scale.low, this.#scale.high, this.#dark]);
-    if (key !== this.#legendOf) this.#foot.replaceChildren(legend(spec, this.#scale, spec.compared));
-    this.#legendOf = key;
+    this.#body.style.minHeight = `${this.#height + AXIS}px`;
+    this.#heat.paint({ series, block, range, depth: this.#depth, scale: this.#scale }, this.#height);
+    this.#legend.show(spec, this.#scale, this.#state.colour, this.#dark);
+    const pixels = window.devicePixelRatio || 1;
+    this.#bar.note(mapNote(series, this.#depth, { range, width: this.#heat.width * pixels, height: this.#height * pixels, neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median" }));
     const ticks = linearTicks(range[0], range[1], Math.max(2, this.#heat.width / 110)).filter(Number.isInteger);
-    placeTicks(this.#axis, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
+    placeTicks(this.#axis, this.#heat.width, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
+    showFlags(this.#flags, content.annotations, range, (step) => this.#heat.toX(step));
     this.showPins(this.#pins);
     this.showStep(this.#step);
   }
 
-  #showRow(site: number | null): void {
-    this.#row = site;
-    this.#heat.showRow(site);
-    this.#profile.showRow(site, this.sites.length, this.#height);
+  #set(change: Partial<DepthState>): void {
+    this.events.depth({ ...this.#state, ...change });
+  }
+
+  #reset(): void {
+    if (this.#state.rows !== null) this.#set({ rows: null });
+    this.events.zoom(null);
+  }
+
+  #within(rows: RowRange): RowRange | null {
+    const { low, high } = depthOf(this.#depth.rows, [Math.floor(rows[0]), Math.ceil(rows[1])]);
+    return high - low >= this.#depth.rows.length ? null : [low, high];
+  }
+
+  #zoomRows(factor: number, row: number): boolean {
+    const rows = zoomRows(this.#depth, row, factor);
+    if (rows === null && this.#state.rows === null) return false;
+    this.#set({ rows });
+    return true;
+  }
+
+  #showRow(row: number | null): void {
+    this.#row = row;
+    this.#heat.showRow(row);
+    this.#profile.showRow(row, this.#depth, this.#height);
+  }
+
+  #pick(site: number): void {
+    const name = this.sites[site];
+    if (name !== undefined) this.events.pin(name);
+  }
+
+  #rowOfLayer(layer: string): number {
+    const site = this.sites.indexOf(layer);
+    return site < 0 ? this.#depth.rows.findIndex(({ key, from, to }) => from === to && key === layer) : (this.#rowOf[site] ?? -1);
   }
 
   #svg(): string | null {
-    if (this.#content === null || this.#scale === null) return null;
-    const { series, spec, range } = this.#content;
-    const { words, low, high } = this.#scale;
-    const colours = Array.from({ length: SWATCHES }, (_, i) => css(words[Math.round((i / (SWATCHES - 1)) * (words.length - 1))] ?? 0));
-    const [sites, row] = [this.sites, this.#height / Math.max(1, this.sites.length)];
-    const every = Math.max(1, Math.ceil(LABEL / row));
-    const names = sites.map((site, i) => ({ text: shorten(siteText(site), NAME_LETTERS), y: rowTop(i, sites.length, this.#height) + row / 2 }));
-    return mapSvg({
-      title: `${this.#title.textContent}: ${series.run}, ${spec.title}`,
-      caption: this.#note.textContent ?? "",
-      names: names.filter((_, i) => i % every === 0),
-      image: this.#heat.picture,
-      width: this.#heat.width,
-      height: this.#height,
-      range,
-      theme: theme(),
-      ramp: { colours, low: formatNumber(low, 3), high: formatNumber(high, 3) },
-    });
+    const view = this.#view;
+    if (view === null || this.#content === null) return null;
+    const words = { title: `${this.#bar.title}: ${view.series.run}, ${this.#content.spec.title}`, caption: this.#bar.noteText };
+    return mapPicture(view, { ...words, image: this.#heat.picture, width: this.#heat.width, height: this.#height });
+  }
+
+  get #view(): HeatView | null {
+    const [content, block, scale] = [this.#content, this.#block, this.#scale];
+    if (content === null || block === null || scale === null) return null;
+    return { series: content.series, block, range: content.range, depth: this.#depth, scale };
   }
 
   get #block(): Block | null {
@@ -250,7 +339,7 @@ export class MapView {
   }
 
   get #height(): number {
-    return heightOf(this.sites.length);
+    return heightOf(this.#depth.rows.length, this.#state.tall);
   }
 
   #snap(step: number): number {
@@ -258,120 +347,80 @@ export class MapView {
     return first?.[columnAt(first, step)] ?? Math.round(step);
   }
 
-  #showNames(): void {
-    const sites = this.sites;
-    const every = Math.max(1, Math.ceil((LABEL * sites.length) / this.#height));
-    const middle = this.#height / Math.max(1, sites.length) / 2 - LABEL / 2;
-    const chosen = new Set(this.#pins.map((pin) => sites.indexOf(pin)).filter((site) => site >= 0));
-    const near = (site: number): boolean => [...chosen].some((pin) => pin !== site && Math.abs(pin - site) < every);
-    const top = (site: number): number => Math.max(0, Math.min(this.#height - LABEL, rowTop(site, sites.length, this.#height) + middle));
-    // Labels at the edges are moved inwards, where the next one may stand already.
-    const free = (site: number): boolean => site % every === 0 && !near(site) && (site === 0 || top(0) - top(site) >= LABEL);
-    const shown = sites.map((_, i) => i).filter((i) => chosen.has(i) || free(i)).reverse();
-    keepChildren(
-      this.#names,
-      shown.map((site) => ({ site: sites[site] ?? "", top: top(site) })),
-      ({ site }) => site,
-      ({ site }) => this.#nameButton(site),
-      (button, item) => this.#nameAt(button, item),
-    );
-  }
-
-  #nameButton(site: string): HTMLElement {
-    const button = el("button", { title: siteText(site), attrs: { type: "button" } }, el("i"), el("span"));
-    button.addEventListener("click", () => this.events.pin(site));
-    return button;
-  }
-
-  #nameAt(button: HTMLElement, { site, top }: { readonly site: string; readonly top: number }): void {
-    const pin = this.#pins.indexOf(site);
-    const [dot, text] = button.children as unknown as [HTMLElement, HTMLElement];
-    button.className = pin < 0 ? "mono" : "mono pinned";
-    button.setAttribute("aria-pressed", String(pin >= 0));
-    button.style.top = `${top}px`;
-    dot.hidden = pin < 0;
-    dot.style.background = pin < 0 ? "" : pinColour(pin);
-    setText(text, shorten(siteText(site), this.#letters - (pin >= 0 ? 4 : 2)));
-  }
-
   #keyed(action: Gesture): boolean {
     const series = this.#content?.series;
     if (series === undefined) return false;
     const column = columnAt(series.first, this.#step);
+    const last = this.#depth.rows.length - 1;
     switch (action.kind) {
       case "zoom":
         return this.events.zoomBy(action.factor, this.#step);
       case "pan":
         return this.events.pan(action.by);
+      case "scroll":
+        this.#set({ rows: this.#state.rows === null ? null : panRows(this.#depth, action.by * (this.#depth.high - this.#depth.low)) });
+        return true;
+      case "stretch":
+        this.#zoomRows(action.factor, (this.#row ?? (this.#depth.low + this.#depth.high) / 2) + 0.5);
+        return true;
       case "reset":
-        this.events.zoom(null);
+        this.#reset();
         return true;
       case "pick": {
-        const site = this.sites[this.#row ?? -1];
-        if (site !== undefined) this.events.pin(site);
+        const row = this.#depth.rows[this.#row ?? -1];
+        if (row !== undefined) this.#pick(this.#cell?.site ?? row.from);
         return true;
       }
       case "row": {
-        const before = this.#row ?? this.sites.indexOf(this.#pins[0] ?? "");
-        this.#point(Math.max(0, Math.min(this.sites.length - 1, before + action.by)), column);
+        const before = this.#row ?? this.#rowOfLayer(this.#pins[0] ?? "\0");
+        const next = Math.max(0, Math.min(last, before + action.by));
+        if (next < this.#depth.low || next + 1 > this.#depth.high) this.#set({ rows: reveal(this.#depth, next) });
+        this.#hovered(this.#heat.at(next, series.first[column] ?? this.#step));
         return true;
       }
       default: {
         const wanted = action.kind === "end" ? (action.by < 0 ? 0 : series.columns - 1) : column + action.by;
-        const next = Math.max(0, Math.min(series.columns - 1, wanted));
-        const step = series.first[next];
+        const step = series.first[Math.max(0, Math.min(series.columns - 1, wanted))];
+        const row = this.#row;
         if (step !== undefined) this.events.step(step);
-        if (this.#row !== null) this.#point(this.#row, next);
+        if (row !== null && step !== undefined) this.#hovered(this.#heat.at(row, step));
         return true;
       }
     }
   }
 
-  /** Points at a cell as the pointer would. */
-  #point(site: number, column: number): void {
-    const step = this.#content?.series.first[column] ?? this.#step;
-    this.#hovered({ site, step, ...this.#heat.place(site, step) });
-  }
-
-  #hovered(at: { readonly site: number; readonly step: number; readonly x: number; readonly y: number } | null): void {
-    const [content, block] = [this.#content, this.#block];
-    const column = content === null || at === null ? -1 : columnAt(content.series.first, at.step);
-    this.#showRow(at?.site ?? null);
-    if (content === null || block === null || at === null || column < 0) {
+  #hovered(at: Pointed | null): void {
+    const content = this.#content;
+    this.#cell = at?.cell ?? null;
+    if (content === null || at === null) {
+      this.#showRow(null);
       this.tooltip.hide();
       this.events.hover(null, null);
       return;
     }
     const { series, spec } = content;
-    const cell = at.site * series.columns + column;
-    const kind = cellKind(block.bits[cell] ?? 0);
-    const unit = kind === "value" ? unitText(spec.unit) : "";
-    const value = kind === "missing" ? "nothing arrived" : `${formatNumber(block.values[cell] ?? NaN)} ${unit}`.trim();
-    const lines = [`${spec.title}, step ${steps(series, column)}`, formatTime(series.wall[column] ?? 0)];
-    const site = series.sites[at.site] ?? "";
+    const { cell, rows } = at;
+    const row = this.#depth.rows[rows[0]];
+    const among = this.#depth.rows.slice(...rows).reduce((sum, { from, to }) => sum + to - from, 0);
+    const unit = cell.kind === "value" ? unitText(spec.unit) : "";
+    const absent = cell.site < 0 && row !== undefined && row.from === row.to;
+    const value = absent ? "not read" : cell.kind === "missing" ? "nothing arrived" : `${formatNumber(cell.value)} ${unit}`.trim();
+    const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
+    const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
+    const lines = [`${spec.title}, step ${steps(series, cell.column)}`, formatTime(series.wall[cell.column] ?? 0), ...most];
     this.tooltip.show({ layer: siteText(site), value, lines }, at.x, at.y);
-    this.events.hover(series.first[column] ?? at.step, site);
+    this.events.hover(series.first[cell.column] ?? at.step, site);
+    this.#showRow(cell.site < 0 ? rows[0] : (this.#rowOf[cell.site] ?? rows[0]));
   }
 }
 
-function placeTicks(axis: HTMLElement, ticks: readonly { readonly x: number; readonly text: string }[]): void {
-  const box = axis.children[0];
-  if (box === undefined) return;
-  const make = ({ text }: { readonly text: string }): HTMLElement => el("span", { text });
-  keepChildren(box, ticks, ({ text }) => text, make, (label, { x }) => {
-    label.style.left = `${x}px`;
-    // What stands at the left edge must not run into the axis beside it.
-    label.style.transform = x < EDGE ? "none" : "";
-  });
+function heightOf(rows: number, tall: boolean): number {
+  const room = Math.max(LEAST_WINDOW, window.innerHeight - (tall ? AROUND_TALL : AROUND));
+  return tall && rows * ROW > LEAST_HEIGHT ? room : Math.max(LEAST_HEIGHT, Math.min(room, rows * (rows <= FEW ? ROOMY : ROW)));
 }
 
 function steps(series: Series, column: number): string {
   const [first, last] = [series.first[column], series.last[column]];
   if (first === undefined || last === undefined) return "\u2013";
   return first === last ? formatStep(first) : `${formatStep(first)}\u2013${formatStep(last)}`;
-}
-
-function note(series: Series): string {
-  if (series.most <= 1) return "every reading shown";
-  return `${formatStep(series.width)} steps per column: ${series.blocks.keys().next().value ?? ""} shown`;
 }

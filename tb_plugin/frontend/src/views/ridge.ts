@@ -2,7 +2,7 @@
 import { el, setOptions, setText, svg } from "../dom";
 import { csv, fileName, ridgeSvg } from "../model/export";
 import { formatNumber, formatStep, linearTicks } from "../model/format";
-import { firstSite, histogramRows, ridgeline, type Histograms } from "../model/ridge";
+import { firstSite, heatColumns, histogramRows, ridgeline, type Histograms } from "../model/ridge";
 import { cssVariable } from "../style";
 import { downloadMenu, theme } from "./download";
 
@@ -12,6 +12,7 @@ export interface Listed {
 }
 
 const [LEFT, RIGHT, GAP, PEAK, AXIS] = [70, 110, 15, 44, 24];
+const [PADDING, HEAT, MARK, STEP_LABEL] = [32, 220, 8, 64];
 export const MOST_RIDGES = 28;
 
 export class RidgeView {
@@ -24,10 +25,11 @@ export class RidgeView {
     svg: () => (this.#shown === null ? null : ridgeSvg(this.#shown, theme(), cssVariable("--accent"))),
     name: () => fileName(this.#shown?.metric ?? "", this.#shown?.site ?? ""),
   });
+  readonly #form = el("button", { class: "btn toggle", text: "heat map", title: "Values upwards, steps to the right", attrs: { type: "button", "aria-pressed": "false", "data-part": "histogram-form" } });
   readonly root = el(
     "section",
     { class: "card", attrs: { "aria-label": "Histograms" } },
-    el("div", { class: "bar" }, el("h2", { text: "Histograms" }), this.#metrics, this.#sites, this.#note, this.#download),
+    el("div", { class: "bar" }, el("h2", { text: "Histograms" }), this.#metrics, this.#sites, this.#form, this.#note, this.#download),
     this.#body,
   );
   #items: readonly Listed[] = [];
@@ -40,6 +42,10 @@ export class RidgeView {
       this.changed();
     });
     this.#sites.addEventListener("change", () => this.changed());
+    this.#form.addEventListener("click", () => {
+      this.#form.setAttribute("aria-pressed", String(!this.#isHeat));
+      this.draw();
+    });
   }
 
   get metric(): string {
@@ -68,13 +74,15 @@ export class RidgeView {
   /** Draws what is shown already once more, for another width. */
   draw(): void {
     const found = this.#shown;
-    const width = this.#body.clientWidth - LEFT - RIGHT;
+    const room = this.#body.clientWidth - PADDING;
+    const width = room - LEFT - RIGHT;
     if (found === null || width <= 0) return;
+    if (this.#isHeat) return this.#drawHeat(found, room);
     const { low, high, ridges } = ridgeline(found.histograms, width, GAP, PEAK);
     const of = found.total > ridges.length ? `${ridges.length} of ${found.total} shown` : `${ridges.length} in all`;
     setText(this.#note, `${of}; each scaled to its own peak`);
     const bottom = PEAK + Math.max(0, ridges.length - 1) * GAP;
-    const root = svg("svg", { width: this.#body.clientWidth, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
+    const root = svg("svg", { width: room, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
     for (const ridge of ridges) {
       const group = svg("g", { transform: `translate(${LEFT} 0)` });
       const entries = `step ${formatStep(ridge.step)}: ${formatStep(ridge.entries)} entries, ${formatStep(ridge.nonfinite)} NaN or Inf`;
@@ -91,6 +99,29 @@ export class RidgeView {
       const x = LEFT + ((tick - low) / (high - low)) * width;
       root.append(svg("text", { x, y: bottom + AXIS - 6, "text-anchor": "middle" }, formatNumber(tick, 3)));
     }
+    this.#body.replaceChildren(root);
+  }
+
+  get #isHeat(): boolean {
+    return this.#form.getAttribute("aria-pressed") === "true";
+  }
+
+  #drawHeat(found: Histograms, room: number): void {
+    const { low, high, columns } = heatColumns(found.histograms, HEAT);
+    const wide = (room - LEFT) / Math.max(1, columns.length);
+    const every = Math.max(1, Math.ceil(STEP_LABEL / wide));
+    setText(this.#note, `${columns.length} of ${formatStep(found.total)}; darker: more entries, each column scaled to its own peak`);
+    const root = svg("svg", { width: room, height: HEAT + AXIS + MARK, role: "img", "aria-label": `Histograms of ${found.site} as a heat map` });
+    for (const tick of linearTicks(low, high, 5)) root.append(svg("text", { x: LEFT - 8, y: MARK + HEAT - ((tick - low) / (high - low)) * HEAT + 4, "text-anchor": "end" }, formatNumber(tick, 3)));
+    columns.forEach(({ step, nonfinite, bins }, i) => {
+      const x = LEFT + i * wide;
+      const words = `step ${formatStep(step)}${nonfinite > 0 ? `, ${formatStep(nonfinite)} NaN or Inf` : ""}`;
+      const group = svg("g", { transform: `translate(${x.toFixed(1)} ${MARK})` }, svg("title", {}, words), svg("rect", { class: "ground", width: wide, height: HEAT }));
+      for (const { top, height, share } of bins) group.append(svg("rect", { class: "bin", y: top.toFixed(1), width: (wide + 0.3).toFixed(1), height: height.toFixed(1), "fill-opacity": Math.sqrt(share).toFixed(3) }));
+      if (nonfinite > 0) group.append(svg("rect", { class: "broken", y: -MARK, width: wide, height: MARK - 2 }));
+      if (i % every === 0) group.append(svg("text", { x: 0, y: HEAT + AXIS - 8 }, formatStep(step)));
+      root.append(group);
+    });
     this.#body.replaceChildren(root);
   }
 

@@ -1,7 +1,7 @@
 // One row of the health table. It is built once; of a new step only the cells that differ are touched.
 import { el, setText, svg } from "../dom";
-import { sparkline, type Cell, type Column, type Row } from "../model/health";
-import { formatNumber, shorten, siteText } from "../model/format";
+import { sparkline, verdictOf, type Cell, type Column, type Row } from "../model/health";
+import { formatNumber, shorten, siteText, threeDigits } from "../model/format";
 import type { Series } from "../model/series";
 import { pinColour } from "../style";
 
@@ -28,8 +28,13 @@ export class TableRow {
     this.mark(-1);
   }
 
-  show({ issue, cells }: Row, columns: readonly Column[], trend: Trend | null): void {
-    set(this.#verdict, issue === null ? "ok" : `badge sev-${issue.severity}`, issue?.issue_type ?? "ok", issue?.message ?? "");
+  show(row: Row, columns: readonly Column[], trend: Trend | null): void {
+    const { issue, off, arrives, cells } = row;
+    const column = columns.find(({ key }) => key === off);
+    if (issue !== null) set(this.#verdict, `badge sev-${issue.severity}`, issue.issue_type, issue.message);
+    else if (column !== undefined) set(this.#verdict, "off", beyond(column, cells[column.key]?.value ?? NaN), `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`);
+    else if (arrives !== null) set(this.#verdict, "off", `\u00d7${threeDigits(arrives)} arrives`, "So much of the gradient at the last block arrives here: less than the threshold of the open issue");
+    else set(this.#verdict, off === null ? "unjudged" : "ok", verdictOf(row), off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds");
     if (this.#cells.length !== columns.length) {
       for (const cell of this.#cells) cell.remove();
       this.#cells = columns.map(() => el("td"));
@@ -37,7 +42,7 @@ export class TableRow {
     }
     columns.forEach((column, i) => {
       const cell = this.#cells[i];
-      if (cell !== undefined) fill(cell, cells[column.key] ?? null, column);
+      if (cell !== undefined) fill(cell, cells[column.key] ?? null, column, column.key === off);
     });
     if (trend !== this.#trend) this.#path.setAttribute("d", pathOf(this.site, trend));
     this.#trend = trend;
@@ -50,12 +55,20 @@ export class TableRow {
   }
 }
 
-function fill(td: HTMLElement, cell: Cell | null, { share }: Column): void {
+/** A number outside its thresholds, as a comparison. */
+function beyond({ title, marks, share }: Column, value: number): string {
+  const [low, high] = marks.length === 2 ? marks : [undefined, marks[0]];
+  const mark = (number: number): string => (share ? `${formatNumber(100 * number, 3)} %` : formatNumber(number, 3));
+  if (low !== undefined && value < low) return `${title} < ${mark(low)}`;
+  return Number.isNaN(value) ? `${title} is NaN` : `${title} > ${mark(high ?? 0)}`;
+}
+
+function fill(td: HTMLElement, cell: Cell | null, { share }: Column, off: boolean): void {
   if (cell === null) return set(td, "num none", "\u2013", "not read");
   const { value, among, site, metric } = cell;
   const finite = Number.isFinite(value);
-  const text = share && finite ? `${formatNumber(value * 100, 4)} %` : formatNumber(value);
-  set(td, finite ? "num" : "num broken", text, `${among > 1 ? `greatest of ${among}: ` : ""}${site}\n${metric} = ${value}`);
+  const text = share && finite ? `${threeDigits(value * 100)} %` : threeDigits(value);
+  set(td, finite ? (off ? "num outside" : "num") : "num broken", text, `${among > 1 ? `greatest of ${among}: ` : ""}${site}\n${metric} = ${value}`);
 }
 
 function set(node: HTMLElement, name: string, text: string, title: string): void {

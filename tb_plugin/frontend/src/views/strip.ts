@@ -4,14 +4,14 @@ import { formatStep } from "../model/format";
 import { endOf, inOrder, layOut, neighbour, type Bar } from "../model/strip";
 import { issueKey, where, type Issue } from "../model/verdict";
 
-const [LANE, MOST_LANES, LEAST_SHARE] = [22, 5, 0.14];
+const [LANE, MOST_LANES, LEAST_SHARE] = [26, 2, 0.14];
 
 export class StripView {
   readonly #bands = el("div");
   readonly #cursor = el("div", { class: "vline" });
   readonly #lanes = el("div", { class: "lanes", attrs: { "data-part": "lanes" } }, this.#bands, this.#cursor);
-  readonly #previous = el("button", { class: "btn", text: "\u2039 prev", attrs: { type: "button", "aria-label": "Previous issue" } });
-  readonly #next = el("button", { class: "btn", text: "next \u203a", attrs: { type: "button", "aria-label": "Next issue" } });
+  readonly #previous = el("button", { class: "btn", attrs: { type: "button", "aria-label": "Previous issue" } }, el("span", { text: "\u2039 ", attrs: { "aria-hidden": "true" } }), "Previous");
+  readonly #next = el("button", { class: "btn", attrs: { type: "button", "aria-label": "Next issue" } }, "Next", el("span", { text: " \u203a", attrs: { "aria-hidden": "true" } }));
   readonly #count = el("span");
   readonly root = el(
     "section",
@@ -45,7 +45,7 @@ export class StripView {
     this.#bars = found;
     for (const { bar, button } of found) button.style.top = `${bar.lane * LANE + 1}px`;
     this.#lanes.style.height = `${Math.max(1, strip.lanes) * LANE}px`;
-    setText(this.#count, strip.hidden > 0 ? `${strip.hidden} more by \u2039 \u203a` : `${issues.length} in all`);
+    setText(this.#count, strip.hidden > 0 ? `${formatStep(strip.hidden)} more` : `${issues.length} in all`);
     this.#place();
   }
 
@@ -84,7 +84,7 @@ export class StripView {
     for (const { bar, button } of this.#bars) {
       const [from, to] = [Math.max(0, this.#share(bar.from)), Math.min(1, this.#share(bar.to + 1))];
       button.hidden = from >= 1 || to <= 0;
-      button.style.left = `min(${from * 100}%, 100% - 14px)`;
+      button.style.left = `min(${from * 100}%, 100% - 24px)`;
       button.style.width = `${Math.max(0, to - from) * 100}%`;
     }
     this.showStep(this.#step);

@@ -2,7 +2,7 @@
 import type { RunMetric } from "../api";
 import { el, keepChildren, setOptions, setText } from "../dom";
 import { csv, fileName } from "../model/export";
-import { arrange, columnsOf, groupsOf, rowsOf, type Column, type Group, type Moment, type Row, type SortKey } from "../model/health";
+import { arrange, columnsOf, groupsOf, rowsOf, verdictOf, type Column, type Group, type Moment, type Row, type SortKey } from "../model/health";
 import { formatStep } from "../model/format";
 import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
@@ -15,7 +15,7 @@ export interface TableEvents {
   pin(site: string, metric: string): void;
 }
 
-const [MOST_ROWS, LINE, HEAD, TALLEST] = [200, 27, 29, 460];
+const [MOST_ROWS, LINE, HEAD, TALLEST] = [500, 27, 29, 460];
 const NAMED: readonly { readonly key: SortKey; readonly title: string }[] = [
   { key: "site", title: "layer" },
   { key: "verdict", title: "verdict" },
@@ -91,7 +91,7 @@ export class HealthTable {
 
   /** Heads and rows as they stand. */
   get #shown(): readonly (readonly (string | number | null)[])[] {
-    const rows = this.#arranged.map(({ site, issue, cells }) => [site, issue?.issue_type ?? "ok", ...this.#columns.map(({ key }) => cells[key]?.value ?? null)]);
+    const rows = this.#arranged.map((row) => [row.site, verdictOf(row), ...this.#columns.map(({ key }) => row.cells[key]?.value ?? null)]);
     return [[...NAMED, ...this.#columns].map(({ title }) => title), ...rows];
   }
 

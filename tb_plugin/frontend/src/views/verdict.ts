@@ -1,10 +1,17 @@
-// The answer before anyone clicks: a sentence, then what to do about it.
+// The answer before anyone clicks: a sentence, how the loss went, and what to do.
 import type { RunMeta } from "../api";
-import { el, keepChildren, setText } from "../dom";
+import { el, keepChildren, setText, svg } from "../dom";
 import { formatNumber, formatStep } from "../model/format";
-import { isProblem, issueKey, verdict, where, type Issue } from "../model/verdict";
+import { groupIssues, type Group } from "../model/groups";
+import { sparkline } from "../model/health";
+import { finiteRow, type Series } from "../model/series";
+import { isProblem, issueKey, verdict, where, whereIn, type Issue } from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
+const [OPEN_CARDS, MOST_LISTED, SPARK_WIDTH, SPARK_HEIGHT] = [3, 40, 170, 40];
+
+/** What is said of how an issue went on, by the issue's key. */
+export type Courses = ReadonlyMap<string, string>;
 
 export class VerdictView {
   readonly root = el("section", { attrs: { "aria-label": "Verdict" } });
@@ -12,58 +19,133 @@ export class VerdictView {
   readonly #mark = el("div", { class: "mark", attrs: { "aria-hidden": "true" } });
   readonly #headline = el("h1");
   readonly #detail = el("p");
+  readonly #fix = el("p", { class: "fix", attrs: { "data-part": "fix" } });
+  readonly #path = svg("path", {});
+  readonly #spark = svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "loss over the whole run", "data-part": "loss-spark" }, this.#path);
   readonly #courseTitle = el("span");
   readonly #courseText = el("b");
   readonly #learning = el("div", { class: "course", attrs: { "data-part": "course" } }, this.#courseTitle, this.#courseText);
   readonly #open = el("ul", { class: "issues", attrs: { "data-part": "open" } });
+  readonly #moreTitle = el("summary");
+  readonly #more = el("ul", { class: "issues", attrs: { "data-part": "more" } });
+  readonly #moreBox = el("details", {}, this.#moreTitle, this.#more);
   readonly #pastTitle = el("summary");
   readonly #past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
   readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
+  #courses: Courses = new Map();
+  /** Where the class of a layer is defined. */
+  #defined: (layer: string) => string = () => "";
 
-  constructor(private readonly picked: (issue: Issue) => void) {
-    this.root.style.cssText = "display:grid;gap:10px";
-    this.#banner.append(this.#mark, el("div", { class: "said" }, this.#headline, this.#detail), this.#learning);
-    this.root.append(this.#banner, this.#open, this.#pastBox);
-    this.#pastBox.hidden = true;
+  /** `around` shows the readings before and after the step at which an issue began. */
+  constructor(private readonly picked: (issue: Issue) => void, private readonly around: (issue: Issue) => void) {
+    this.root.className = "answer";
+    this.#banner.append(this.#mark, el("div", { class: "said" }, this.#headline, this.#detail, this.#fix), this.#spark, this.#learning);
+    this.root.append(this.#banner, this.#open, el("div", { class: "folds" }, this.#moreBox, this.#pastBox));
+    this.#pastBox.hidden = this.#moreBox.hidden = true;
   }
 
-  show(issues: readonly Issue[], { last, lost, loss }: RunMeta): void {
-    const said = verdict(issues, last, lost);
+  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number, defined: (layer: string) => string): void {
+    this.#defined = defined;
+    const said = verdict(issues, last, lost, open);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${formatNumber(loss.first, 3)} \u2192 ${formatNumber(loss.last, 3)}` : "");
+    this.#learning.title = loss ? "Medians of the first and of the last five losses" : "";
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
     setText(this.#headline, said.headline);
     setText(this.#detail, said.detail);
-    const open = issues.filter((issue) => issue.state === "open");
+    setText(this.#fix, said.fix === "" ? "" : `\u2192 ${said.fix}`);
+    this.#fix.title = said.fix;
+    this.#fix.hidden = said.fix === "";
+    const groups = groupIssues(issues.filter((issue) => issue.state === "open"));
     const past = issues.filter((issue) => issue.state !== "open");
-    for (const [list, items] of [[this.#open, open], [this.#past, past]] as const) {
-      keepChildren(list, items, issueKey, (issue) => this.#item(issue), () => undefined);
-    }
-    this.#open.hidden = open.length === 0;
-    setText(this.#pastTitle, `${past.length} past ${past.length === 1 ? "issue" : "issues"}`);
+    this.#list(this.#open, groups.slice(0, OPEN_CARDS));
+    this.#list(this.#more, groups.slice(OPEN_CARDS));
+    this.#list(this.#past, groupIssues(past));
+    this.#open.hidden = groups.length === 0;
+    const folded = groups.length - OPEN_CARDS;
+    setText(this.#moreTitle, `${formatStep(Math.max(0, folded))} more ${folded === 1 ? "kind of issue" : "kinds of issues"}`);
+    this.#moreBox.hidden = folded <= 0;
+    setText(this.#pastTitle, `${formatStep(past.length)} past ${past.length === 1 ? "issue" : "issues"}`);
     this.#pastBox.hidden = past.length === 0;
   }
 
-  #item(issue: Issue): HTMLLIElement {
+  /** The loss of the whole run, whatever is in view below; null where the run holds none. */
+  showLoss(series: Series | null): void {
+    const block = series?.blocks.values().next().value;
+    const values = series === null || block === undefined ? [] : finiteRow(series, block, 0, false).map((value) => value ?? NaN);
+    this.#spark.toggleAttribute("hidden", values.length < 2);
+    this.#path.setAttribute("d", pathOf(values));
+  }
+
+  /** Says on each card how its quantity is now, and how it was when it was worst. */
+  showCourses(courses: Courses): void {
+    this.#courses = courses;
+    for (const button of this.root.querySelectorAll<HTMLElement>(".issue")) this.#course(button);
+  }
+
+  #course(button: HTMLElement): void {
+    const node = button.querySelector<HTMLElement>(".now");
+    const text = this.#courses.get(button.dataset["key"] ?? "") ?? "";
+    if (node === null) return;
+    setText(node, text);
+    node.hidden = text === "";
+  }
+
+  #list(list: HTMLElement, groups: readonly Group[]): void {
+    const key = ({ key, head, rest }: Group): string => `${key}\n${issueKey(head)}\n${rest.length}\n${issueKey(rest.at(-1) ?? head)}`;
+    keepChildren(list, groups, key, (group) => this.#group(group), () => undefined);
+  }
+
+  #group({ head, rest, layers }: Group): HTMLLIElement {
+    const card = el("li", { class: "card group" }, this.#item(head, whereIn(head.layer, layers.length)));
+    const closer = el("button", { class: "around", text: `20 readings around step ${formatStep(head.step)}`, attrs: { type: "button", "data-part": "around" } });
+    closer.addEventListener("click", () => this.around(head));
+    card.append(closer);
+    const source = this.#defined(head.layer);
+    if (source !== "") card.append(el("span", { class: "source mono", text: source, title: `${head.layer} is defined at ${source}`, attrs: { "data-part": "source" } }));
+    if (rest.length === 0) return card;
+    const listed = rest.slice(0, MOST_LISTED).map((issue) => el("li", {}, this.#item(issue, where(issue))));
+    const left = rest.length - listed.length;
+    const summary = el("summary", { text: `${formatStep(rest.length)} more of this kind` });
+    card.append(el("details", { class: "rest" }, summary, el("ul", {}, ...listed, left > 0 ? el("li", { class: "left", text: `and ${formatStep(left)} more: the table below names their layers` }) : null)));
+    return card;
+  }
+
+  #item(issue: Issue, place: string): HTMLElement {
     const since =
       issue.healed_step === null
         ? `since step ${formatStep(issue.step)}${issue.state === "ended" ? ", in an earlier session" : ""}`
         : `step ${formatStep(issue.step)} \u2013 ${formatStep(issue.healed_step)}, healed`;
     const button = el(
       "button",
-      { class: "card issue", attrs: { type: "button", "data-type": issue.issue_type, "data-problem": String(isProblem(issue)) } },
+      { class: "issue", attrs: { type: "button", "data-type": issue.issue_type, "data-key": issueKey(issue), "data-problem": String(isProblem(issue)) } },
       el(
         "span",
         { class: "top" },
         el("span", { class: `badge sev-${issue.severity}`, text: issue.issue_type, title: issue.severity }),
-        el("span", { class: "layer mono", text: where(issue), title: issue.layers.join("\n") }),
+        el("span", { class: "layer mono", text: place, title: issue.layers.slice(0, MOST_LISTED).join("\n") }),
         el("span", { class: "since", text: since }),
       ),
-      el("span", { class: "message", text: issue.message }),
-      el("span", { class: "advice", text: `\u2192 ${issue.advice}` }),
+      el("span", { class: "message", text: issue.message, title: issue.message }),
+      el("span", { class: "now", attrs: { "data-part": "now" } }),
+      el("span", { class: "advice", text: `\u2192 ${issue.advice}`, title: issue.advice }),
     );
-    button.addEventListener("click", () => this.picked(issue));
-    return el("li", {}, button);
+    this.#course(button);
+    button.addEventListener("click", () => {
+      for (const other of this.root.querySelectorAll(".issue.chosen")) other.classList.remove("chosen");
+      button.classList.add("chosen");
+      this.picked(issue);
+    });
+    return button;
   }
+}
+
+function pathOf(values: readonly number[]): string {
+  let [path, open] = ["", false];
+  for (const point of sparkline(values, false, SPARK_WIDTH, SPARK_HEIGHT)) {
+    if (point !== null) path += `${open ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
+    open = point !== null;
+  }
+  return path;
 }

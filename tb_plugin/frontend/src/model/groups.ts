@@ -1,0 +1,23 @@
+// Issues that share a cause are one card, so that three hundred dead layers are one thing to read.
+import type { Issue } from "./verdict";
+
+export interface Group {
+  readonly key: string;
+  /** The worst and earliest, by which the group is known. */
+  readonly head: Issue;
+  readonly rest: readonly Issue[];
+  /** Every layer concerned, that of the head first. */
+  readonly layers: readonly string[];
+}
+
+/** Groups in the order of their first issue; the server gives the worst first. */
+export function groupIssues(issues: readonly Issue[]): readonly Group[] {
+  const found = new Map<string, Issue[]>();
+  for (const issue of issues) {
+    const key = JSON.stringify([issue.issue_type, issue.cause ?? "", issue.severity === "INFO", issue.layer === ""]);
+    const group = found.get(key);
+    if (group === undefined) found.set(key, [issue]);
+    else group.push(issue);
+  }
+  return [...found].flatMap(([key, [head, ...rest]]) => (head === undefined ? [] : [{ key, head, rest, layers: [...new Set([head, ...rest].flatMap(({ layers }) => layers))] }]));
+}
