@@ -111,7 +111,9 @@ def _gaps(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     steps = _all_steps(source, index)
     between = np.diff(steps)
     if len(between):
-        for place in np.flatnonzero(between > _PAUSE * np.median(between)):
+        # Where steps are short, the exporter records one of several to keep to its budget, and says of how many.
+        usual = max([float(np.median(between)), *_numbers(source, index, "schedule.spacing")[1].tolist()])
+        for place in np.flatnonzero(between > _PAUSE * usual):
             first, last = int(steps[place]) + 1, int(steps[place + 1]) - 1
             if not any(gap["step"] <= last and gap["last"] >= first for gap in out):
                 out.append({"kind": "gap", "step": first, "last": last, "text": "nothing recorded"})
@@ -129,13 +131,17 @@ def _all_steps(source: Source, index: RunIndex) -> Steps:
     return np.unique(np.concatenate(found))
 
 
+def _numbers(source: Source, index: RunIndex, metric: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the steps and values of a metric of the whole run. Shapes: ``[readings]``."""
+    parts = [readings(source, index, session, chunk, metric) for session, chunk in run_level(source, index, metric)]
+    steps, values = (np.concatenate([np.empty(0), *(part[number] for part in parts)]) for number in (0, 1))
+    known = np.isfinite(values)
+    return steps[known], values[known]
+
+
 def _rates(source: Source, index: RunIndex) -> list[dict[str, Any]]:
-    pairs = run_level(source, index, "learning_rate")
-    parts = [readings(source, index, session, chunk, "learning_rate") for session, chunk in pairs]
-    if not parts:
-        return []
-    steps, rates = (np.concatenate([part[number] for part in parts]) for number in (0, 1))
-    known = np.isfinite(rates) & (rates >= 0)
+    steps, rates = _numbers(source, index, "learning_rate")
+    known = rates >= 0
     ramps = ramps_of(steps[known].tolist(), rates[known].tolist())
     if len(ramps) > _FEW:
         ramps = _joined(ramps)

@@ -117,6 +117,17 @@ def test_a_newer_session_and_gaps_are_annotations(tmp_path, logs):
     assert [(item["kind"], item["step"], item["last"]) for item in found] == [("gap", 20, 99), ("resumed", 115, 115)]
 
 
+def test_steps_that_the_budget_leaves_out_are_no_gap(tmp_path, logs):
+    """A record says of how many steps it is one; a distance of that order is as it should be."""
+    records = [
+        StepRecord(step, logs.EPOCH + step, (Reading.run("schedule.spacing", 1.0 if step <= 100 else 32.0),))
+        for step in (*range(1, 101), *range(132, 260, 32), 1000)
+    ]
+    logs.write_run(tmp_path / "a", records)
+    found = time_axis(open_source(tmp_path), "a")["annotations"]
+    assert [(item["kind"], item["step"], item["last"]) for item in found] == [("gap", 229, 999)]
+
+
 def test_changes_of_the_learning_rate_are_annotations(tmp_path, logs):
     """A drop is one, a warm-up is one from end to end, and small steps on the way are none."""
     rates = [*(0.01 * n for n in range(1, 11)), *[0.1] * 10, *[0.01] * 10, *[0.0101] * 5]
