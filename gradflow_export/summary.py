@@ -14,7 +14,7 @@ from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.lost import LostSteps, StoredLost
 from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import (
-    RUN_SITE,
+    RUN_SITES,
     Issue,
     IssueType,
     RunInfo,
@@ -27,6 +27,8 @@ from gradflow_export.stats import Ends, Welford, Window, spread_of
 
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
+
+_HEADLINES = frozenset(name for name, spec in CATALOG.items() if spec.headline)
 
 TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
 TREND_WINDOW = 20
@@ -65,10 +67,10 @@ class RunSummary:
         self.last = record.step
         self._stored.add(record)
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
-        for reading in record.readings:
-            spec = CATALOG.get(reading.metric)
-            if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
-                self.headline.setdefault(reading.metric, Welford()).add(float(reading.values[0]))
+        for metric, reading in record.metrics.items():
+            if metric in _HEADLINES and reading.sites == RUN_SITES and reading.present[0]:
+                seen = self.headline.get(metric) or self.headline.setdefault(metric, Welford())
+                seen.add(float(reading.values[0]))
         self.flow.add(record)
         for name, window in self._windows.items():
             value = record.value(name)
