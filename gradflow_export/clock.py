@@ -18,16 +18,21 @@ DECIDED_EVERY, LEAST_EVENTS = 32, 4
 MOST = 4096
 """The greatest factor."""
 
-RELAXED, PATIENCE = 0.25, 2
+RELAXED, PATIENCE = 0.4, 2
 """A factor is halved when between so many decisions in a row less than this share of its part of the budget was used:
-half of which it will cost then at most, so that the factor does not go back and forth."""
+twice which it will cost then, so that the factor does not go back and forth."""
 
 
 class _Factor:
-    """A power of two by which something is done less often, until what it costs keeps within what it may cost."""
+    """A power of two by which something is done less often, until what it costs keeps within what it may cost.
+
+    Attributes:
+        value: The factor.
+        share: What it will use of what it may cost, as far as is known.
+    """
 
     def __init__(self) -> None:
-        self.value = 1
+        self.value, self.share = 1, 1.0
         self._cheap = 0
         self.begin()
 
@@ -49,12 +54,13 @@ class _Factor:
         self._steps, self._events = self._steps + steps, self._events + happened
         if self._steps < DECIDED_EVERY or self._events < LEAST_EVENTS:
             return
-        excess = self._spent / max(self._allowed, 1e-12)
+        excess, before = self._spent / max(self._allowed, 1e-12), self.value
         if excess > 1:
             self.value = min(self.value << math.ceil(math.log2(min(excess, MOST))), MOST)
         self._cheap = self._cheap + 1 if excess < RELAXED else 0
         if self._cheap == PATIENCE:
             self.value, self._cheap = max(self.value >> 1, 1), 0
+        self.share = min(excess * before / self.value, 1.0)
         self.begin()
 
 
@@ -62,8 +68,9 @@ class StepClock:
     """Times steps; with a budget, decides of how many steps one is recorded, and how far the intervals are stretched.
 
     Both factors are powers of two: runs that cost about the same read the same steps. What costs what is counted
-    apart: half of the budget is for plain records, and decides how far apart they are; the other half is for steps at
-    which an instrument with an interval is read. The CPU time of the worker counts as the exporter's own.
+    apart: half of the budget is for steps at which an instrument with an interval is read; the other half, and what
+    these leave, is for plain records, and decides how far apart they are. The CPU time of the worker counts as the
+    exporter's own.
 
     Args:
         budget: Greatest share of the time that the exporter may take, ``None`` for no limit.
@@ -147,5 +154,6 @@ class StepClock:
             return
         allowed = max(self.budget * elapsed, self.floor * steps) / 2
         plain, more = (own, 0.0) if not sampled else (0.0, own)
-        self._spacing.book(plain + worker[0] - before[0], allowed, steps=steps, happened=not sampled)
+        left = allowed * (2.0 - self._stretch.share)
+        self._spacing.book(plain + worker[0] - before[0], left, steps=steps, happened=not sampled)
         self._stretch.book(more + worker[1] - before[1], allowed, steps=steps, happened=sampled)
