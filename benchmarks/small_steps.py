@@ -103,7 +103,7 @@ def measure(workload, setting, steps):
 def leave_out(exporter, seconds):
     """Have the budget not count time in which the twin trained: it would be twice what a loop of its own allows."""
     if exporter is not None:
-        exporter._loop.clock.last += seconds
+        exporter._loop.clock.last += seconds  # noqa: SLF001 - for a twin alone
 
 
 def left_out(exporter, before, steps):
@@ -129,7 +129,7 @@ def players(kind):
     def learn():
         agent.learn(chunk, reset_num_timesteps=False)
 
-    return agent.policy, learn, lambda: agent._n_updates * batches
+    return agent.policy, learn, lambda: agent._n_updates * batches  # noqa: SLF001 - told nowhere else
 
 
 def measure_agent(kind, setting, steps):
