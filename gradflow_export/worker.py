@@ -276,8 +276,7 @@ class Worker:
             with self._lock:
                 issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
                 notes = tuple(item for item in bundle.told if isinstance(item, Note))
-                if issues or notes:
-                    record = replace(record, issues=issues, notes=notes)
+                record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
             for issue in issues:
                 self._on_issue(issue, record.step)
