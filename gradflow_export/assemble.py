@@ -16,7 +16,7 @@ from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
-from gradflow_export.records import Histogram, Reading, to_float32
+from gradflow_export.records import RUN_SITES, Histogram, Reading, to_float32
 from gradflow_export.stats import median
 from gradflow_export.taps.base import Pending, Sample
 from gradflow_export.taps.clipping import ClipCall
@@ -72,7 +72,12 @@ class Assembler:
             _drop_skipped(columns)
         _drop_undefined(columns)
         joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts)
-        readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
+        readings = [
+            Reading.run(metric, float(c.values[0]))
+            if c.sites == RUN_SITES and c.present[0]
+            else Reading.owned(metric, c.sites, to_float32(c.values), c.present)
+            for metric, c in columns.items()
+        ]
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
         readings.extend(joined)
         readings.extend(derived(columns))
@@ -181,10 +186,12 @@ def _players(bundle: Bundle, norms: Column | None) -> Iterator[Reading]:
 class Column:
     """Values of one metric, filled in by one or more optimizers, and joined over ranks."""
 
-    def __init__(self, sites: tuple[str, ...]) -> None:
+    def __init__(
+        self, sites: tuple[str, ...], values: Floats | None = None, present: npt.NDArray[np.bool_] | None = None
+    ) -> None:
         self.sites = sites
-        self.values: Floats = np.zeros(len(sites))
-        self.present = np.zeros(len(sites), dtype=np.bool_)
+        self.values = np.zeros(len(sites)) if values is None else values
+        self.present = np.zeros(len(sites), dtype=np.bool_) if present is None else present
 
     def as_list(self) -> list[float | None]:
         """Return the values, ``None`` where nothing arrived."""
@@ -192,12 +199,14 @@ class Column:
 
 
 def _merge(columns: dict[str, Column], item: Pending, values: npt.NDArray[np.floating]) -> None:
-    column = columns.get(item.metric)
+    column, (new, present) = columns.get(item.metric), spread(item, values)
     if column is None or column.sites != item.sites:
-        column = columns[item.metric] = Column(item.sites)
-    new, present = spread(item, values)
-    column.values[present] = new[present]
-    column.present |= present
+        if item.nan_is_missing:
+            new[~present] = 0.0
+        columns[item.metric] = Column(item.sites, new, present)
+    else:
+        column.values[present] = new[present]
+        column.present |= present
 
 
 def _drop_skipped(columns: Mapping[str, Column]) -> None:
@@ -242,7 +251,7 @@ def derived(columns: Mapping[str, Column]) -> Iterator[Reading]:
         usable = greatest.present & (sizes.values > 0)
         with np.errstate(invalid="ignore"):  # Inf / Inf
             peaks = np.divide(greatest.values, sizes.values, out=np.zeros_like(sizes.values), where=usable)
-        yield Reading("block.peak_ratio", sizes.sites, to_float32(peaks), usable)
+        yield Reading.owned("block.peak_ratio", sizes.sites, to_float32(peaks), usable)
     if {"parameter.weight_norm", "parameter.update_norm"} <= columns.keys():
         yield from _update_readings(columns)
     yield from rate_effectiveness(columns)
@@ -250,17 +259,19 @@ def derived(columns: Mapping[str, Column]) -> Iterator[Reading]:
 
 
 def _gradient_summary(norms: Floats) -> Iterator[Reading]:
-    finite = np.isfinite(norms)
-    yield Reading.run("gradient.with_grad", float(norms.size))
-    yield Reading.run("gradient.nonfinite", float(np.count_nonzero(~finite)))
-    if norms.size == 0:
+    count = norms.size
+    yield Reading.run("gradient.with_grad", float(count))
+    yield Reading.run("gradient.nonfinite", float(count - np.count_nonzero(np.isfinite(norms))))
+    if not count:
         return
     yield Reading.run("gradient.total_norm", root_of_squares(norms))
-    with np.errstate(invalid="ignore", over="ignore"):
-        yield Reading.run("gradient.mean_norm", float(norms.mean()))
-        yield Reading.run("gradient.std_norm", float(norms.std()))
-        yield Reading.run("gradient.max_norm", float(norms.max()))
-        yield Reading.run("gradient.min_norm", float(norms.min()))
+    with np.errstate(invalid="ignore", over="ignore"):  # what the methods of arrays do, without their detours
+        mean = np.add.reduce(norms) / count
+        apart = norms - mean
+        yield Reading.run("gradient.mean_norm", float(mean))
+        yield Reading.run("gradient.std_norm", math.sqrt(np.add.reduce(apart * apart) / count))
+        yield Reading.run("gradient.max_norm", float(np.maximum.reduce(norms)))
+        yield Reading.run("gradient.min_norm", float(np.minimum.reduce(norms)))
 
 
 def _ends(following: Column | None, sites: tuple[str, ...]) -> list[int | None]:
@@ -316,7 +327,7 @@ def _update_readings(columns: Mapping[str, Column]) -> Iterator[Reading]:
     # A ratio to nothing says nothing: parameters that are all zero, such as fresh biases, have none.
     usable = updates.present & (weights.values != 0)
     ratios = np.divide(updates.values, weights.values, out=np.zeros_like(updates.values), where=usable)
-    yield Reading("parameter.update_ratio", updates.sites, to_float32(ratios), usable)
+    yield Reading.owned("parameter.update_ratio", updates.sites, to_float32(ratios), usable)
     present = updates.present
     total, size = root_of_squares(updates.values[present]), root_of_squares(weights.values[present])
     yield Reading.run("update.total_norm", total)
@@ -324,7 +335,7 @@ def _update_readings(columns: Mapping[str, Column]) -> Iterator[Reading]:
     of_weights, of_updates = (np.zeros(len(ratios)) if each is None else each.values for each in told)
     if told[1] is not None:
         both = np.hypot(of_weights, of_updates)
-        yield Reading("parameter.update_ratio_error", updates.sites, to_float32(both), usable & told[1].present)
+        yield Reading.owned("parameter.update_ratio_error", updates.sites, to_float32(both), usable & told[1].present)
         error = _error_of_root(updates.values[present], of_updates[present])
         yield Reading.run("update.norm_error", error)
         if size > 0:
@@ -345,10 +356,10 @@ def _error_of_root(norms: Floats, errors: Floats) -> float:
 
 def root_of_squares(norms: Floats) -> float:
     """Return ``(sum n^2)^(1/2)`` without overflow or underflow; NaN or Inf when a norm is. Shape of norms: ``[n]``."""
-    greatest = float(np.max(norms)) if norms.size else 0.0
+    greatest = float(np.maximum.reduce(norms)) if norms.size else 0.0
     if greatest == 0.0 or not math.isfinite(greatest):
         return greatest
-    return greatest * math.sqrt(float(np.square(norms / greatest).sum()))
+    return greatest * math.sqrt(float(np.add.reduce(np.square(norms / greatest))))
 
 
 def histogram_of(metric: str, site: str, entries: npt.NDArray[np.floating]) -> Histogram:

@@ -15,19 +15,27 @@ SHARE, FLOOR_SECONDS = 0.05, 20e-6
 DECIDED_EVERY, LEAST_EVENTS = 32, 4
 """Between two decisions there are so many steps, and so many records of the kind that is decided about, at least."""
 
+NEW, FADES = 0.1, 0.995
+"""Weight of the newest plain record in what one usually takes, and of that after a record that was not plain."""
+
 MOST = 4096
 """The greatest factor."""
 
-RELAXED, PATIENCE = 0.25, 2
+RELAXED, PATIENCE = 0.4, 2
 """A factor is halved when between so many decisions in a row less than this share of its part of the budget was used:
-half of which it will cost then at most, so that the factor does not go back and forth."""
+twice which it will cost then, so that the factor does not go back and forth."""
 
 
 class _Factor:
-    """A power of two by which something is done less often, until what it costs keeps within what it may cost."""
+    """A power of two by which something is done less often, until what it costs keeps within what it may cost.
+
+    Attributes:
+        value: The factor.
+        share: What it will use of what it may cost, as far as is known.
+    """
 
     def __init__(self) -> None:
-        self.value = 1
+        self.value, self.share = 1, 1.0
         self._cheap = 0
         self.begin()
 
@@ -36,7 +44,7 @@ class _Factor:
         self._spent = self._allowed = 0.0
         self._steps = self._events = 0
 
-    def book(self, spent: float, allowed: float, *, steps: int, happened: bool) -> None:
+    def book(self, spent: float, allowed: float, *, steps: int, happened: bool, room: float = 1.0) -> None:
         """Count what was spent, and decide once it has happened often enough.
 
         Args:
@@ -44,17 +52,19 @@ class _Factor:
             allowed: Seconds that could have been spent.
             steps: How many have passed.
             happened: Whether it was done at the last of them.
+            room: How many times what could have been spent may be, where another leaves some of its own.
         """
         self._spent, self._allowed = self._spent + spent, self._allowed + allowed
         self._steps, self._events = self._steps + steps, self._events + happened
         if self._steps < DECIDED_EVERY or self._events < LEAST_EVENTS:
             return
-        excess = self._spent / max(self._allowed, 1e-12)
+        excess, before = self._spent / max(self._allowed * room, 1e-12), self.value
         if excess > 1:
             self.value = min(self.value << math.ceil(math.log2(min(excess, MOST))), MOST)
         self._cheap = self._cheap + 1 if excess < RELAXED else 0
         if self._cheap == PATIENCE:
             self.value, self._cheap = max(self.value >> 1, 1), 0
+        self.share = min(excess * before / self.value, 1.0)
         self.begin()
 
 
@@ -62,8 +72,9 @@ class StepClock:
     """Times steps; with a budget, decides of how many steps one is recorded, and how far the intervals are stretched.
 
     Both factors are powers of two: runs that cost about the same read the same steps. What costs what is counted
-    apart: half of the budget is for plain records, and decides how far apart they are; the other half is for steps at
-    which an instrument with an interval is read. The CPU time of the worker counts as the exporter's own.
+    apart: half of the budget is for steps at which an instrument with an interval is read; the other half, and what
+    these leave, is for records, and decides how far apart they are. A record at which more is read costs what a plain
+    one does, and the rest is the instruments'. The CPU time of the worker counts as the exporter's own.
 
     Args:
         budget: Greatest share of the time that the exporter may take, ``None`` for no limit.
@@ -78,6 +89,7 @@ class StepClock:
         self._ranked: list[float] = []
         self._spent_before = 0.0
         self._worker_before = 0.0, 0.0
+        self._usual = 0.0, 0.0  # what a plain record takes: on this thread, and on the worker's
 
     @property
     def spacing(self) -> int:
@@ -139,13 +151,20 @@ class StepClock:
     def _book(
         self, elapsed: float, own: float, worker: tuple[float, float], *, sampled: bool, steps: int, fixed: bool
     ) -> None:
-        """Count what was spent on plain records and on others."""
+        """Count what was spent on records, and on what else was read."""
         before, self._worker_before = self._worker_before, worker
         if fixed or self.budget is None:
             self._spacing.begin()
             self._stretch.begin()
             return
         allowed = max(self.budget * elapsed, self.floor * steps) / 2
-        plain, more = (own, 0.0) if not sampled else (0.0, own)
-        self._spacing.book(plain + worker[0] - before[0], allowed, steps=steps, happened=not sampled)
-        self._stretch.book(more + worker[1] - before[1], allowed, steps=steps, happened=sampled)
+        late, late_more = worker[0] - before[0], worker[1] - before[1]
+        here, there = self._usual
+        if sampled:  # where no record is plain any more, what it would take fades
+            self._usual = here, there = min(here, own), FADES * there
+        else:
+            self._usual = here + NEW * (own - here), there + NEW * (late - there)
+        plain = here + there if sampled else own
+        self._stretch.book(max(own - plain, 0.0) + late_more, allowed, steps=steps, happened=sampled)
+        room = 2.0 - self._stretch.share
+        self._spacing.book(plain + late, allowed, steps=steps, happened=True, room=room)

@@ -79,4 +79,4 @@ def rate_effectiveness(columns: Mapping[str, Column]) -> Iterator[Reading]:
         scale = rate.values * norm.values
     usable = update.present & rate.present & norm.present & (scale > 0) & np.isfinite(scale)
     ratios = np.divide(update.values, scale, out=np.zeros_like(scale), where=usable)
-    yield Reading("parameter.rate_effectiveness", update.sites, to_float32(ratios), usable)
+    yield Reading.owned("parameter.rate_effectiveness", update.sites, to_float32(ratios), usable)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +26,7 @@ from gradflow_export.schedule import SETTLING_STEPS, Schedule
 from gradflow_export.taps.base import Drained, SampledTap, SteppedTap, Tap
 from gradflow_export.taps.blocks import BlockTap
 from gradflow_export.taps.clipping import ClippingTap
+from gradflow_export.taps.hooks import lay_aside
 from gradflow_export.taps.lonely import LonelyPasses
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.modes import ModeTap
@@ -64,6 +65,14 @@ class Taps:
     def armed(self) -> tuple[SampledTap, ...]:
         """Those that look on sampled steps only, when they are armed."""
         return (*self.sampled, *self.stepped)
+
+    def rest(self) -> Iterator[Callable[[], None]]:
+        """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""
+        code = self.blocks.calls.code
+        if code is None or not code.found:  # compiled code was made with the hooks that there were
+            modes = [placed for tap in self.sampled if isinstance(tap, ModeTap) for placed in tap.placed]
+            yield lay_aside((*self.origin.placed, *self.loss.placed, *modes))
+        yield self.loss.rest()
 
     def policy(self, policy: object) -> None:
         """Take the distribution of actions that the user hands over."""

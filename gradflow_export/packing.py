@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.chunks import ABSENT_BITS, FORMAT, PLUGIN_NAME, Blob, histogram_to_json, mask_values
-from gradflow_export.records import RUN_SITE, Reading, StepRecord, issue_to_json
+from gradflow_export.records import RUN_SITES, StepRecord, issue_to_json
 
 _TEXTS = ("issues", "histograms", "notes")
 _NOTHING: tuple[int, ...] = (0, 0, 0, 0)
@@ -151,10 +151,6 @@ class _Column:
         self.rows = array("q")
         self.stored = bytearray()
 
-    def add(self, row: int, reading: Reading) -> None:
-        self.rows.append(row)
-        self.stored += mask_values(reading.values, reading.present).tobytes()
-
     def values(self, sites: int, since: int = 0) -> npt.NDArray[np.float32]:
         """Return a copy of the entries from the ``since``-th on: bytes that an array looks at could not grow."""
         with memoryview(self.stored) as view:
@@ -184,13 +180,14 @@ class _Waiting:
             self.phase, self.rank = record.phase, record.rank
         self.steps.append(record.step)
         self.wall.append(record.wall_time)
-        for reading in record.readings:
-            if reading.sites == (RUN_SITE,):
-                column = self._run.get(reading.metric) or self._run.setdefault(reading.metric, _Column())
+        for metric, reading in record.metrics.items():
+            if reading.sites == RUN_SITES:
+                column, whole = self._run.get(metric) or self._run.setdefault(metric, _Column()), reading.present[0]
             else:
-                key = reading.metric, reading.sites
-                column = self._wide.get(key) or self._wide.setdefault(key, _Column())
-            column.add(row, reading)
+                key = metric, reading.sites
+                column, whole = self._wide.get(key) or self._wide.setdefault(key, _Column()), reading.present.all()
+            column.rows.append(row)
+            column.stored += (reading.values if whole else mask_values(reading.values, reading.present)).tobytes()
         self.texts["issues"] += (json.dumps([record.step, issue_to_json(issue)]) for issue in record.issues)
         self.texts["histograms"] += (json.dumps([record.step, histogram_to_json(h)]) for h in record.histograms)
         self.texts["notes"] += (json.dumps([record.step, vars(note)]) for note in record.notes)

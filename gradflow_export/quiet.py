@@ -46,6 +46,8 @@ class QuietSteps:
         count = PAUSED if loop.paused else loop.schedule.next_recorded(step, self.spacing(step)) - step
         if count > 0 and loop.optimizers is not None and isinstance(optimizer, Optimizer):
             self._resting.enter_context(self._guard.suspended())
+            for end in loop.taps.rest():
+                self._resting.callback(end)
             self.steps.begin(count, optimizer, loop.optimizers.strangers, self._passed)
 
     def pause(self, *, on: bool) -> None:

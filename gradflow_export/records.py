@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ BoolArray = npt.NDArray[np.bool_]
 RUN_SITE = ""
 """The one site of a run-level metric; also the ``layer`` of an issue that concerns the whole model."""
 
+RUN_SITES = (RUN_SITE,)
+"""The sites of a run-level metric."""
+
+_HERE = np.frombuffer(b"\1", dtype=np.bool_)
+_name_of = attrgetter("metric")
+
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
@@ -68,6 +75,8 @@ def to_float32(values: npt.ArrayLike) -> FloatArray:
         wide = np.asarray(wide, dtype=np.float64)
         with np.errstate(over="ignore", under="ignore"):
             narrow = np.array(wide, dtype=np.float32)
+        if narrow.all() and np.isfinite(narrow).all():
+            return narrow
         np.copyto(narrow, np.copysign(_LARGEST, wide), where=np.isinf(narrow) & np.isfinite(wide), casting="same_kind")
         np.copyto(narrow, np.copysign(_SMALLEST, wide), where=(narrow == 0) & (wide != 0), casting="same_kind")
     np.copyto(narrow, np.nan, where=np.isnan(narrow))
@@ -91,17 +100,40 @@ class Reading:
     present: BoolArray
 
     def __post_init__(self) -> None:
-        values, present = to_float32(self.values), np.array(self.present, dtype=np.bool_)
+        self._hold(to_float32(self.values), np.array(self.present, dtype=np.bool_))
+
+    def _hold(self, values: FloatArray, present: BoolArray) -> None:
+        """Take arrays that nobody else holds, or that cannot be written to."""
         if values.shape != (len(self.sites),) or present.shape != values.shape:
             raise ArgumentError(
                 f"Reading {self.metric!r} needs one value per site; got {len(self.sites)} sites, values of shape "
                 f"{values.shape} and a presence mask of shape {present.shape}. Pass 1-D arrays of equal length."
             )
-        values[~present] = 0.0
+        if not present.all():
+            values[~present] = 0.0
         values.setflags(write=False)
         present.setflags(write=False)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "present", present)
+
+    @classmethod
+    def owned(cls, metric: str, sites: tuple[str, ...], values: FloatArray, present: BoolArray) -> Reading:
+        """Build a reading without copying anything.
+
+        Args:
+            metric: A name of the metric catalogue.
+            sites: One name per value.
+            values: What :func:`to_float32` returned, held by nobody else. Shape: ``[len(sites)]``.
+            present: Held by nobody else, or not to be written to. Shape: ``[len(sites)]``.
+
+        Returns:
+            The frozen reading.
+        """
+        # Dozens in each step are made this way: what the constructor does to arrays of others costs ten times as much.
+        reading: Reading = object.__new__(cls)
+        reading.__dict__.update(metric=metric, sites=sites)
+        reading._hold(values, present)
+        return reading
 
     @classmethod
     def of(cls, metric: str, sites: Sequence[str], values: Sequence[float | None] | npt.NDArray[Any]) -> Reading:
@@ -119,15 +151,18 @@ class Reading:
             return cls(metric, tuple(sites), values, np.ones(values.shape, dtype=np.bool_))
         present = np.array([value is not None for value in values], dtype=np.bool_)
         numbers = np.array([0.0 if value is None else value for value in values], dtype=np.float64)
-        return cls(metric, tuple(sites), to_float32(numbers), present)
+        return cls.owned(metric, tuple(sites), to_float32(numbers), present)
 
     @classmethod
     def run(cls, metric: str, value: float) -> Reading:
         """Build a run-level reading with one value."""
-        # Dozens in each step are of this kind: a number that fits needs none of what else rounding takes.
+        # A number that fits needs none of what else rounding takes.
         fits = value == 0 or _SMALLEST <= abs(value) <= _LARGEST
         values = np.array((value,), dtype=np.float32) if fits else to_float32((value,))
-        return cls(metric, (RUN_SITE,), values, np.ones(1, dtype=np.bool_))
+        values.setflags(write=False)
+        reading: Reading = object.__new__(cls)
+        reading.__dict__.update(metric=metric, sites=RUN_SITES, values=values, present=_HERE)
+        return reading
 
     def as_dict(self) -> dict[str, float | None]:
         """Return ``{site: value}`` with ``None`` for *missing*."""
@@ -238,15 +273,21 @@ class StepRecord:
     _by_metric: Mapping[str, Reading] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        readings = tuple(sorted(self.readings, key=lambda reading: reading.metric))
+        readings = tuple(sorted(self.readings, key=_name_of))
         by_metric = {reading.metric: reading for reading in readings}
         if len(by_metric) != len(readings):
             names = [reading.metric for reading in readings]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ArgumentError(f"StepRecord {self.step} holds {twice} twice; merge them into one Reading per metric.")
         object.__setattr__(self, "readings", readings)
-        object.__setattr__(self, "histograms", tuple(sorted(self.histograms, key=lambda h: (h.metric, h.site))))
+        if self.histograms != ():
+            object.__setattr__(self, "histograms", tuple(sorted(self.histograms, key=lambda h: (h.metric, h.site))))
         object.__setattr__(self, "_by_metric", by_metric)
+
+    @property
+    def metrics(self) -> Mapping[str, Reading]:
+        """The readings by metric, sorted by its name."""
+        return self._by_metric
 
     def get(self, metric: str) -> Reading | None:
         """Return the reading of ``metric``, or ``None`` when this step has none."""

@@ -14,7 +14,7 @@ from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.lost import LostSteps, StoredLost
 from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import (
-    RUN_SITE,
+    RUN_SITES,
     Issue,
     IssueType,
     RunInfo,
@@ -27,6 +27,8 @@ from gradflow_export.stats import Ends, Welford, Window, spread_of
 
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
+
+_HEADLINES = frozenset(name for name, spec in CATALOG.items() if spec.headline)
 
 TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
 TREND_WINDOW = 20
@@ -57,18 +59,23 @@ class RunSummary:
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._loss = Ends()
+        self._elapsed = self._own = 0.0
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
         self.steps += 1
+        share, seconds = record.value("overhead"), record.value("runtime.step_time")
+        if share is not None and seconds is not None:
+            seconds *= max(record.step - self.last, 1)  # both are of all steps since the record before
+            self._elapsed, self._own = self._elapsed + seconds, self._own + share * seconds
         self.first = self.first or record.step
         self.last = record.step
         self._stored.add(record)
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
-        for reading in record.readings:
-            spec = CATALOG.get(reading.metric)
-            if spec is not None and spec.headline and reading.sites == (RUN_SITE,) and reading.present[0]:
-                self.headline.setdefault(reading.metric, Welford()).add(float(reading.values[0]))
+        for metric, reading in record.metrics.items():
+            if metric in _HEADLINES and reading.sites == RUN_SITES and reading.present[0]:
+                seen = self.headline.get(metric) or self.headline.setdefault(metric, Welford())
+                seen.add(float(reading.values[0]))
         self.flow.add(record)
         for name, window in self._windows.items():
             value = record.value(name)
@@ -109,6 +116,15 @@ class RunSummary:
         return self._loss.values
 
     @property
+    def overhead(self) -> float | None:
+        """Our own share of the training thread's time from the first record to the last; ``None`` where unknown.
+
+        All steps count, those without a record too, each by how long it took: the mean of ``overhead`` over records
+        would be that of the dense start, where a budget records few steps after it.
+        """
+        return self._own / self._elapsed if self._elapsed > 0 else None
+
+    @property
     def verdict(self) -> str:
         """One line: healthy, or the worst open problem and how many there are; and how many steps were lost."""
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
@@ -139,6 +155,7 @@ class RunSummary:
             "steps": {"count": self.steps, "first": self.first, "last": self.last},
             "lost": {"dropped": dict(self.lost_steps.dropped), "unwritten": dict(self.lost_steps.unwritten)},
             "loss": None if self.loss is None else {"first": self.loss[0], "last": self.loss[1]},
+            "overhead": self.overhead,
             "headline": {
                 name: {key: number_to_json(value) for key, value in statistics(seen).items()}
                 | {"nonfinite": seen.nonfinite}
@@ -169,6 +186,8 @@ class RunSummary:
         span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
         if self.spacing > 1:
             span += f"; to keep to the budget, at times one of {self.spacing:.0f}"
+        if self.overhead is not None:
+            span += f"; watching took {self.overhead:.1%} of the time of all steps"
         lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
         width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
         if self.headline:

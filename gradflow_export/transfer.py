@@ -138,6 +138,9 @@ def spread(item: Pending, values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.floa
         Values and presence over all sites. Shape of both: ``[len(item.sites)]``.
     """
     out = np.zeros(len(item.sites), dtype=np.float64)
+    if item.where is None and not item.nan_is_missing:
+        out[:] = values
+        return out, np.ones(len(item.sites), dtype=np.bool_)
     present = np.zeros(len(item.sites), dtype=np.bool_)
     where = slice(None) if item.where is None else item.where
     out[where] = values

@@ -29,7 +29,10 @@ from gradflow_export.writers.together import WriterSet
 _log = logging.getLogger("gradflow_export")
 
 POLL_SECONDS = 0.1
-MOST_PAUSE_SECONDS = 0.02
+BURST_SECONDS, MOST_PAUSE_SECONDS = 0.001, 0.02
+"""After so much work there is a pause, which lasts as long as the work did but for at most so long. The training thread
+asks for the GIL at each tensor operation and waits for it while Python code runs here: without pauses a step would last
+as long as all that waits takes."""
 IDLE_SECONDS = 5.0
 """After this long without a step, writers are asked to make what they hold readable."""
 CHILD_SECONDS = 10.0
@@ -232,7 +235,7 @@ class Worker:
 
     def _run(self) -> None:
         use_one_thread()
-        backlog, kind = self.backlog, None
+        backlog, kind, busy = self.backlog, None, 0.0
         while True:
             backlog.idle = True
             backlog.wake.wait(POLL_SECONDS)
@@ -250,10 +253,10 @@ class Worker:
                 took = time.thread_time() - began
                 if kind is not None:
                     self.spent[kind] += took
-                # The training thread asks for the GIL at each tensor operation and waits for it while Python code runs
-                # here: without pauses a step would last as long as all that waits takes.
-                if not backlog.awaited:
-                    backlog.wake.wait(min(took, MOST_PAUSE_SECONDS))
+                busy += took
+                if busy >= BURST_SECONDS and not backlog.awaited:
+                    backlog.wake.wait(min(busy, MOST_PAUSE_SECONDS))
+                    busy = 0.0
             self._keep()
             self._flush_when_idle()
             if closing and not len(backlog):
@@ -273,7 +276,7 @@ class Worker:
             with self._lock:
                 issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
                 notes = tuple(item for item in bundle.told if isinstance(item, Note))
-                record = replace(record, issues=issues, notes=notes)
+                record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
             for issue in issues:
                 self._on_issue(issue, record.step)

@@ -59,7 +59,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("schedule.spacing", "steps for each record", "count", "run",
           "power of two of how many steps one is recorded, to stay within the budget", "definition", "c", low=1.0,
           scale="log"),
-        s("overhead", "own share of the step", "share", "run", "time inside our hooks / step time", "definition", "c",
+        s("overhead", "own share of the time", "share", "run",
+          "time inside our hooks / time, both of all steps since the record before (host clock)", "definition", "c",
           low=0.0, high=1.0, headline=True),
     )
     # fmt: on

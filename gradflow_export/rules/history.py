@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import RUN_SITE, BoolArray, FloatArray, Reading, StepRecord
+from gradflow_export.records import RUN_SITES, BoolArray, FloatArray, Reading, StepRecord
 
 
 class RunSeries:
@@ -158,20 +158,21 @@ class History:
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
-        for reading in record.readings:
-            if reading.metric not in self._metrics:
+        for metric, reading in record.metrics.items():
+            if metric not in self._metrics:
                 continue
-            if reading.sites == (RUN_SITE,):
+            if reading.sites == RUN_SITES:
                 if reading.present[0]:
-                    self.run(reading.metric).add(record.step, float(reading.values[0]))
+                    self.run(metric).add(record.step, float(reading.values[0]))
             else:
-                self.at_sites(reading.metric).add(record.step, reading)
+                self.at_sites(metric).add(record.step, reading)
 
     def run(self, metric: str) -> RunSeries:
         """Return the past of a run-level metric; empty when it never arrived."""
-        if metric not in self._runs:
-            self._runs[metric] = RunSeries(self._window)
-        return self._runs[metric]
+        known = self._runs.get(metric)
+        if known is None:
+            known = self._runs[metric] = RunSeries(self._window)
+        return known
 
     def at_sites(self, metric: str) -> SiteSeries:
         """Return the past of a metric with many sites; empty when it never arrived."""

@@ -15,6 +15,9 @@ _log = logging.getLogger("gradflow_export")
 
 NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
 
+KINDS = 64
+"""Combinations of metrics for which it is remembered which rules look at them."""
+
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
 
@@ -57,6 +60,7 @@ class Judge:
         self._count = 0
         self._failures: dict[str, int] = {}
         self._set_aside: set[int] = set()
+        self._asked: dict[tuple[str, ...], tuple[tuple[int, Rule], ...]] = {}
 
     def begin_again(self) -> None:
         """Forget all records and issues, as for a new session."""
@@ -85,16 +89,27 @@ class Judge:
             return ()
         self._history.add(record)
         events: list[Issue] = []
-        present = {reading.metric for reading in record.readings}
-        for index, rule in enumerate(self._rules):
+        for index, rule in self._concerned(record):
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
-            if not present.isdisjoint(rule.needs):
-                findings = self._ask(index, rule, record)
-                if findings is not None:
-                    events += self._settle(index, rule, record.step, findings)
-        self._forget(record.step)
+            findings = self._ask(index, rule, record)
+            if findings or (findings is not None and self._watches[index]):
+                events += self._settle(index, rule, record.step, findings)
+        if self._open or any(self._watches):
+            self._forget(record.step)
         return tuple(events)
+
+    def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
+        """Return the rules that look at a record like this one, with their places: there are few kinds of records."""
+        names = tuple(record.metrics)
+        if names not in self._asked:
+            if len(self._asked) >= KINDS:
+                self._asked.clear()
+            present = frozenset(names)
+            self._asked[names] = tuple(
+                (index, rule) for index, rule in enumerate(self._rules) if not present.isdisjoint(rule.needs)
+            )
+        return self._asked[names]
 
     def _ask(self, index: int, rule: Rule, record: StepRecord) -> tuple[Finding, ...] | None:
         try:
@@ -109,8 +124,6 @@ class Judge:
 
     def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[Issue]:
         watches = self._watches[index]
-        if not findings and not watches:
-            return []
         seen: dict[_Key, Finding] = {}
         for finding in findings:
             for key in _keys(rule, finding):

@@ -137,7 +137,10 @@ class Numerical(Rule):
 def _nonfinite(reading: Reading | None) -> tuple[str, ...]:
     if reading is None:
         return ()
-    where = np.flatnonzero(reading.present & ~np.isfinite(reading.values))
+    finite = np.isfinite(reading.values)
+    if finite.all():  # what is missing is 0
+        return ()
+    where = np.flatnonzero(reading.present & ~finite)
     return tuple(reading.sites[index] for index in where)
 
 

@@ -91,8 +91,9 @@ class Unstable(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the norms and cosines of the last steps."""
         norms = history.run("gradient.total_norm")
-        usable = np.isfinite(norms.values) & (norms.values > 0)
-        values, steps = norms.values[usable][-64:], norms.steps[usable][-64:]
+        values, steps = norms.values, norms.steps
+        usable = (values > 0) & (values < math.inf)
+        values, steps = values[usable][-64:], steps[usable][-64:]
         if len(values) < 10:
             return ()
         return self._leaps(values, steps, norms.high, history) or self._turns(values, steps, norms.high, history)
@@ -145,11 +146,13 @@ class Unstable(Rule):
         loss = history.run("loss")
         lost = loss.count == 0 or median(loss.values[-3:]) >= loss.first
         span = 10 if lost else self.lasting
-        cosines = (history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-span:]
+        cosines = history.run("gradient.cosine").values[-span:]
         if min(len(cosines), len(values)) < span or not np.isfinite(cosines).all():
             return ()
-        turn = median(cosines)
-        if values[-1] < self.relevant * greatest or not (turn < self.turn and values[-1] > values[-span]):
+        if values[-1] < self.relevant * greatest or not values[-1] > values[-span] or not median(cosines) < self.turn:
+            return ()  # what the cosines may be off by only raises their median
+        turn = median((history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-span:])
+        if not turn < self.turn:
             return ()
         if not lost and float((np.diff(values[-span:]) > 0).mean()) < self.steady:
             return ()
@@ -231,6 +234,8 @@ class LossSpike(Rule):
         past, now = loss.values[-11:-1], loss.last
         past = past[np.isfinite(past)]
         if len(past) < self.least or not math.isfinite(now):
+            return ()
+        if now <= (self.factor if loss.low > 0 else 1.0) * float(past.max()):  # no limit is below
             return ()
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low > 0 else self._signed_limit(past)

@@ -84,7 +84,7 @@ def hook_calls(
     before: bool = False,
     with_kwargs: bool = False,
     always: bool = False,
-) -> Callable[[], None]:
+) -> Placed:
     """Have calls of modules run hooks, as ``register_forward_hook`` does.
 
     Args:
@@ -94,47 +94,102 @@ def hook_calls(
         always: Call also when ``forward`` raises.
 
     Returns:
-        A function that takes them away; calling it again does nothing.
+        What takes them away when it is called; calling it again does nothing.
     """
     kind = "_forward_pre_hooks" if before else "_forward_hooks"
     marks = [f"{kind}_with_kwargs"] * with_kwargs + ["_forward_hooks_always_called"] * always
-    return _place([(module, kind, hook, marks) for module, hook in hooks])
+    return Placed([(module, kind, hook, marks) for module, hook in hooks])
 
 
-def hook_loading(module: nn.Module, hook: Any) -> Callable[[], None]:
-    """Call ``hook(module, keys)`` after ``load_state_dict``; return a function that ends that."""
-    return _place([(module, _LOADED, hook, [])])
+def hook_loading(module: nn.Module, hook: Any) -> Placed:
+    """Call ``hook(module, keys)`` after ``load_state_dict``; return what ends that when it is called."""
+    return Placed([(module, _LOADED, hook, [])])
 
 
-def _place(entries: Iterable[tuple[nn.Module, str, Any, list[str]]]) -> Callable[[], None]:
-    entries = list(entries)
-    _exchange((module, name) for module, kind, _, marks in entries for name in (kind, *marks))
-    placed: list[tuple[weakref.ref[nn.Module], str, int]] = []
-    for module, kind, hook, marks in entries:
-        key = module.__dict__[kind].free()
-        for name, value in ((kind, hook), *((mark, True) for mark in marks)):
-            module.__dict__[name][key] = value
-            placed.append((weakref.ref(module), name, key))
+class Placed:
+    """Hooks of ours in modules; a call takes them away for good."""
 
-    def remove() -> None:
-        removed, emptied = placed.copy(), []
-        placed.clear()
+    def __init__(self, entries: Iterable[tuple[nn.Module, str, Any, list[str]]]) -> None:
+        entries = list(entries)
+        _exchange((module, name) for module, kind, _, marks in entries for name in (kind, *marks))
+        self.places: list[tuple[weakref.ref[nn.Module], str, int]] = []
+        for module, kind, hook, marks in entries:
+            key = module.__dict__[kind].free()
+            for name, value in ((kind, hook), *((mark, True) for mark in marks)):
+                module.__dict__[name][key] = value
+                self.places.append((weakref.ref(module), name, key))
+
+    def __call__(self) -> None:
+        """Take them away; calling it again does nothing."""
+        removed, emptied = self.places.copy(), []
+        self.places.clear()
         for reference, name, key in removed:
             found = reference()
-            if found is None or not isinstance(hooks := found.__dict__.get(name), _Hooks):
+            if found is None or not isinstance(found.__dict__.get(name), _Hooks):
                 continue
+            _wake(found, name)
+            hooks = found.__dict__[name]
             hooks.pop(key, None)
             if not any(map(_is_ours, hooks)):
                 emptied.append((found, name))
         _exchange(emptied, back=True)
 
-    return remove
+
+class _Resting(_CalledHooks):
+    """Stands in a module in the place of hooks that are all ours, so that its calls run none and cost nothing more.
+
+    Attributes:
+        held: Those hooks.
+    """
+
+    held: _CalledHooks
+
+
+def lay_aside(placed: Iterable[Placed]) -> Callable[[], None]:
+    """Have calls of modules run none of these hooks for a while, where no others stand beside them.
+
+    A module without hooks takes a shorter way to its ``forward``.
+
+    Returns:
+        A function that puts them back.
+    """
+    mine: dict[tuple[int, str], tuple[weakref.ref[nn.Module], set[int]]] = {}
+    for reference, name, key in (place for each in placed for place in each.places):
+        if not name.endswith(("_with_kwargs", "_always_called")):  # read only where there are hooks
+            mine.setdefault((id(reference()), name), (reference, set()))[1].add(key)
+    aside: list[tuple[weakref.ref[nn.Module], str]] = []
+    for (_, name), (reference, keys) in mine.items():
+        module = reference()
+        held = None if module is None else module.__dict__.get(name)
+        if module is not None and type(held) is _CalledHooks and held.keys() == keys:
+            resting = module.__dict__[name] = _Resting()
+            resting.held = held
+            aside.append((reference, name))
+
+    def put_back() -> None:
+        for reference, name in aside:
+            module = reference()
+            if module is not None:
+                _wake(module, name)
+
+    return put_back
+
+
+def _wake(module: nn.Module, name: str) -> None:
+    """Put hooks back that rest, beside those that the user has registered since."""
+    resting = module.__dict__[name]
+    if isinstance(resting, _Resting):
+        module.__dict__[name] = held = resting.held
+        held.update(resting)
+        if resting:
+            _lead({id(resting): (resting, held)})
 
 
 def _exchange(places: Iterable[tuple[nn.Module, str]], *, back: bool = False) -> None:
     """Put dictionaries of ours in the place of the modules' own, or with ``back`` plain ones again."""
     moved: dict[int, tuple[Mapping[int, Any], OrderedDict[int, Any]]] = {}
     for module, name in places:
+        _wake(module, name)
         old = module.__dict__[name]
         if isinstance(old, _Hooks) is not back:
             continue

@@ -30,7 +30,7 @@ from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.backward import Passes
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.components import LossComponents
-from gradflow_export.taps.hooks import ModuleHook, hook_calls
+from gradflow_export.taps.hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.taps.microbatches import Part, loss_of, statistics_of
 from gradflow_export.taps.optimizers import Owned
 from gradflow_export.taps.root import Root, Roots, scale_of
@@ -95,6 +95,7 @@ class LossTap:
         self._components = LossComponents()
         self._called_at: float | None = None
         self._seconds = self._spent = 0.0
+        self.placed: list[Placed] = []
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -110,9 +111,14 @@ class LossTap:
         stack.enter_context(self._roots.attach())
         if self._criterion is not None:
             begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
-            stack.callback(hook_calls([(self._criterion, begin)], before=True))
-            stack.callback(hook_calls([(self._criterion, end)]))
+            self.placed = [hook_calls([(self._criterion, begin)], before=True), hook_calls([(self._criterion, end)])]
+            for placed in self.placed:
+                stack.callback(placed)
         return stack
+
+    def rest(self) -> Callable[[], None]:
+        """See no backward passes for a while; return a function that ends that."""
+        return self._roots.rest()
 
     def observe(self, tensors: Mapping[str, Any]) -> None:
         """Take what the user hands over by name; what cannot be used is told of once."""

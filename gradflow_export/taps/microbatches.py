@@ -96,6 +96,8 @@ def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
     if losses:
         return _mean(losses)
     roots = [root for one in every for root in one.roots]
+    if len(roots) == 1 and roots[0][1] is None and roots[0][2] is None and roots[0][0].is_cpu:
+        return np.array([float(roots[0][0])])
     return _sum_roots(roots).reshape(1) if roots else None
 
 

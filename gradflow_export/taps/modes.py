@@ -17,7 +17,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
-from gradflow_export.taps.hooks import ModuleHook, hook_calls
+from gradflow_export.taps.hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.taps.patches import Spy, spies_on
 
 FIRST_LOOKS = 2
@@ -62,6 +62,7 @@ class ModeTap:
         self._parts = contextlib.ExitStack()
         self._called = True
         self._parts_quiet: dict[str, float] = {}
+        self.placed: list[Placed] = []
 
     @property
     def modules(self) -> int:
@@ -94,8 +95,9 @@ class ModeTap:
         if model is not None:
             begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
             stack.callback(self._stop)
-            stack.callback(hook_calls([(model, begin)], before=True))
-            stack.callback(hook_calls([(model, end)], always=True))
+            self.placed = [hook_calls([(model, begin)], before=True), hook_calls([(model, end)], always=True)]
+            for placed in self.placed:
+                stack.callback(placed)
             stack.callback(self._parts.close)
             self._called = False
         return stack

@@ -20,7 +20,7 @@ from gradflow_export.records import RUN_SITE
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.firstbroken import first_broken
-from gradflow_export.taps.hooks import ModuleHook, hook_calls, is_plain_call
+from gradflow_export.taps.hooks import ModuleHook, Placed, hook_calls, is_plain_call
 from gradflow_export.taps.optimizers import OptimizerStep, Owned
 from gradflow_export.taps.rerun import Repeatable, before_step, repeat
 from gradflow_export.taps.root import is_scaled
@@ -92,6 +92,7 @@ class OriginTap:
         self._mark = f"gradflow_output_{id(self)}"
         self._found: Found | None = None
         self._out: Drained = []
+        self.placed: list[Placed] = []
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -105,9 +106,11 @@ class OriginTap:
         if model is not None:
             self._random = any("dropout" in type(module).__name__.lower() for module in model.modules())
             begin = ModuleHook(self._guard(self._repeatable if self._rerun else self._entered))
-            stack.callback(hook_calls([(model, begin)], before=True, with_kwargs=True))
+            self.placed = [hook_calls([(model, begin)], before=True, with_kwargs=True)]
             if not self._rerun:
-                stack.callback(hook_calls([(model, ModuleHook(self._guard(self._left_model)))]))
+                self.placed.append(hook_calls([(model, ModuleHook(self._guard(self._left_model)))]))
+            for placed in self.placed:
+                stack.callback(placed)
         return stack
 
     def is_healthy(self, total: float | None) -> bool:

@@ -185,11 +185,9 @@ class Paths:
 
     def _join(self) -> Analysed:
         """Add the point that all optimizers make together."""
-        halves = [np.split(self._latest[site], 2) for site in sorted(self._latest)]
-        position, pull = (np.concatenate([half[i] for half in halves]) for i in (0, 1))
-        players = [half[0].size for half in halves]
-        judged = [window.add(position, pull, players) for window in self._windows]
-        if not any(judged):
+        point = tuple(self._latest[site] for site in sorted(self._latest))
+        judged = [window.add(point) for window in self._windows]
+        if True not in judged:
             return {}
         seen = [window.statistics for window in self._windows if window.statistics is not None]
         most = max(seen, key=lambda s: s.winding * s.plane * max(-s.work, 0.0))
@@ -203,20 +201,25 @@ class _Window:
     def __init__(self, stride: int) -> None:
         self._stride = stride
         self._count = 0
-        self._points: deque[tuple[Floats, Floats]] = deque(maxlen=POINTS)
+        self._points: deque[tuple[Floats, ...]] = deque(maxlen=POINTS)
         self.statistics: PathStatistics | None = None
         self.radii: list[float] = []
 
-    def add(self, position: Floats, pull: Floats, players: Sequence[int]) -> bool:
-        """Take a point; True when the statistics were made anew."""
+    def add(self, point: tuple[Floats, ...]) -> bool:
+        """Take a point, the sketches of all optimizers in order; True when the statistics were made anew."""
         self._count += 1
         if self._count % self._stride:
             return False
-        self._points.append((position, pull))
+        self._points.append(point)  # cut up when it is looked at, which few points are
         points = self._count // self._stride
         if points < LEAST or points % (FIRST if points <= POINTS else LATER):
             return False
-        positions, pulls = (np.stack([point[i] for point in self._points]) for i in (0, 1))
+        players = [sketch.size // 2 for sketch in point]
+        both = [np.stack(sketches) for sketches in zip(*self._points, strict=True)]
+        positions, pulls = (
+            np.concatenate([array[:, i * size : (i + 1) * size] for array, size in zip(both, players, strict=True)], 1)
+            for i in (0, 1)
+        )
         self.statistics = path_statistics(positions, pulls, players)
         self.radii = radii(positions, players)
         return True

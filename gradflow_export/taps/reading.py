@@ -28,7 +28,7 @@ _VERSION = torch_private.version
 _PLAIN = frozenset({Tensor})
 CHECKED = 256
 """Entries of each of a few gradients that are looked at before the optimizer steps."""
-LATER_ENTRIES = 2**18
+LATER_ENTRIES = 2**19
 """Least number of entries for which a thread of its own is worth starting."""
 
 

@@ -132,10 +132,25 @@ class Roots:
         self._checks = self._until = 0
         self._alone = True
         self._blind = self._told = 0
+        self._listening = contextlib.ExitStack()
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack ends it."""
-        return listen(self)
+        stack = contextlib.ExitStack()
+        stack.callback(self._end)
+        self._begin()
+        return stack
+
+    def rest(self) -> Callable[[], None]:
+        """Be told of no pass for a while; return a function that ends that."""
+        self._end()
+        return self._begin
+
+    def _begin(self) -> None:
+        self._listening = listen(self)
+
+    def _end(self) -> None:
+        self._listening.close()
 
     def drain(self) -> Drained:
         """Give out how many scalars in a row led to no parameter, where these are more than were told of."""

@@ -1,5 +1,8 @@
 """Steps that a budget leaves out are counted, cost next to nothing, and change nothing of what is recorded."""
 
+import copy
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +81,108 @@ def test_training_keeps_its_bits():
             assert "to keep to the budget; budget=None records every step" in exporter.report()
         results.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def quiet_for_a_while(model, optimizer):
+    """Return an exporter, its memory and the number of the last step, behind which 27 steps are passed by."""
+    exporter, memory = watched(model)
+    for number in range(1, 101):
+        if number == DENSE - 1:
+            spaced(exporter, 32)
+        step(model, optimizer)
+    for _ in range(30):
+        step(model, optimizer)
+    assert exporter._loop.quiet.steps.left > 20
+    return exporter, memory
+
+
+def test_between_two_records_calls_of_the_model_run_none_of_our_hooks():
+    """The model has no hooks and ``backward`` is torch's own, until the next step that is recorded."""
+    own = torch.autograd.backward
+    model, optimizer = make()
+    exporter, memory = quiet_for_a_while(model, optimizer)
+    assert torch.autograd.backward is own
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    for _ in range(29):
+        step(model, optimizer)
+    assert torch.autograd.backward is not own
+    assert model._forward_hooks
+    for _ in range(40):
+        step(model, optimizer)
+    exporter.close()
+    assert torch.autograd.backward is own
+    assert type(model._forward_hooks) is OrderedDict
+    assert [(r.step, r.value("loss") is not None) for r in memory.records if 128 <= r.step < 199] == [
+        (128, True),
+        (160, True),
+        (192, True),
+    ]
+
+
+@pytest.mark.parametrize("close_early", [False, True])
+def test_a_hook_that_the_user_adds_meanwhile_stays(close_early):
+    """It runs once at each call, before and after ours are back, and its handle takes it away."""
+    model, optimizer = make()
+    exporter, _ = quiet_for_a_while(model, optimizer)
+    called = []
+    handle = model.register_forward_hook(lambda *_: called.append(1))
+    if close_early:
+        exporter.close()
+    for _ in range(70):
+        step(model, optimizer)
+    assert len(called) == 70
+    copied = copy.deepcopy(model)
+    assert list(copied._forward_hooks) == list(model._forward_hooks if close_early else copied._forward_hooks)
+    assert len(copied._forward_hooks) == 1
+    handle.remove()
+    step(model, optimizer)
+    assert len(called) == 70
+    exporter.close()
+    assert not model._forward_hooks
+    assert type(model._forward_hooks) is OrderedDict
+
+
+def test_two_who_watch_the_same_criterion_both_hear_of_it():
+    """Hooks that stand beside those of another exporter stay, and each reads the losses of its own model."""
+    criterion, found = nn.MSELoss(), []
+    made = [make(seed) for seed in range(2)]
+    both = [Exporter(model, backends=["memory"], strict=True).watch(criterion) for model, _ in made]
+    for number in range(300):
+        if number == DENSE:
+            spaced(both[0], 32)
+        for model, optimizer in made:
+            optimizer.zero_grad()
+            criterion(model(torch.ones(2, 4)), torch.zeros(2, 1)).backward()
+            optimizer.step()
+    for exporter in both:
+        exporter.close()
+        found.append(exporter.summary()["steps"]["count"])
+    assert found[0] < 120
+    assert found[1] > 250
+    assert not criterion._forward_hooks
+
+
+def test_a_model_compiled_after_it_was_watched_is_compiled_no_more_often():
+    """Hooks that come and go between two records would have the graph made again and again."""
+    model, optimizer = make()
+    exporter, _ = watched(model)
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    for number in range(300):
+        if number == 60:
+            early = len(graphs)
+        if number == DENSE:
+            spaced(exporter, 8)
+        step(compiled, optimizer)
+    exporter.close()
+    assert exporter._loop.steps == 300
+    assert len(graphs) == early
 
 
 def test_another_models_optimizer_does_not_disturb():

@@ -68,6 +68,29 @@ def test_the_worker_counts():
     assert clock.spacing > 1
 
 
+@pytest.mark.parametrize(("plain", "sampled"), [(0.006, 0.012), (0.0075, 0.002), (0.009, 0.0)])
+def test_what_the_instruments_leave_is_for_records(plain, sampled):
+    """Every step is recorded as soon as that and the instruments cost less than the budget together."""
+    clock = StepClock(0.01)
+    drive = Drive(clock)
+    drive(2_000, plain, sampled)
+    assert clock.spacing == 1
+    before = drive.spent
+    drive(20_000, plain, sampled)
+    assert (drive.spent - before) / 20_000 <= 0.01
+
+
+@pytest.mark.parametrize("needed", [1, 2, 8])
+def test_after_a_dear_while_records_come_back(needed):
+    """Spacing goes back to what the costs need, and no further."""
+    clock = StepClock(0.01)
+    drive = Drive(clock)
+    drive(5_000, 3.0, 0.01)
+    assert clock.spacing > needed
+    drive(60_000, 0.0075 * needed, 0.0075 * needed)
+    assert clock.spacing == needed
+
+
 def test_short_steps_may_cost_what_is_little():
     """Where steps are short the budget is the least number of seconds a step, not the share."""
     clock = StepClock(1e-9, floor=0.2)

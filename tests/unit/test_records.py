@@ -49,6 +49,22 @@ def test_a_reading_keeps_four_states_apart():
     assert math.isnan(back["c"])
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-300, 5e-46, 0.1])
+def test_readings_that_are_made_without_copies_are_the_same(value):
+    """Bits, what is missing, and that nothing can be written to are those of the constructor."""
+    wide = np.array([value, 2.0])
+    for present in (np.array([True, True]), np.array([True, False]), np.array([False, True])):
+        made = Reading("m", ("a", "b"), wide, present)
+        owned = Reading.owned("m", ("a", "b"), to_float32(wide), present.copy())
+        assert owned == made
+        assert not owned.values.flags.writeable
+        assert not owned.present.flags.writeable
+    run = Reading.run("m", value)
+    assert run == Reading("m", ("",), np.array([value]), np.array([True]))
+    assert not run.values.flags.writeable
+    assert not run.present.flags.writeable
+
+
 def test_readings_compare_bit_for_bit():
     """NaN equals NaN, zero differs from missing and from minus zero, and equal readings hash alike."""
     assert Reading.run("loss", math.nan) == Reading.run("loss", -math.nan)

@@ -49,3 +49,15 @@ def test_issues_that_come_and_go_are_forgotten_in_the_end():
     assert summary.as_dict()["issues_left_out"] == 5
     summary.add(StepRecord(HEALED + 7, 1.0, issues=(issue(Severity.LOW, "open", healed=9),)))
     assert f"({HEALED + 6} healed)" in summary.verdict
+
+
+def test_the_share_of_the_run_counts_steps_without_a_record_too():
+    """A dense start of ten steps at a half and ninety steps of which few were recorded are not told as a half."""
+    summary = RunSummary()
+    shares = {**dict.fromkeys(range(1, 11), 0.5), 55: 0.02, 100: 0.02}
+    for step, share in shares.items():
+        readings = (Reading.run("overhead", share), Reading.run("runtime.step_time", 0.25))
+        summary.add(StepRecord(step, float(step), readings))
+    assert abs(summary.as_dict()["overhead"] - (10 * 0.5 + 90 * 0.02) / 100) < 1e-6
+    assert "watching took 6.8% of the time of all steps" in summary.as_text("run")
+    assert summed([1.0] * 12).as_dict()["overhead"] is None
