@@ -38,6 +38,12 @@ _SPEC = importlib.util.spec_from_file_location("twins", _PATH)
 twins = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(twins)
 
+OF_PARAMETERS = {
+    "optimizer.adam_rms": "parameter.adam_rms_error",
+    "optimizer.epsilon_share": "parameter.epsilon_share_error",
+}
+"""Metrics that are off by no more than what they are the greatest or the median of."""
+
 UNCHECKED = {
     "clocks": ("runtime.step_time", "runtime.backward_time", "runtime.loss_time", "runtime.optimizer_time",
                "runtime.throughput", "overhead", "schedule."),
@@ -64,6 +70,12 @@ UNCHECKED = {
 def flat(tensors):
     """Join tensors into one vector of float64; sparse ones by all their entries."""
     return torch.cat([(t.to_dense() if t.is_sparse else t).detach().double().reshape(-1) for t in tensors])
+
+
+def thinned(rows, most, features):
+    """Return at most so many rows and columns, evenly spaced."""
+    across = max(-(-len(rows[0]) // features), 1)
+    return [row[::across] for row in rows[:: max(-(-len(rows) // most), 1)]]
 
 
 class Loop:
@@ -238,7 +250,11 @@ class Loop:
                 "block.output_max": greatest, "block.peak_ratio": {n: greatest[n] / sizes[n] for n in sizes},
                 "runtime.backward_passes": {"": float(len(passes))}}  # fmt: skip
         if len(passes) == 1:
-            self.pools = [*self.pools[-3:], {n: twins.rows_of(passes[0][0][n].detach().double()) for n in self.blocks}]
+            # The metric is of so many rows and columns, evenly spaced.
+            features = min(max(math.isqrt(2**18 // len(self.blocks)), 64), 512)
+            taken = {n: twins.rows_of(passes[0][0][n].detach().double()) for n in self.blocks}
+            some = {n: thinned(rows, min(features // 2, 256), features) for n, rows in taken.items()}
+            self.pools = [*self.pools[-3:], some]
             joined = {n: [row for pool in self.pools for row in pool[n]] for n in self.blocks}
             out |= {"block.effective_rank": {n: twins.effective_rank(rows) for n, rows in joined.items()},
                     "block.stable_rank": {n: twins.stable_rank(rows) for n, rows in joined.items()}}  # fmt: skip
@@ -419,7 +435,10 @@ def compared(record, told):
         if reading is None:
             continue
         found = reading.as_dict()
-        errors = record.get(kind.error).as_dict() if kind.error and record.get(kind.error) is not None else {}
+        name = OF_PARAMETERS.get(metric, kind.error)
+        errors = record.get(name).as_dict() if name and record.get(name) is not None else {}
+        if metric in OF_PARAMETERS and errors:
+            errors = {"": max(error or 0.0 for error in errors.values())}
         share = kind.error and CATALOG[kind.error].unit == "share"
         scale = max((abs(v) for v in sites.values()), default=0.0)
         for site, value in sites.items():
@@ -429,7 +448,7 @@ def compared(record, told):
                 continue
             # What is a sum of terms that cancel is compared with their size, which for these is about 1.
             size = max(abs(value), 1e-3 * scale, 1.0 if kind.low is None or kind.low < 0 else 0.0)
-            stated = (errors.get(site) or 0.0) * (abs(value) / size if share and size else 1.0)
+            stated = (errors.get(site) or 0.0) * (abs(value) if share else 1.0) / (size or 1.0)
             yield metric, 0.0 if got == value else abs(got - value) / (size or 1.0), stated
 
 

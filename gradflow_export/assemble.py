@@ -71,6 +71,7 @@ class Assembler:
         if bundle.scaled:
             _drop_skipped(columns)
         _drop_undefined(columns)
+        _divide_by_scale(columns)
         joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts)
         readings = [Reading(metric, c.sites, to_float32(c.values), c.present) for metric, c in columns.items()]
         readings.extend(Reading.run(metric, value) for metric, value in bundle.scalars.items())
@@ -205,6 +206,17 @@ def _drop_skipped(columns: Mapping[str, Column]) -> None:
     norms, blocks = columns.get(_NORM), columns.get("block.gradient_norm")
     if norms is not None and blocks is not None and np.isfinite(norms.values[norms.present]).all():
         blocks.present &= np.isfinite(blocks.values)
+
+
+def _divide_by_scale(columns: Mapping[str, Column]) -> None:
+    """Take the factor of a gradient scaler out of what was read in backward passes, before it was divided out."""
+    scale = columns.get("gradient.loss_scale")
+    if scale is None or not (scale.present[0] and scale.values[0] > 0):
+        return
+    for metric in ("block.gradient_norm", "upstream.norm", "upstream.mean_norm"):
+        column = columns.get(metric)
+        if column is not None:
+            column.values /= scale.values[0]
 
 
 def _drop_undefined(columns: Mapping[str, Column]) -> None:

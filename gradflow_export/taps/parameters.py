@@ -47,8 +47,8 @@ class GradientTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
-        cosine = (spec("gradient.cosine"), spec("gradient.cosine_error"))
-        return (*(spec(f"parameter.{name}") for name in names), *cosine, *self._path.specs)
+        whole = (spec(f"gradient.{name}") for name in ("cosine", "cosine_error", "loss_scale"))
+        return (*(spec(f"parameter.{name}") for name in names), *whole, *self._path.specs)
 
     @property
     def waits(self) -> bool:
@@ -65,6 +65,8 @@ class GradientTap:
             later: Whether all may be read while the optimizer steps, if that is known to only read gradients.
         """
         self._norms = self.total = self._later = None
+        if step.loss_scale is not None:  # a copy: the scaler changes it in place
+            self._out.append(Pending("gradient.loss_scale", (RUN_SITE,), step.loss_scale.detach().reshape(1).clone()))
         sketch = self._sketch(step, everything=statistics, later=later)
         if sketch is None:
             self._read_by_torch(step, statistics=statistics)
