@@ -81,6 +81,15 @@ class Taps:
         """Those that see calls."""
         return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
 
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget gradients that are used for nothing; the loss counts."""
+        self.gradients.forget(step.optimizer)
+        self.blocks.forget()
+        self.clipping.forget()
+        self.loss.passes.note_step()
+        for tap in self.stepped:
+            tap.skip(step)
+
     def arm(self, due: frozenset[str]) -> None:
         """Have those look that are due, and no others."""
         self.loss.want_logits = "logits" in due
@@ -226,11 +235,7 @@ class TrainingLoop:
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
-        self.taps.gradients.forget(step.optimizer)
-        self.taps.blocks.forget()
-        self.taps.loss.passes.note_step()
-        for tap in self.taps.stepped:
-            tap.skip(step)
+        self.taps.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook tells of; the updates are those since the last call."""

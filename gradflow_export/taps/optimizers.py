@@ -44,6 +44,11 @@ class Owned:
     outside: bool = False
 
     @functools.cached_property
+    def places(self) -> frozenset[int]:
+        """The indices as a set."""
+        return frozenset(map(int, self.where))
+
+    @functools.cached_property
     def layout(self) -> Layout:
         """How these parameters lie on the ranks of a distributed run."""
         return layout_of(self.sites, self.where, self.parameters, self.batches)

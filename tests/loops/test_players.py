@@ -405,3 +405,22 @@ def test_any_order_of_any_players(seed, watching, recorded):
         value = found[numbers[player], step]
         expected = sum(losses[number] for number in new) if new else None
         assert value == (None if expected is None else pytest.approx(expected, rel=1e-4)), (player, step, new)
+
+
+def test_the_cosine_of_players_that_take_turns_is_their_own(watching, recorded):
+    """Each one's gradient is compared with its own before, not with that of another over the same parameters."""
+    model = trunk().double()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for _ in range(2)]
+    exporter, before, cosines = watching(model), {}, []
+    for number in range(20):
+        optimizer = optimizers[number % 2]
+        optimizer.zero_grad()
+        ((-1.0) ** number * model(torch.randn(16, 8, dtype=torch.float64)).square().mean()).backward()
+        now = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        known = before.get(number % 2)
+        cosines.append(None if known is None else float(now @ known / (now.norm() * known.norm())))
+        before[number % 2] = now
+        optimizer.step()
+    told = [record.value("gradient.cosine") for record in recorded(exporter)]
+    assert told[:2] == [None, None]
+    assert told[2:] == pytest.approx(cosines[2:], abs=1e-5)
