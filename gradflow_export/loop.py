@@ -185,7 +185,9 @@ class TrainingLoop:
         self._held.begin()
         if not self._recorded:
             return
-        if not step.closure:
+        if step.closure:
+            self.taps.loss.passes.enter()
+        else:
             self._read_gradients(step, self._due)
         if "updates" in self._due:
             self._updates_before(step)

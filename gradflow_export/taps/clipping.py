@@ -181,8 +181,13 @@ class ClippingTap:
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
+        self.start_over()
+        self._parts = []
+
+    def start_over(self) -> None:
+        """Forget the backward passes so far: their gradients were cleared."""
         self._first = self._last = None
-        self._parts, self._calls, self._marks = [], [], []
+        self._calls, self._marks = [], []
 
     def _clipped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the total norm of a call that has just been made."""

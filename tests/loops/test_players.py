@@ -234,12 +234,12 @@ def test_one_optimizer_has_no_metrics_of_its_own(watching, recorded):
 
 def test_with_one_optimizer_nobody_asks_which_parameters_a_pass_reaches(watching, recorded, monkeypatch):
     """A plain loop, with micro-batches or not, pays nothing for what only several optimizers need."""
-    from gradflow_export.taps.backward import Passes
+    from gradflow_export.taps.stamps import GradientStamps
 
     model = trunk()
     optimizer, exporter, looks = torch.optim.SGD(model.parameters(), lr=0.1), watching(model), []
-    read = Passes._read_stamps
-    monkeypatch.setattr(Passes, "_read_stamps", lambda self: looks.append(exporter._loop.steps) or read(self))
+    read = GradientStamps.read
+    monkeypatch.setattr(GradientStamps, "read", lambda self: looks.append(exporter._loop.steps) or read(self))
     for _ in range(6):
         optimizer.zero_grad()
         for _ in range(3):
