@@ -1,5 +1,9 @@
 """The verdict in words."""
 
+import math
+
+import pytest
+
 from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.summary import HEALED, RunSummary
 
@@ -49,3 +53,18 @@ def test_issues_that_come_and_go_are_forgotten_in_the_end():
     assert summary.as_dict()["issues_left_out"] == 5
     summary.add(StepRecord(HEALED + 7, 1.0, issues=(issue(Severity.LOW, "open", healed=9),)))
     assert f"({HEALED + 6} healed)" in summary.verdict
+
+
+def test_the_last_loss_is_the_same_wherever_it_is_told():
+    """The verdict, the table and the JSON mean one thing by it; a loss that ended in NaN is shown as it is."""
+    summary = RunSummary()
+    for step in range(1, 41):
+        summary.add(StepRecord(step, float(step), (Reading.run("loss", 3.0 / step + (0.5 if step == 40 else 0.0)),)))
+    told = summary.as_dict()
+    last = told["loss"]["last"]
+    assert told["headline"]["loss"]["last"] == pytest.approx(last)
+    assert f"to {last:.4g}" in summary.verdict
+    (row,) = [line for line in summary.as_text("run").splitlines() if line.split()[:1] == ["loss"]]
+    assert float(row.split()[1]) == pytest.approx(last, rel=1e-3)
+    summary.add(StepRecord(41, 41.0, (Reading.run("loss", math.nan),)))
+    assert summary.as_dict()["headline"]["loss"]["last"] == "NaN"
