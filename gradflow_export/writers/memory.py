@@ -76,5 +76,6 @@ def _size(record: StepRecord) -> int:
     """Return about how many bytes a record takes; what records share, such as names of sites, is left out."""
     total = sys.getsizeof(record.__dict__) + sys.getsizeof(record.readings) + 64
     for each in (*record.readings, *record.histograms):
-        total += sys.getsizeof(each) + sys.getsizeof(each.__dict__) + sum(map(sys.getsizeof, each.__dict__.values()))
+        arrays = [value for value in each.__dict__.values() if hasattr(value, "nbytes")]
+        total += sys.getsizeof(each) + sys.getsizeof(each.__dict__) + sum(map(sys.getsizeof, arrays))
     return total
