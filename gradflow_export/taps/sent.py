@@ -44,8 +44,10 @@ class SentOutputs:
         interface, sizes, spreads, errors = usable_interface(), self._sizes, self._spreads, self._errors
         self._reader: OutputReader | None = None
         if interface is not None:
-            held = [array for values in (sizes, spreads, errors) for array in (values.numbers, values.present)]
-            self._reader = OutputReader(interface, *held)
+            (size, sized), (spread, told), (error, known) = (
+                (values.numbers, values.present) for values in (sizes, spreads, errors)
+            )
+            self._reader = OutputReader(interface, size, sized, spread, told, error, known)
 
     def __bool__(self) -> bool:
         """Whether there is anything."""

@@ -125,7 +125,7 @@ def test_what_a_record_says_of_a_declared_grid():
             optimizer.step()
             after = model[0].weight.detach().double()
             seen.append(((after / step).round() * step - (before / step).round() * step, after - before))
-    for record, (change, meant) in zip(memory.records, seen, strict=True):
+    for record, (change, _) in zip(memory.records, seen, strict=True):
         norm = pytest.approx(float(change.norm()), rel=1e-5)
         assert record.value("parameter.change_norm", "0.weight") == norm
         assert record.value("update.change_norm") == norm
