@@ -7,7 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,7 @@ class Assembler:
         if bundle.scaled:
             _drop_skipped(columns)
         _drop_undefined(columns)
+        _divide_by_scale(columns)
         joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts)
         readings = [
             Reading.run(metric, float(c.values[0]))
@@ -109,12 +110,15 @@ class Assembler:
     ) -> Iterator[Reading]:
         scale, first, whole = (columns.get(f"gradient.{n}") for n in ("clip_scale", "first_norm", "norm_before_clip"))
         left = None if scale is None else float(scale.values[0])
-        if left is None and whole is None:
-            before = _before_clipping(columns.get(_NORM), clips)
-            if before is not None:
-                left = before[1] / before[0] if before[0] > 0 else 1.0
-                yield Reading.run("gradient.norm_before_clip", before[0])
-                yield Reading.run("gradient.clip_scale", left)
+        before = _before_clipping(columns.get(_NORM), clips)
+        if before is not None and left is None and whole is None:
+            left = before.used / before.whole if before.whole > 0 else 1.0
+            yield Reading.run("gradient.norm_before_clip", before.whole)
+            yield Reading.run("gradient.clip_scale", left)
+        if before is not None and before.factors is not None:
+            norms = columns[_NORM]
+            if np.ptp(before.factors[norms.present]) > 0:
+                yield Reading("parameter.clip_scale", norms.sites, to_float32(before.factors), norms.present)
         if left is not None:
             self._scales.append(left)
             yield Reading.run("gradient.clipped_share", sum(s < CLIPPED for s in self._scales) / len(self._scales))
@@ -149,20 +153,28 @@ class Assembler:
         yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])
 
 
-def _before_clipping(norms: Column | None, clips: Sequence[tuple[ClipCall, float]]) -> tuple[float, float] | None:
-    """Return the norm of the gradients before torch's clipping, and the norm that is left; ``None`` without a call."""
+class _Unclipped(NamedTuple):
+    """Norm of all gradients before clipping and after it, and what was left of each parameter, where that is known."""
+
+    whole: float
+    used: float
+    factors: Floats | None = None
+
+
+def _before_clipping(norms: Column | None, clips: Sequence[tuple[ClipCall, float]]) -> _Unclipped | None:
+    """Return what torch's clipping did; ``None`` without a call."""
     if norms is None or not clips or not norms.present.any():
         return None
     used = root_of_squares(norms.values[norms.present])
     broken = [total for _, total in clips if not math.isfinite(total)]
     if broken:
-        return broken[0], used
+        return _Unclipped(broken[0], used)
     factors = np.ones(len(norms.sites))
     for call, total in clips:
         factors[call.places[call.places < len(factors)]] *= call.factor(total)
     if not factors[norms.present].all():  # clipped to 0: what was there is lost
         return None
-    return root_of_squares(norms.values[norms.present] / factors[norms.present]), used
+    return _Unclipped(root_of_squares(norms.values[norms.present] / factors[norms.present]), used, factors)
 
 
 def _players(bundle: Bundle, norms: Column | None) -> Iterator[Reading]:
@@ -214,6 +226,17 @@ def _drop_skipped(columns: Mapping[str, Column]) -> None:
     norms, blocks = columns.get(_NORM), columns.get("block.gradient_norm")
     if norms is not None and blocks is not None and np.isfinite(norms.values[norms.present]).all():
         blocks.present &= np.isfinite(blocks.values)
+
+
+def _divide_by_scale(columns: Mapping[str, Column]) -> None:
+    """Take the factor of a gradient scaler out of what was read in backward passes, before it was divided out."""
+    scale = columns.get("gradient.loss_scale")
+    if scale is None or not (scale.present[0] and scale.values[0] > 0):
+        return
+    for metric in ("block.gradient_norm", "upstream.norm", "upstream.mean_norm"):
+        column = columns.get(metric)
+        if column is not None:
+            column.values /= scale.values[0]
 
 
 def _drop_undefined(columns: Mapping[str, Column]) -> None:

@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.grids import Grids
 from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
-from gradflow_export.taps.runtime import RuntimeTap
+from gradflow_export.taps.runtime import MEGABYTE, RuntimeTap
 from gradflow_export.transfer import Bundle
 from gradflow_export.worker import Worker
 from gradflow_export.writers.base import Writer
@@ -153,7 +154,7 @@ class Exporter(Reports):
         elif self.settings.enabled:
             writers = [*make_writers(backends, self.logdir, wandb), *make_preflight(self.settings.preflight)]
         self._writers = tuple(writers)
-        device, on_issue = self._runtime.read_device, self._on_issue
+        device, on_issue = partial(_read_memory, self._runtime, self._writers), self._on_issue
         self._worker = Worker(
             info, self._judge, writers, device=device, on_issue=on_issue, strict=strict,
             synchronous=self.settings.synchronous,
@@ -332,3 +333,9 @@ def _close_earlier(model: nn.Module, now: Exporter) -> None:
                 "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir
             )
             earlier.close()
+
+
+def _read_memory(runtime: RuntimeTap, writers: Sequence[Writer]) -> dict[str, float]:
+    """Return the memory of the device, and what writers keep of the run, in MB."""
+    kept = sum(getattr(writer, "kept_bytes", 0) for writer in writers)
+    return runtime.read_device() | ({"runtime.kept": kept / MEGABYTE} if kept else {})

@@ -90,6 +90,15 @@ class Taps:
         """Those that see calls."""
         return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
 
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget gradients that are used for nothing; the loss counts."""
+        self.gradients.forget(step.optimizer)
+        self.blocks.forget()
+        self.clipping.forget()
+        self.loss.passes.note_step()
+        for tap in self.stepped:
+            tap.skip(step)
+
     def arm(self, due: frozenset[str]) -> None:
         """Have those look that are due, and no others."""
         self.loss.want_logits = "logits" in due
@@ -185,7 +194,9 @@ class TrainingLoop:
         self._held.begin()
         if not self._recorded:
             return
-        if not step.closure:
+        if step.closure:
+            self.taps.loss.passes.enter()
+        else:
             self._read_gradients(step, self._due)
         if "updates" in self._due:
             self._updates_before(step)
@@ -235,11 +246,7 @@ class TrainingLoop:
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
-        self.taps.gradients.forget(step.optimizer)
-        self.taps.blocks.forget()
-        self.taps.loss.passes.note_step()
-        for tap in self.taps.stepped:
-            tap.skip(step)
+        self.taps.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook tells of; the updates are those since the last call."""

@@ -138,7 +138,7 @@ class Partners:
 
     def _meet(self, step: OptimizerStep, known: Partner | None) -> Partner:
         """Take note of an optimizer, or of what it owns now."""
-        places = frozenset(step.owned.where.tolist())
+        places = step.owned.places
         if known is not None:
             known.source, known.places = step.owned, places
             return known

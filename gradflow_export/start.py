@@ -126,6 +126,11 @@ def make_loop(
         structure.see(root)
         see_sums(root)
 
+    def start_over() -> None:
+        block.store.clear()
+        clipping.start_over()
+        origin.start_over()
+
     taps = Taps(
         block,
         GradientTap(),
@@ -134,6 +139,7 @@ def make_loop(
             criterion,
             model=reference,
             on_over=clipping.over,
+            on_cleared=start_over,
             on_loss=follow,
             on_root=on_root,
             guard=part("loss"),

@@ -157,7 +157,7 @@ class RunSummary:
             "loss": None if self.loss is None else {"first": self.loss[0], "last": self.loss[1]},
             "overhead": self.overhead,
             "headline": {
-                name: {key: number_to_json(value) for key, value in statistics(seen).items()}
+                name: {key: number_to_json(value) for key, value in self._row(name, seen).items()}
                 | {"nonfinite": seen.nonfinite}
                 for name, seen in sorted(self.headline.items())
             },
@@ -170,6 +170,13 @@ class RunSummary:
             "issues": [issue_to_json(issue) for issue in self.issues],
             "issues_left_out": self.left_out,
         }
+
+    def _row(self, name: str, seen: Welford) -> dict[str, float]:
+        """Return the statistics of a headline metric; the last loss is that of the verdict, unless it is not finite."""
+        out = statistics(seen)
+        if name == "loss" and self.loss is not None and math.isfinite(seen.last):
+            out["last"] = self.loss[1]
+        return out
 
     @property
     def _open_types(self) -> set[IssueType]:
@@ -193,7 +200,7 @@ class RunSummary:
         if self.headline:
             lines.append(f"  {'metric':<{width}}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
         for name, seen in sorted(self.headline.items()):
-            numbers = "".join(f"{value:>12.4g}" for value in statistics(seen).values())
+            numbers = "".join(f"{value:>12.4g}" for value in self._row(name, seen).values())
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
             lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
         pattern = self.flow.pattern(self._open_types)

@@ -25,9 +25,10 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.nonfinite", "parameters with NaN or Inf gradient", "count", "run",
           "number of tensors whose gradient norm is NaN or Inf", "definition", "c", low=0.0, headline=True),
         s("gradient.cosine", "cosine with the previous gradient", "1", "run",
-          "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||); of more than 2^14 entries over 2^14 signed sums of all of them, or, "
-          "without the C library, over 16 pieces of 1024 entries drawn evenly over all",
-          "Charikar et al. 2002, ICALP", "1G", low=-1.0, high=1.0, error="gradient.cosine_error"),
+          "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||), g_{t-1} what the same optimizer used before; of more than 2^14 "
+          "entries over 2^14 signed sums of all of them, or, without the C library, over 16 pieces of 1024 entries "
+          "drawn evenly over all", "Charikar et al. 2002, ICALP", "1G", low=-1.0, high=1.0,
+          error="gradient.cosine_error"),
         s("gradient.cosine_error", "standard error of the cosine", "1", "run",
           "(1 - cosine^2) / 2^7 over signed sums; over pieces that of a ratio of sample means",
           "Cochran 1977, Sampling Techniques, section 6.3", "c", low=0.0),
@@ -41,6 +42,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.clip_scale", "what clipping left", "1", "run",
           "gradient.total_norm / gradient.norm_before_clip; 1 without clipping",
           "Pascanu et al. 2013, arXiv:1211.5063", "c", low=0.0, scale="log", marks=(1.0,)),
+        s("parameter.clip_scale", "what clipping left of a parameter's gradient", "1", "parameter",
+          "at steps where calls of torch's clipping left different shares of different parameters", "definition", "c",
+          low=0.0, scale="log", marks=(1.0,)),
         s("gradient.clipped_share", "clipped steps", "share", "run",
           "share of the last 20 readings whose clip_scale is below 0.999", "definition", "c", low=0.0, high=1.0),
         s("gradient.first_norm", "gradient norm after the first micro-batch", "gradient", "run",
@@ -49,6 +53,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.noise_scale", "gradient noise scale", "1", "run",
           "tr S / |G|^2 in micro-batches, from first_norm and norm_before_clip, averaged over readings; needs "
           "accumulation", "McCandlish et al. 2018, arXiv:1812.06162, appendix A.1", "c", low=0.0, scale="log"),
+        s("gradient.loss_scale", "factor of the gradient scaler", "1", "run",
+          "what torch.amp.GradScaler multiplied the losses of the step by; block.gradient_norm, upstream.norm and "
+          "upstream.mean_norm are divided by it", "definition", "c", low=0.0, scale="log"),
         s("optimizer.gradient_norm", "gradient norm of an optimizer", "gradient", "optimizer",
           "(sum_p ||g_p||_2^2)^(1/2) over the parameters it owns, as it uses them", "definition", "c", low=0.0,
           scale="log"),
@@ -79,11 +86,18 @@ def specs() -> tuple[MetricSpec, ...]:
         s("block.output_rms", "output size", "activation", "block", "(mean h_i^2)^(1/2)", "definition", "1H", low=0.0,
           scale="log", across="rms", batches="last"),
         s("block.output_spread", "output spread over samples", "activation", "block",
-          "root mean square over features of the standard deviation over samples and positions, evenly sampled",
-          "Schoenholz et al. 2017, arXiv:1611.01232", "1H", low=0.0, scale="log", across="rms", batches="last"),
+          "root mean square over features of the standard deviation over samples and positions; of at most 32 of "
+          "these and 64 features, evenly spaced; exact where `block.output_spread_error` is missing or 0",
+          "Schoenholz et al. 2017, arXiv:1611.01232", "1H", low=0.0, scale="log", across="rms", batches="last",
+          error="block.output_spread_error"),
+        s("block.output_spread_error", "standard error of the output spread", "share", "block",
+          "(var_j / n_j + var_r / n_r)^(1/2) / 2, var the variance over the n features, or rows, of their mean square "
+          "as a share of that of all, with finite population correction",
+          "Cochran 1977, Sampling Techniques, section 2.7", "c", low=0.0, across="max", batches="last"),
         s("block.effective_rank", "effective rank", "1", "block",
-          "exp(H(sigma / sum sigma)) of centred outputs: at most 512 rows of four batches and 512 features, fewer "
-          "the more blocks there are; missing of a single row, 0 where all rows are equal",
+          "exp(H(sigma / sum sigma)) of centred outputs: of at most 512 rows of four batches and 512 features, evenly "
+          "spaced, fewer the more blocks there are. The rank of what is looked at: of n rows or features of outputs "
+          "with rank r it is low by a share of about r / (4 n); missing of a single row, 0 where all rows are equal",
           "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log", batches="last"),
         s("block.stable_rank", "stable rank", "1", "block",
           "sum sigma^2 / max sigma^2 of the same outputs", "Rudelson and Vershynin 2007, J. ACM 54", "c", low=0.0,

@@ -121,8 +121,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("loss.unbent", "what a linear model leaves", "1", "module",
           "z of the kernel test that residuals of the best linear fit still depend on the input; only for networks "
           "without a non-linearity", "Bierens 1982, J. Econometrics 20", "c sampled"),
-        s("input.rms", "input size", "activation", "module", "(mean x^2)^(1/2) of what enters the first layer",
-          "definition", "c sampled", low=0.0, scale="log", marks=(1.0,), batches="last"),
+        s("input.rms", "input size", "activation", "module",
+          "(mean x^2)^(1/2) of what enters the first layer, as autocast casts it", "definition", "c sampled", low=0.0,
+          scale="log", marks=(1.0,), batches="last"),
         s("input.mean", "input mean", "activation", "module", "mean x", "definition", "c sampled", batches="last"),
         s("input.std", "input spread", "activation", "module", "standard deviation over all entries, ddof=0",
           "definition", "c sampled", low=0.0, scale="log", batches="last"),

@@ -30,7 +30,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "median over sampled states of exp(H(sigma / sum sigma)) of dz_t/dz_{t-1}; missing above 512 dimensions",
           "Roy and Vetterli 2007, EUSIPCO", "on the worker", low=0.0, error="recurrent.effective_rank_error"),
         s("recurrent.rank_share", "effective rank / width of the state", "share", "module",
-          "effective rank of dz_t/dz_{t-1} / dimensions of z", "definition", "c", low=0.0, high=1.0, marks=(0.1,)),
+          "effective rank of dz_t/dz_{t-1} / dimensions of z", "definition", "c", low=0.0, high=1.0, marks=(0.1,),
+          error="recurrent.effective_rank_error"),
         *(
             s(f"recurrent.{name}_error", f"standard error of the {title}", "share", "module",
               "(pi / 2)^(1/2) standard deviation over the states that were taken / (n^(1/2) median), with the "

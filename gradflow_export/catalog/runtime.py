@@ -15,6 +15,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("runtime.vms", "virtual memory", "MB", "run", "virtual size / 2^20", "psutil", "c", low=0.0),
         s("runtime.memory_limit", "memory of this machine or container", "MB", "run", "total memory / 2^20", "psutil",
           "c", low=0.0),
+        s("runtime.kept", "memory of records that are kept", "MB", "run",
+          "about what writers such as MemoryWriter keep of the run / 2^20", "definition", "c", low=0.0),
         s("runtime.cuda_allocated", "CUDA memory, allocated", "MB", "run", "torch.cuda.memory_allocated / 2^20",
           "PyTorch", "c", low=0.0, headline=True),
         s("runtime.cuda_reserved", "CUDA memory, reserved", "MB", "run", "torch.cuda.memory_reserved / 2^20", "PyTorch",

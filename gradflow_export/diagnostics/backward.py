@@ -29,6 +29,7 @@ from gradflow_export.exporter import Exporter
 from gradflow_export.patterns import FlowPatterns
 from gradflow_export.records import Issue, StepRecord, issue_to_json, number_to_json
 from gradflow_export.rules.profiles import THRESHOLDS
+from gradflow_export.rules.unclipped import before_clipping
 from gradflow_export.summary import write_json
 from gradflow_export.taps.grids import Grids
 from gradflow_export.taps.nodes import ROWS, Pairs
@@ -225,6 +226,7 @@ class BackwardPassDiagnostics:
         with self._lock:
             self._records += 1
             self._last_step = record.step
+            record = before_clipping(record)  # what the optimizer used reads the limit
             self._book.add(record)
             self._counts.add(record)
             self._flow.add(record)

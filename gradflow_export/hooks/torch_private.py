@@ -268,6 +268,12 @@ def scaler_step() -> types.CodeType | None:
     return code if isinstance(code, types.CodeType) else None
 
 
+def loss_scale(scaler: Any) -> Tensor | None:
+    """Return what a gradient scaler multiplies losses by, where it lies; ``None`` without the private name."""
+    scale = getattr(scaler, "_scale", None)  # get_scale() would wait for the device
+    return scale if isinstance(scale, Tensor) else None
+
+
 def scaler_state(scaler: Any, optimizer: Optimizer) -> dict[str, Any]:
     """Return what a gradient scaler has noted of an optimizer in this step; empty where that is nothing."""
     state: dict[str, Any] = getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), {})

@@ -33,15 +33,17 @@ def output_rms(output: Tensor) -> Tensor:
     return torch.div(l2_norm(held), math.sqrt(max(held.numel(), 1)))
 
 
-def output_spreads(rows: Sequence[Tensor]) -> Tensor:
+def output_spreads(rows: Sequence[Tensor], sizes: Sequence[tuple[int, int]] | None = None) -> Tensor:
     """Return how far apart different inputs still are after each block.
 
     Args:
         rows: Per block, samples and positions as rows; not empty. Shape of each: ``[rows, features]``.
+        sizes: How many rows and features each output has, where these are some of them; all by default.
 
     Returns:
-        Root mean square over features of the standard deviation over rows, ddof=0. Shape: ``[len(rows)]``. Unit:
-        activation.
+        Root mean square over features of the standard deviation over rows, ddof=0, and its standard error as a share of
+        it, 0 where nothing was left out. Some of the rows lie nearer to their own mean than to that of all, which is
+        made up for. Shape: ``[2, len(rows)]``. Unit: activation; share.
 
     Source: the forward correlation map of Schoenholz et al. 2017, arXiv:1611.01232, read off the network itself.
     """
@@ -52,8 +54,30 @@ def output_spreads(rows: Sequence[Tensor]) -> Tensor:
     else:
         centred = [r - r.mean(dim=0, keepdim=True) for r in rows]
     norms = l2_norms(centred)
-    sizes = [math.sqrt(max(c.numel(), 1)) for c in centred]
-    return norms / torch.tensor(sizes, dtype=norms.dtype, device=norms.device)
+    counts = [math.sqrt(max(c.numel(), 1)) for c in centred]
+    spreads = norms / torch.tensor(counts, dtype=norms.dtype, device=norms.device)
+    if sizes is None or all(tuple(r.shape) == tuple(size) for r, size in zip(rows, sizes, strict=True)):
+        return torch.stack([spreads, torch.zeros_like(spreads)])
+    nearer = [
+        math.sqrt(len(r) / (len(r) - 1) * (size[0] - 1) / size[0]) if 1 < len(r) < size[0] else 1.0
+        for r, size in zip(rows, sizes, strict=True)
+    ]
+    errors = [_spread_error(c, *size) for c, size in zip(centred, sizes, strict=True)]
+    return torch.stack([spreads * spreads.new_tensor(nearer), torch.stack(errors).to(spreads)])
+
+
+def _spread_error(centred: Tensor, rows: int, features: int) -> Tensor:
+    """Return the standard error of a spread as a share of it, by how rows and features scatter. Shape: scalar.
+
+    Source: Cochran 1977, Sampling Techniques, section 2.7.
+    """
+    squares = (centred.double() / centred.abs().amax().double().clamp_min(torch.finfo(torch.float64).tiny)).square()
+    variance = squares.new_zeros(())
+    for dim, whole in ((1, rows), (0, features)):
+        means = squares.mean(dim=dim)
+        if 1 < len(means) < whole:
+            variance = variance + means.var() / len(means) * (1.0 - len(means) / whole)
+    return torch.nan_to_num(0.5 * variance.sqrt() / squares.mean())
 
 
 def rank_limits(blocks: int) -> tuple[int, int]:

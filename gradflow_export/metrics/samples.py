@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradflow_export.metrics.local import local
+from gradflow_export.metrics.sketch import mixed
 
 
 def even_sample(tensor: Tensor, limit: int) -> Tensor:
@@ -24,6 +28,20 @@ def even_sample(tensor: Tensor, limit: int) -> Tensor:
         return flat
     stride = -(-count // limit)
     return flat[::stride]
+
+
+@functools.lru_cache(maxsize=64)
+def scattered(count: int, limit: int) -> Tensor:
+    """Return places that are drawn evenly over ``count`` entries, one of each of ``limit`` pieces, and always the same.
+
+    Unlike places at one distance they are not all of a few columns of a matrix.
+
+    Returns:
+        Rising, on the CPU. Shape: ``[limit]``.
+    """
+    shares = (mixed(np.arange(1, limit + 1, dtype=np.uint64)) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    places = ((np.arange(limit) + shares) * (count / limit)).astype(np.int64)
+    return torch.from_numpy(np.minimum(places, count - 1))
 
 
 def rows_of(output: Tensor, rows: int, features: int) -> Tensor:
@@ -51,6 +69,14 @@ def rows_of(output: Tensor, rows: int, features: int) -> Tensor:
         h = h.reshape(-1, h.shape[-1])
     h = h[:: max(-(-h.shape[0] // rows), 1), :: max(-(-h.shape[1] // features), 1)]
     return h if h.dtype in (torch.float32, torch.float64) else h.float()
+
+
+def size_of_rows(output: Tensor) -> tuple[int, int]:
+    """Return how many rows and columns there are of which :func:`rows_of` takes some."""
+    h = local(output)
+    columns = (h.shape[1] if h.dim() >= 4 else h.shape[-1]) if h.dim() > 1 else 1
+    rows = h.numel() // max(columns, 1)
+    return (rows, 2 * columns) if h.is_complex() else (rows, columns)
 
 
 def row_sample(tensor: Tensor, limit: int) -> Tensor:

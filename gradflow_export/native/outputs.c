@@ -5,9 +5,10 @@
 
 #include "statistics.h"
 
-/* Rows and columns of a tensor. Row r begins at (r step / inner) outer + (r step % inner) stride. */
+/* Some of the rows and columns of a tensor, which has `all_rows` and `all_columns`. Row r begins at
+ * (r step / inner) outer + (r step % inner) stride. */
 typedef struct {
-    int64_t rows, step, inner, outer, stride, columns, apart;
+    int64_t rows, step, inner, outer, stride, columns, apart, all_rows, all_columns;
 } Grid;
 
 static int64_t row_start(const Grid *grid, int64_t r) {
@@ -25,11 +26,23 @@ static double scaled_spread(const double *entries, int64_t size) {
     return greatest * sqrt(squares / (double)size);
 }
 
-/* The root mean square of entries less the mean of their column; NaN when there is no memory. */
-FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid *grid) {
+/* The square of the standard error of the mean of n values out of `all`, by how the values scatter. */
+static double squared_error(const double *values, int64_t n, int64_t all) {
+    double mean = 0.0, scatter = 0.0;
+    if (n >= all || n < 2) return 0.0;
+    for (int64_t i = 0; i < n; i++) mean += values[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) scatter += (values[i] - mean) * (values[i] - mean);
+    return scatter / (double)(n - 1) / (double)n * (1.0 - (double)n / (double)all);
+}
+
+/* The root mean square of entries less the mean of their column; NaN when there is no memory. Where there are more rows
+ * than those read, the mean of these is nearer to them than that of all, which is made up for. The standard error, as a
+ * share of the spread, is 0 where all was read. */
+FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid *grid, double *error) {
     int64_t columns = grid->columns, size = grid->rows * columns;
-    double *entries = malloc(sizeof(double) * (size_t)(size + 2 * columns + 1)), squares = 0.0, spread;
-    double *means = entries + size, *sums = means + columns;
+    double *entries = malloc(sizeof(double) * (size_t)(size + 2 * columns + grid->rows + 1)), squares = 0.0, spread;
+    double *means = entries + size, *sums = means + columns, *by_row = sums + columns;
+    *error = 0.0;
     if (entries == NULL) return NAN;
     for (int64_t j = 0; j < columns; j++) means[j] = sums[j] = 0.0;
     for (int64_t r = 0; r < grid->rows; r++) {
@@ -46,24 +59,35 @@ FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid 
     for (int64_t j = 0; j < columns; j++) means[j] /= (double)grid->rows;
     for (int64_t r = 0; r < grid->rows; r++) {
         double *row = entries + r * columns;
+        by_row[r] = 0.0;
         for (int64_t j = 0; j < columns; j++) {
             row[j] -= means[j];
             sums[j] += row[j] * row[j];
         }
+        for (int64_t j = 0; j < columns; j++) by_row[r] += row[j] * row[j];
     }
     for (int64_t j = 0; j < columns; j++) squares += sums[j];
     spread = squares > 1e-280 && squares < INFINITY ? sqrt(squares / (double)size) : scaled_spread(entries, size);
+    if (squares > 1e-280 && squares < 1e280 && (grid->rows < grid->all_rows || columns < grid->all_columns)) {
+        double of_columns, of_rows, n = (double)grid->rows, all = (double)grid->all_rows;
+        for (int64_t j = 0; j < columns; j++) sums[j] *= (double)columns / squares; /* shares of their mean */
+        for (int64_t r = 0; r < grid->rows; r++) by_row[r] *= n / squares;
+        of_columns = squared_error(sums, columns, grid->all_columns);
+        of_rows = squared_error(by_row, grid->rows, grid->all_rows);
+        *error = 0.5 * sqrt(of_columns + of_rows);
+        if (n > 1.0) spread *= sqrt(n / (n - 1.0) * (all - 1.0) / all);
+    }
     free(entries);
     return spread;
 }
 
-/* Where readings of outputs go: for each site its root mean square, the spread over its grid (0 without rows), and a mark
- * that it has both. */
+/* Where readings of outputs go: for each site its root mean square, the spread over its grid (0 without rows) with its
+ * error, and marks that it has them. */
 typedef struct {
     const Interface *torch;
     const Grid *grids;
-    double *sizes, *spreads;
-    uint8_t *sized, *spread;
+    double *sizes, *spreads, *errors;
+    uint8_t *sized, *spread, *told;
 } Sent;
 
 /* Read one output. Returns 0; 1 when it cannot be read. */
@@ -78,8 +102,9 @@ PUBLIC int gradflow_sent(const Sent *to, void *tensor, int64_t site) {
         if (row_start(grid, r) + (grid->columns - 1) * grid->apart >= count) return 1;
     if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, NULL, NULL, &norm)) return 1;
     to->sizes[site] = norm / sqrt((double)count);
-    to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid) : 0.0;
-    to->sized[site] = to->spread[site] = 1;
+    to->errors[site] = 0.0;
+    to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid, &to->errors[site]) : 0.0;
+    to->sized[site] = to->spread[site] = to->told[site] = 1;
     return 0;
 }
 

@@ -32,6 +32,8 @@ class Grid(NamedTuple):
         stride: Entries from one row of a group to the next.
         columns: How many.
         apart: Entries between two columns.
+        all_rows: Rows of the tensor.
+        all_columns: Columns of the tensor.
     """
 
     rows: int = 0
@@ -41,6 +43,8 @@ class Grid(NamedTuple):
     stride: int = 0
     columns: int = 0
     apart: int = 0
+    all_rows: int = 0
+    all_columns: int = 0
 
 
 def grid_of(shape: Sequence[int], rows: int, features: int) -> Grid:
@@ -54,13 +58,14 @@ def grid_of(shape: Sequence[int], rows: int, features: int) -> Grid:
     if len(shape) >= 4:
         batch, width, positions = shape[0], shape[1], math.prod(shape[2:])
         skip = max(positions // max(rows // batch, 1), 1)
-        inner = -(-positions // skip)
+        inner, whole = -(-positions // skip), batch * positions
         count, outer, stride, apart = batch * inner, width * positions, skip, positions
     else:
         width = shape[-1] if len(shape) > 1 else 1
         inner, count, outer, stride, apart = 1, math.prod(shape) // width, width, 0, 1
+        whole = count
     step, skip = max(-(-count // rows), 1), max(-(-width // features), 1)
-    return Grid(-(-count // step), step, inner, outer, stride, -(-width // skip), skip * apart)
+    return Grid(-(-count // step), step, inner, outer, stride, -(-width // skip), skip * apart, whole, width)
 
 
 class OutputReader:
@@ -72,15 +77,26 @@ class OutputReader:
         sized: Become True where there is one.
         spreads: Become root mean squares of entries less the mean of their column.
         spread: Become True where there is one.
+        errors: Become the standard errors of the spreads, as shares of them.
+        told: Become True where there is one.
 
     Attributes:
-        grids: Rows and columns of the spread at each site; without rows it is 0. Shape: ``[sites, 7]``.
+        grids: Rows and columns of the spread at each site; without rows it is 0. Shape: ``[sites, 9]``.
     """
 
-    def __init__(self, interface: Interface, sizes: Floats, sized: Marks, spreads: Floats, spread: Marks) -> None:
+    def __init__(
+        self,
+        interface: Interface,
+        sizes: Floats,
+        sized: Marks,
+        spreads: Floats,
+        spread: Marks,
+        errors: Floats,
+        told: Marks,
+    ) -> None:
         self.grids = np.zeros((len(sizes), len(Grid())), dtype=np.int64)
         self._call = _quick("gradflow_sent")
-        self._held = interface, self.grids, sizes, spreads, sized, spread
+        self._held = interface, self.grids, sizes, spreads, errors, sized, spread, told
         self._to = _addresses_of(interface, *self._held[1:])
 
     def read(self, site: int, tensor: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, RunSeries
+from gradflow_export.rules.sampled import SURE
 from gradflow_export.rules.signals import Chain, Floats, chains, converged, outlying
 from gradflow_export.stats import median, theil_sen
 
@@ -47,6 +48,12 @@ def _spreads(record: StepRecord, links: Chain) -> Chain | None:
     return next((one for one in every if not set(one.sites).isdisjoint(links.sites)), None)
 
 
+def _doubt(record: StepRecord, spreads: Chain) -> float:
+    """Return how far the rise of estimated spreads may be off, in nats."""
+    ends = spreads.sites[0], spreads.sites[-1]
+    return SURE * math.hypot(*(record.value("block.output_spread_error", site) or 0.0 for site in ends))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Vanishing(Rule):
     """Find a chain of blocks that loses the gradient, whatever the scale of the loss.
@@ -78,7 +85,7 @@ class Vanishing(Rule):
         found = tuple(
             finding
             for links in chains(record, "block.gradient_norm")
-            for finding in self._backward(links) or self._forward(links, _spreads(record, links))
+            for finding in self._backward(links) or self._forward(record, links)
         )
         return () if found and converged(record, history) else found
 
@@ -102,12 +109,12 @@ class Vanishing(Rule):
         )
         return (self._finding(layers, math.exp(depth), self.depth_gain, grade(depth), message, typical),)
 
-    def _forward(self, links: Chain, spreads: Chain | None) -> tuple[Finding, ...]:
-        gains = links.log_gains[np.isfinite(links.log_gains)]
+    def _forward(self, record: StepRecord, links: Chain) -> tuple[Finding, ...]:
+        spreads, gains = _spreads(record, links), links.log_gains[np.isfinite(links.log_gains)]
         if spreads is None or gains.size == 0 or not median(gains) < self.damping:
             return ()
         ratio = spreads.rise
-        if not ratio < math.log(self.spread):
+        if not ratio + _doubt(record, spreads) < math.log(self.spread):
             return ()
         typical = math.exp(median(gains))
         message = (
@@ -244,15 +251,15 @@ class ExplodingDepth(Rule):
         for links in chains(record, "block.gradient_norm"):
             spreads = _spreads(record, links)
             asked = spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large)
-            found.append(self._judge(links, None if asked else spreads))
+            found.append(self._judge(record, links, None if asked else spreads))
         return tuple(finding for finding in found if finding is not None)
 
-    def _judge(self, links: Chain, spreads: Chain | None) -> Finding | None:
+    def _judge(self, record: StepRecord, links: Chain, spreads: Chain | None) -> Finding | None:
         gains = links.log_gains[np.isfinite(links.log_gains)]
         if gains.size == 0:
             return None
         depth, typical = -links.rise, math.exp(median(gains))
-        growth = spreads.rise if spreads is not None else math.nan
+        growth, doubt = (math.nan, 0.0) if spreads is None else (spreads.rise, _doubt(record, spreads))
         if depth > math.log(self.depth_gain):
             layers = _worst(links, depth, math.log(self.depth_gain))
             what = f"the gradient grows {number(math.exp(depth))}-fold from {links.sites[-1]} back to {layers[0]}"
@@ -260,7 +267,7 @@ class ExplodingDepth(Rule):
             steepest = int(np.nanargmax(np.where(np.isfinite(links.log_gains), links.log_gains, np.nan)))
             if links.log_gains[steepest] > depth / 2:
                 return self._single(links, steepest, what, depth)
-        elif growth > math.log(self.spread) and math.log(typical) > self.amplifying:
+        elif growth - doubt > math.log(self.spread) and math.log(typical) > self.amplifying:
             layers, value, threshold = links.sites, growth, self.spread
             what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
         else:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from gradflow_export.records import Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History
+from gradflow_export.rules.unclipped import before_clipping
 
 _log = logging.getLogger("gradflow_export")
 
@@ -42,7 +43,7 @@ class _Open:
 
 
 class Judge:
-    """Asks every rule about every record, in order, and keeps the issues of a run.
+    """Asks every rule about every record, in order, and keeps the issues of a run; gradient norms are before clipping.
 
     Args:
         rules: What to look for, as :func:`gradflow_export.rules.profiles.profile` returns them.
@@ -87,6 +88,7 @@ class Judge:
         """
         if record.phase.lower() in NOT_TRAINING:
             return ()
+        record = before_clipping(record)
         self._history.add(record)
         events: list[Issue] = []
         for index, rule in self._concerned(record):

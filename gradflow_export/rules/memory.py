@@ -68,7 +68,7 @@ class MemoryLeak(Rule):
     95 % confidence, the rise worth mentioning, and the last third at least half as steep as the whole: a buffer that
     fills levels off. While it fills nothing tells it from a leak, and what an allocator loses between its blocks creeps
     upwards too. So a rise that is not yet ``large`` has to go on for longer, and in a straight line: a leak keeps the
-    same with every step.
+    same with every step. What writers keep of the run themselves is no leak.
 
     Source: Theil 1950; Sen 1968, JASA 63.
 
@@ -95,7 +95,7 @@ class MemoryLeak(Rule):
 
     name: ClassVar[str] = "memory-leak"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated")
-    remembers: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated")
+    remembers: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated", "runtime.kept")
     quiet: ClassVar[bool] = False
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -110,6 +110,8 @@ class MemoryLeak(Rule):
         steps, values = series.whole()
         usable = np.isfinite(values)
         steps, values = steps[usable], values[usable]
+        if metric == "runtime.rss":
+            values = values - _kept(history, steps)
         skip = len(steps) // 5
         steps, values = _thin(steps[skip:]), _thin(values[skip:])
         if len(steps) < self.least:
@@ -144,6 +146,12 @@ class MemoryLeak(Rule):
     def _steady(self, steps: Floats, values: Floats) -> bool:
         """Whether a rise has lasted, and is a straight line."""
         return len(steps) >= self.lengthy and float(np.corrcoef(steps, values)[0, 1]) ** 2 >= self.straight
+
+
+def _kept(history: History, steps: Floats) -> Floats:
+    """Return what writers kept of the run at these steps. Shape: that of ``steps``."""
+    at, kept = history.run("runtime.kept").whole()
+    return np.interp(steps, at, kept) if len(at) else np.zeros(len(steps))
 
 
 def _thin(values: Floats, limit: int = 64) -> Floats:

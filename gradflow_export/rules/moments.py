@@ -10,6 +10,7 @@ import numpy as np
 from gradflow_export.records import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import off
 from gradflow_export.rules.signals import solved
 from gradflow_export.stats import median
 
@@ -40,10 +41,11 @@ class EpsilonDominated(Rule):
         reading = record.get("parameter.epsilon_share")
         if reading is None or history.run("loss").count == 0 or solved(history):
             return ()
-        shares = reading.values[reading.present]
+        least = reading.values - off(record, reading)
+        shares = least[reading.present]
         if shares.size == 0 or median(shares) < self.share:
             return ()
-        where = np.flatnonzero(reading.present & (reading.values >= self.share))
+        where = np.flatnonzero(reading.present & (least >= self.share))
         layers = tuple(reading.sites[index] for index in where)
         message = (
             f"in {where.size} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
@@ -98,7 +100,7 @@ class OutdatedSecondMoment(Rule):
             return ()
         known = dict(zip(sizes.sites, sizes.values[-1].tolist(), strict=True))
         large = np.array([known.get(site, 0.0) >= self.entries for site in reading.sites], dtype=np.bool_)
-        where = np.flatnonzero(reading.present & large & (reading.values >= self.ratio))
+        where = np.flatnonzero(reading.present & large & (reading.values - off(record, reading) >= self.ratio))
         if where.size == 0:
             return ()
         layers = tuple(reading.sites[index] for index in where)

@@ -97,7 +97,8 @@ class PolicyCollapse(Rule):
     """Find a policy that takes one action almost surely although training has not come to rest.
 
     Entropy falls while a policy learns, so a low value alone is no fault before it is close to 0, nor when the loss
-    has settled after a real fall. Nor when the loss fell together with the entropy, and far below zero: neither the
+    has settled, never went below 0, and had done half of its fall by the time the entropy was gone: what is certain
+    has a loss near 0 for that alone. Nor when the loss fell together with the entropy, and far below zero: neither the
     error of a critic nor an entropy can take it there, only a return that rises. A loss whose terms average to
     zero (a sampled log-probability times an advantage) shows no return; there low entropy is reported.
 
@@ -123,7 +124,9 @@ class PolicyCollapse(Rule):
             ("policy.std", self.std, "standard deviation"),
         ):
             value, past = record.value(metric), history.run(metric)
-            if value is None or not 0 <= value < least or converged(record, history) or _earned(past, least, history):
+            if value is None or not 0 <= value < least or _earned(past, least, history):
+                continue
+            if _followed(past, least, history) and converged(record, history):
                 continue
             sudden = past.first < 5 * least
             message = f"the {what} of the policy is {number(value)}: it takes one action almost surely" + (
@@ -231,6 +234,19 @@ def _size(norms: SiteSeries, heads: tuple[str, ...]) -> float:
     own = [not heads[0] or any(inside(site, head) for head in heads) for site in norms.sites]
     squares = np.square(norms.values[:, own].astype(np.float64)).sum(axis=1)
     return float(np.sqrt(median(squares))) if len(squares) else 0.0
+
+
+def _followed(past: RunSeries, least: float, history: History) -> bool:
+    """Whether a loss that never goes below 0 had done half of its fall when a policy became certain."""
+    loss = history.run("loss")
+    if loss.count == 0 or loss.low < 0:
+        return False
+    steps, values = past.whole()
+    apart = np.flatnonzero(~(values < least))
+    since = steps[apart[-1] + 1] if apart.size and apart[-1] + 1 < len(steps) else steps[0]
+    at, losses = loss.whole()
+    before = losses[at <= since][-5:]
+    return before.size > 0 and median(before) <= loss.first - 0.5 * (loss.first - loss.low)
 
 
 def _earned(spread: RunSeries, least: float, history: History) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +25,11 @@ UNCHOSEN = "not chosen"
 
 _MISSING = np.float32(np.nan)
 _SHUT = ("activation.zero_share", "activation.saturated_share")
+
+
+_FOLLOWS: Mapping[str, tuple[IssueType, ...]] = MappingProxyType(
+    {ROUNDING: (IssueType.VANISHING, IssueType.NOT_TRAINING), ZERO_GRADIENT: (IssueType.VANISHING,)}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +90,9 @@ class Stagnation(Rule):
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
+        if NO_GRADIENT in reasons:  # of what forward() never calls NOT_TRAINING tells
+            uncalled = _with(history, Wiring.UNCALLED)
+            reasons[NO_GRADIENT] = tuple(site for site in reasons[NO_GRADIENT] if site not in uncalled)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
         first = dict(zip(sites, since.tolist(), strict=True))
@@ -150,13 +160,13 @@ class Stagnation(Rule):
             _advice(why, layers[0]),
             since=since,
             cause=why,
-            follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
+            follows_from=_FOLLOWS.get(why, ()),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostUpdates(Rule):
-    """Find runs in coarse number formats whose updates are nearly all rounded away.
+    """Find runs in coarse number formats, which then do not train, whose updates are nearly all rounded away.
 
     What an optimizer meant is compared with what arrived, entry by entry, so that a model in which a few weights still
     move is found too, and sooner than by waiting for bits that rest.
@@ -175,6 +185,7 @@ class LostUpdates(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "lost-updates"
+    on_grids: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ("update.lost_share",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
@@ -183,6 +194,9 @@ class LostUpdates(Rule):
         share, arrived = record.value("update.lost_share"), record.value("update.effectiveness")
         each = record.get("parameter.lost_share")
         if share is None or arrived is None or each is None or converged(record, history):
+            return ()
+        grids = record.get("parameter.grid")
+        if self.on_grids != (grids is not None and bool(grids.present.any())):
             return ()
         if not (share >= self.lost and arrived <= self.effectiveness):
             return ()
@@ -194,31 +208,32 @@ class LostUpdates(Rule):
         )
         return (
             Finding(
-                IssueType.STAGNATION,
+                IssueType.STAGNATION if self.on_grids else IssueType.NOT_TRAINING,
                 Severity.HIGH,
                 layers,
                 share,
                 self.lost,
                 message,
-                _advice(ROUNDING, layers[0]),
+                _OFF_GRID if self.on_grids else _advice(ROUNDING, layers[0]),
                 cause=ROUNDING,
                 follows_from=(IssueType.VANISHING,),
+                origin="" if self.on_grids else ROUNDING,
             ),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundedUpdates(LostUpdates):
-    """Say of runs whose updates are rounded away that they do not train: the mistake behind the weights that rest."""
+class LostOnGrids(LostUpdates):
+    """The same of weights on the grids that a user declared: training goes on, and what is used stands still."""
 
-    name: ClassVar[str] = "rounded-updates"
+    name: ClassVar[str] = "lost-on-grids"
+    on_grids: ClassVar[bool] = True
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the updates of this record."""
-        return tuple(
-            replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)
-            for finding in super().check(record, history)
-        )
+
+_OFF_GRID = (
+    "each update is smaller than half a step of the declared grid: keep the weights between its points and round what "
+    "is used alone (w + (round(w / step) * step - w).detach()), raise the learning rate, or declare a finer grid."
+)
 
 
 def _advice(why: str, layer: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.catalog import spec
-from gradflow_export.records import StepRecord
+from gradflow_export.records import Reading, StepRecord
 from gradflow_export.rules.history import History
 
 SURE = 3.0
@@ -29,6 +29,17 @@ def margin(record: StepRecord, metric: str, site: str = "") -> float:
         return 0.0
     value = record.value(metric, site) or 0.0
     return SURE * error * (float(_sizes(np.array(value))) if spec(kind.error).unit == "share" else 1.0)
+
+
+def off(record: StepRecord, reading: Reading) -> Floats:
+    """Return how far each value of a reading may be off: 0 where it is exact. Shape: ``[sites]``."""
+    kind = spec(reading.metric)
+    errors = record.get(kind.error) if kind.error else None
+    if errors is None:
+        return np.zeros(len(reading.sites))
+    told = errors.as_dict()
+    out = SURE * _sizes(np.array([told.get(site) or 0.0 for site in reading.sites]))
+    return out * _sizes(reading.values) if spec(kind.error).unit == "share" else out
 
 
 def margins(history: History, metric: str) -> Floats:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from gradflow_export.hooks import torch_private
 from gradflow_export.taps.microbatches import Pass, fold
 from gradflow_export.taps.optimizers import Owned
 from gradflow_export.taps.slots import Slot, slots
+from gradflow_export.taps.stamps import GradientStamps, Stamp, is_zeroed, stamp
 
 LOOKED_AT = 8
 """Parameters that are asked whether they hold a gradient already; all of them would cost more than it tells."""
 FOLD_AT = 256
 """Passes that wait for an optimizer before they are joined into one."""
 
-Stamp = tuple[int, int] | None
 Mask = npt.NDArray[np.bool_]
 
 
@@ -35,6 +33,7 @@ class Passes:
 
     Args:
         model: Returns the model whose parameters the passes fill in, ``None`` when it is gone.
+        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
 
     Attributes:
         now: What was seen since the last pass began, which is no pass yet.
@@ -43,16 +42,18 @@ class Passes:
         scan: Whether to find out which parameters each pass reaches; needed with several optimizers.
     """
 
-    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
+    def __init__(self, model: Callable[[], nn.Module | None], on_cleared: Callable[[], None] = lambda: None) -> None:
         self._model = model
-        self._places: list[tuple[weakref.ref[nn.Module], tuple[str, ...]]] = []
-        self._size = 0
+        self._gradients = GradientStamps(model)
+        self._on_cleared = on_cleared
+        self._mark: Stamp = None
         self._chosen: list[Slot] = []
         self._waiting: list[Pass] = []
         self.under: dict[int, tuple[Pass, list[Stamp] | None]] = {}
         self._stamps: list[Stamp] | None = None
         self._count, self._onto, self._seconds = 0, 0, 0.0
         self._told = 0, 0, 0.0
+        self._closure, self._evaluated = False, list[Pass]()
         self.now = Pass()
         self.used: list[Pass] = []
         self.scan = False
@@ -62,13 +63,21 @@ class Passes:
         """The pass under way, or what will be the next one."""
         return next(reversed(self.under.values()))[0] if self.under else self.now
 
+    def enter(self) -> None:
+        """Begin a step that evaluates a closure: of several evaluations the first is that of the weights before it."""
+        self._closure, self._evaluated = True, []
+
+    def _leave(self) -> None:
+        self._waiting = self._evaluated or self._waiting
+        self._closure, self._evaluated = False, []
+
     def begin(self) -> Pass:
         """Begin a pass; earlier ones whose gradients nobody will use any more are forgotten."""
         stamps = self._drop_cleared() if self._waiting else None
         begun, self.now = self.now, Pass()
         self.count()
         if self.scan and stamps is None:
-            stamps = self._read_stamps()
+            stamps = self._gradients.read()
         self.under[threading.get_ident()] = begun, stamps if self.scan else None
         return begun
 
@@ -91,9 +100,9 @@ class Passes:
             return
         ended, before = entry
         self._seconds += seconds
-        self._stamps = None
+        self._stamps, self._mark = None, stamp(self._marked())
         if before is not None:
-            after = self._read_stamps()
+            after = self._gradients.read()
             if len(after) == len(before):
                 touched = np.array([old != new for old, new in zip(before, after, strict=True)], dtype=np.bool_)
                 ended.touched = touched if touched.any() else None
@@ -106,6 +115,7 @@ class Passes:
         if self.now:
             self._waiting.append(self.now)
             self.now = Pass()
+        self._leave()
         passes = [one for one in self._waiting if not one.users]
         passes.extend(one for one, _ in self.under.values() if not one.users)
         for one in passes:
@@ -123,14 +133,15 @@ class Passes:
         Returns:
             Those passes, and those of them that are new to the open record.
         """
-        if len(owned.sites) != self._size:
-            self._list_parameters()
+        if len(owned.sites) != self._gradients.size:
+            self._gradients.list_parameters()
         if self.now:
             # Seen after the last pass, or without any: what came before in this way is over.
             self._waiting = [one for one in self._waiting if one.touched is not None or not one.users]
             self._wait(self.now)
             self.now = Pass()
         under = [one for one, _ in self.under.values()]
+        self._leave()
         mine = [one for one in (*self._waiting, *under) if self._reaches(one, owned) and number not in one.users]
         for one in mine:
             one.users.add(number)
@@ -157,7 +168,7 @@ class Passes:
     def note_step(self) -> None:
         """Remember the gradients that wait while an optimizer steps: those written to before the next pass are gone."""
         if self._waiting and self._stamps is None:
-            self._stamps = self._read_stamps()
+            self._stamps = self._gradients.read()
 
     def settle(self, *, several: bool) -> None:
         """Say whether there are several optimizers, once one has stepped."""
@@ -176,7 +187,7 @@ class Passes:
         self.finish()
         self._count, self._onto, self._seconds = 0, 0, 0.0
         self.now = Pass()
-        self._waiting = []
+        self._waiting, self._closure, self._evaluated = [], False, []
         for one, _ in self.under.values():
             one.users.add(-1)
 
@@ -204,7 +215,7 @@ class Passes:
 
     def _live(self, one: Pass) -> Mask:
         """Say which parameters hold a gradient of this pass that somebody may still use. Shape: ``[parameters]``."""
-        live = np.ones(self._size, dtype=np.bool_)
+        live = np.ones(self._gradients.size, dtype=np.bool_)
         if one.touched is not None and len(one.touched) == len(live):
             live &= one.touched
         if one.consumed is not None and len(one.consumed) == len(live):
@@ -212,19 +223,20 @@ class Passes:
         return live
 
     def _mask(self, where: npt.NDArray[np.int64], known: Mask | None) -> Mask:
-        mask = np.zeros(self._size, dtype=np.bool_)
+        mask = np.zeros(self._gradients.size, dtype=np.bool_)
         mask[where[where < len(mask)]] = True
         return mask if known is None or len(known) != len(mask) else mask | known
 
     def _drop_cleared(self) -> list[Stamp] | None:
         """Forget passes whose gradients are gone or were used; return the state of the gradients where it was read."""
         plain = self._stamps is None and all(one.touched is None and not one.users for one in self._waiting)
-        if plain:
+        if plain or self._closure:
             model = self._model()
-            if model is None or not any(p.grad is not None for p in model.parameters()):
-                self._waiting.clear()
+            gone = model is None or not any(p.grad is not None for p in model.parameters())
+            if gone or is_zeroed(self._marked(), self._mark):
+                self._drop([])
             return None
-        here, earlier = self._read_stamps(), self._stamps
+        here, earlier = self._gradients.read(), self._stamps
         if earlier is None or len(earlier) != len(here):
             earlier = here
         pairs = zip(here, earlier, strict=True)
@@ -236,38 +248,24 @@ class Passes:
                 kept.append(one)
                 if one.touched is not None:
                     one.touched = live
-        self._waiting = kept
+        self._drop(kept)
         return here
 
-    def _read_stamps(self) -> list[Stamp]:
-        """Return what tells whether a gradient is another one or was written to, by parameter."""
-        held = self._parameters()
-        if not held or any(p is None for p in held):
-            self._list_parameters()
-            held = self._parameters()
-        gradients = [None if p is None else p.grad for p in held]
-        return [None if g is None else (id(g), torch_private.version(g)) for g in gradients]
+    def _drop(self, kept: list[Pass]) -> None:
+        """Forget the passes that wait, but for these; where none of them served for anything, that there were any."""
+        was, self._waiting = self._waiting, kept
+        unused = not (kept or self.used or any(one.users for one in was))
+        if not unused:
+            return
+        if self._closure:
+            self._evaluated = self._evaluated or was
+        else:
+            self._count, self._onto, self._seconds = 0, 0, 0.0
+        self._on_cleared()
 
-    def _parameters(self) -> list[Tensor | None]:
-        """Return the model's parameters in order, each once, ``None`` where one is gone."""
-        out: list[Tensor | None] = []
-        for reference, keys in self._places:
-            module = reference()
-            held = {} if module is None else dict(torch_private.parameters(module))
-            out.extend([held.get(key) for key in keys])
-        return out
-
-    def _list_parameters(self) -> None:
-        """Note where the parameters are; no weak reference stands on one, see :mod:`gradflow_export.taps.slots`."""
-        model, seen = self._model(), set[int]()
-        self._places, self._size = [], 0
-        for module in () if model is None else model.modules():
-            named = [(key, p) for key, p in torch_private.parameters(module) if p is not None and id(p) not in seen]
-            named = list({id(p): (key, p) for key, p in reversed(named)}.values())[::-1]
-            seen.update(id(p) for _, p in named)
-            if named:
-                self._places.append((weakref.ref(module), tuple(key for key, _ in named)))
-                self._size += len(named)
+    def _marked(self) -> Tensor | None:
+        parameter = self._chosen[0]() if self._chosen else None
+        return None if parameter is None else parameter.grad
 
     def _choose(self) -> list[Slot]:
         model = self._model()

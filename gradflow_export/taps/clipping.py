@@ -126,14 +126,15 @@ class ClippingTap:
         """Compare with the gradients an optimizer is about to use.
 
         Args:
-            step: The optimizer. Where a ``GradScaler`` has divided its gradients already, there is nothing to compare.
+            step: The optimizer. What backward passes left still has the factor of a ``GradScaler``.
             norms: Norms of its gradients. Shape: ``[n]``, without the parameters that have none.
         """
         if self._first is None or self._last is None:
             return
-        if step.scaled and step.scale is None:
+        if step.scaled and step.loss_scale is None:
             return
-        self._written = self._changed or self._look(0)
+        # A scaler writes to gradients itself.
+        self._written = not step.scaled and (self._changed or self._look(0))
         owned = {id(p) for p in step.owned.parameters}
         counted = {id(p) for p, here in zip(step.owned.parameters, step.owned.layout.counted, strict=True) if here}
         mine = [index for index, owner in enumerate(self._owners) if owner in owned]
@@ -144,8 +145,8 @@ class ClippingTap:
             told = [index for index, owner in enumerate(self._owners) if owner in owned and owner in counted]
             lasts = _chosen(self._last, mine), _chosen(self._last, told), _chosen(self._first, told)
             whole, before, first = (_total(values) for values in lasts)
-            if step.scale is not None:
-                whole, before, first = (value / step.scale for value in (whole, before, first))
+            if step.loss_scale is not None:
+                whole, before, first = (value / step.loss_scale.to(value) for value in (whole, before, first))
             self._parts.append((before, first, _total(norms), whole))
 
     def restrict(self, owned: Owned) -> None:
@@ -180,8 +181,13 @@ class ClippingTap:
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
+        self.start_over()
+        self._parts = []
+
+    def start_over(self) -> None:
+        """Forget the backward passes so far: their gradients were cleared."""
         self._first = self._last = None
-        self._parts, self._calls, self._marks = [], [], []
+        self._calls, self._marks = [], []
 
     def _clipped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the total norm of a call that has just been made."""

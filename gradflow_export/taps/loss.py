@@ -62,6 +62,7 @@ class LossTap:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be told apart.
         on_over: Called after each backward pass of the model.
+        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
         on_loss: Called with each loss that has a graph.
         on_root: Called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.
@@ -73,13 +74,14 @@ class LossTap:
         *,
         model: Callable[[], nn.Module | None] = lambda: None,
         on_over: Callable[[], None] = lambda: None,
+        on_cleared: Callable[[], None] = lambda: None,
         on_loss: Callable[[Tensor], None] = lambda _loss: None,
         on_root: Callable[[Tensor], None] = lambda _root: None,
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
         self._guard, self._on_over, self._on_loss, self._on_root = guard, on_over, on_loss, on_root
-        self.passes = Passes(model)
+        self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
         self._counted = self._rooted = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,26 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.metrics.local import local
-from gradflow_export.metrics.moments import Floats, epsilon_share, moments_of_many, second_moment_ratio
+from gradflow_export.metrics.moments import (
+    Floats,
+    epsilon_share,
+    moments_of_many,
+    ratio_error,
+    second_moment_ratio,
+    share_error,
+)
 from gradflow_export.metrics.norms import dense_entries, l2_norms
-from gradflow_export.metrics.samples import even_sample
+from gradflow_export.metrics.samples import scattered
 from gradflow_export.taps.base import Drained, Pending, stack_scalars
 from gradflow_export.taps.optimizers import OptimizerStep
 
 ENTRIES = 4096
-"""Evenly spaced entries of each parameter that are looked at."""
+"""Entries of a longer parameter that are looked at, drawn evenly over all."""
 
 PARAMETERS = 64
 """Parameters that are looked at, evenly spaced in registration order when an optimizer owns more."""
 
+NAMES = ("adam_rms", "adam_rms_error", "epsilon_share", "epsilon_share_error")
 _FIRST = ("exp_avg", "momentum_buffer")
 
 
@@ -37,25 +45,30 @@ class _Adam:
         second: The second moment at the same entries, not bias-corrected. Shape: ``[n]``.
         correction: ``1 - beta2^t``, on the device where the optimizer counts its steps.
         epsilon: The optimizer's.
+        decay: The optimizer's ``beta2``.
+        whole: How many entries there are.
     """
 
     used: Tensor
     second: Tensor
     correction: Tensor
     epsilon: float
+    decay: float
+    whole: int
 
-    def rms(self, scale: Tensor | None) -> Tensor:
-        """Return the ratio of the gradient to its running estimate."""
-        used = self.used.float()
-        return second_moment_ratio(used if scale is None else used / scale.to(used), self._corrected, self.epsilon)
-
-    def share(self) -> Tensor:
-        """Return the share of entries that epsilon decides."""
-        return epsilon_share(self._corrected, self.epsilon)
-
-    @property
-    def _corrected(self) -> Tensor:
-        return self.second.float() / self.correction.to(self.second.device, torch.float32)
+    def statistics(self, scale: Tensor | None) -> Tensor:
+        """Return ratio and share with their errors, in the order of :data:`NAMES`. Shape: ``[4]``."""
+        used = self.used.float() if scale is None else self.used.float() / scale.to(self.used.device)
+        correction = self.correction.to(self.second.device, torch.float32)
+        second, epsilon = self.second.float() / correction, self.epsilon
+        found = (
+            second_moment_ratio(used, second, epsilon),
+            # One number for all, so that nothing waits for how far the optimizer has come: it only grows to this.
+            ratio_error(used, second, epsilon, self.whole, 1.0 / (1.0 - self.decay)),
+            epsilon_share(second, epsilon),
+            share_error(second, epsilon, self.whole),
+        )
+        return stack_scalars([value.double() for value in found])
 
 
 class MomentTap:
@@ -67,7 +80,7 @@ class MomentTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", "adam_rms", "epsilon_share"))
+        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", *NAMES))
 
     def after(self, step: OptimizerStep) -> None:
         """Read the state of one optimizer right after it stepped."""
@@ -90,9 +103,10 @@ class MomentTap:
                 norms = l2_norms([dense_entries(moment) for moment in first.values()])
                 self._give("momentum_norm", step, list(first), norms)
             if adam:
-                rms, shares = _statistics(list(adam.values()), step.scale)
-                self._give("adam_rms", step, list(adam), rms)
-                self._give("epsilon_share", step, list(adam), shares)
+                some = [found.used.numel() < found.whole for found in adam.values()]
+                for name, values in zip(NAMES, _statistics(list(adam.values()), step.scale), strict=True):
+                    if not name.endswith("_error") or any(some):
+                        self._give(name, step, list(adam), values)
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""
@@ -111,15 +125,22 @@ def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any])
     if moment.layout is not torch.strided or gradient.layout is not torch.strided or local(moment).numel() == 0:
         return None
     count = torch.as_tensor(local(steps) if isinstance(steps, Tensor) else steps, dtype=torch.float64)
-    second, used = (even_sample(dense_entries(entries), ENTRIES) for entries in (moment, gradient))
-    return _Adam(used, second, 1 - float(group["betas"][1]) ** count, float(group.get("eps", 1e-8)))
+    second, used = (_drawn(dense_entries(entries)) for entries in (moment, gradient))
+    decay, whole = float(group["betas"][1]), dense_entries(moment).numel()
+    return _Adam(used, second, 1 - decay**count, float(group.get("eps", 1e-8)), decay, whole)
 
 
-def _statistics(every: Sequence[_Adam], scale: Tensor | None) -> tuple[Tensor | Floats, Tensor | Floats]:
-    """Return the ratio and the share of each parameter; on the host all of them by a few operations."""
+def _drawn(entries: Tensor) -> Tensor:
+    flat = entries.reshape(-1)
+    count = flat.numel()
+    return flat if count <= ENTRIES else flat[scattered(count, ENTRIES).to(flat.device)]
+
+
+def _statistics(every: Sequence[_Adam], scale: Tensor | None) -> Iterable[Tensor | Floats]:
+    """Return ratio and share of each parameter with their errors; on the host all of them by a few operations."""
     on_host = all(found.second.is_cpu and found.correction.is_cpu for found in every)
     if scale is not None or not on_host or any(found.used.shape != found.second.shape for found in every):
-        return stack_scalars([found.rms(scale) for found in every]), stack_scalars([found.share() for found in every])
-    epsilons = np.array([found.epsilon for found in every])
+        return torch.stack([found.statistics(scale).to(every[0].used.device) for found in every]).unbind(dim=1)
+    epsilons, wholes, decays = np.array([(found.epsilon, found.whole, found.decay) for found in every]).T
     used, second, corrections = zip(*((found.used, found.second, found.correction) for found in every), strict=True)
-    return moments_of_many(used, second, corrections, epsilons)
+    return moments_of_many(used, second, corrections, epsilons, wholes, decays)

@@ -44,6 +44,11 @@ class Owned:
     outside: bool = False
 
     @functools.cached_property
+    def places(self) -> frozenset[int]:
+        """The indices as a set."""
+        return frozenset(map(int, self.where))
+
+    @functools.cached_property
     def layout(self) -> Layout:
         """How these parameters lie on the ranks of a distributed run."""
         return layout_of(self.sites, self.where, self.parameters, self.batches)
@@ -59,6 +64,7 @@ class OptimizerStep:
         closure: Whether the backward pass runs inside the step, so that gradients are known only afterwards.
         scale: What gradients must be divided by (a fused optimizer under ``GradScaler``), else ``None``.
         scaled: Whether a ``GradScaler`` called the step, so that backward passes before it may have been thrown away.
+        loss_scale: What that scaler multiplied losses by, ``None`` without one.
     """
 
     optimizer: object
@@ -66,6 +72,7 @@ class OptimizerStep:
     closure: bool
     scale: Tensor | None
     scaled: bool = False
+    loss_scale: Tensor | None = None
 
 
 @dataclass
@@ -115,17 +122,17 @@ def only_reads(optimizer: object) -> bool:
 _CALLS_BETWEEN = 12
 
 
-def called_by_scaler() -> bool:
-    """Return whether a ``GradScaler`` is calling; a default optimizer hears nothing of the steps it skips."""
+def calling_scaler() -> Any:
+    """Return the ``GradScaler`` that is calling, else ``None``; a default optimizer hears nothing of steps it skips."""
     code = torch_private.scaler_step()
     frame = sys._getframe(1)  # noqa: SLF001 - no public form
     for _ in range(_CALLS_BETWEEN):
         if frame.f_code is code:
-            return True
+            return frame.f_locals.get("self")
         if frame.f_back is None:
-            return False
+            return None
         frame = frame.f_back
-    return False
+    return None
 
 
 def _is_nested(optimizer: Optimizer) -> bool:
@@ -219,9 +226,11 @@ class OptimizerSteps:
         scale = getattr(optimizer, "grad_scale", None)
         scale = scale if isinstance(scale, Tensor) else None
         known.depth = 1
+        scaler = calling_scaler()
         # A scaler calls fused optimizers itself, with this; without a scale, it has divided the gradients already.
-        scaled = isinstance(getattr(optimizer, "found_inf", None), Tensor) or called_by_scaler()
-        known.step = step = OptimizerStep(optimizer, known.owned, closure, scale, scaled=scaled)
+        scaled = scaler is not None or isinstance(getattr(optimizer, "found_inf", None), Tensor)
+        factor = scale if scaler is None else torch_private.loss_scale(scaler)
+        known.step = step = OptimizerStep(optimizer, known.owned, closure, scale, scaled=scaled, loss_scale=factor)
         self._before(step)
 
     def _post(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -86,7 +86,7 @@ class OriginTap:
         self._model, self._rerun, self._guard = model, bool(rerun), guard
         self._calls: deque[Repeatable] = deque(maxlen=CALLS)
         self._passes: deque[_Pass] = deque(maxlen=CALLS)
-        self._held = self._number = self._roots = self._unread = 0
+        self._held = self._number = self._roots = self._unread = self._gone = 0
         self._left = LOOKS
         self._broken = self._random = False
         self._mark = f"gradflow_output_{id(self)}"
@@ -123,7 +123,7 @@ class OriginTap:
         Args:
             root: What ``backward`` is called on.
         """
-        self._roots += 1
+        self._roots, self._gone = self._roots + 1, self._number
         if self._rerun or self._found is not None or self._broken or not self._left:
             return
         if root.device.type != "cpu" or isinstance(root, torch_private.FakeTensor):
@@ -161,6 +161,8 @@ class OriginTap:
 
     def drain(self) -> Drained:
         """Give out what was found, and forget the passes of this step."""
+        if self._found is not None and not self._broken:  # somebody took the gradients away before the step
+            self._say(*self._found)
         out, self._out = self._out, []
         self.forget()
         return out
@@ -169,7 +171,19 @@ class OriginTap:
         """Forget the passes of this step."""
         self._calls.clear()
         self._passes.clear()
-        self._held = self._number = self._roots = self._unread = 0
+        self._held = self._number = self._roots = self._unread = self._gone = 0
+        self._found = None
+
+    def start_over(self) -> None:
+        """Forget the backward passes so far, not what has entered the model since: their gradients were cleared."""
+        while self._passes and self._passes[0].number <= self._gone:
+            self._passes.popleft()
+        for one in self._passes:
+            one.number -= self._gone
+        for _ in range(min(self._gone, len(self._calls))):
+            self._calls.popleft()
+        self._number, self._gone = self._number - self._gone, 0
+        self._roots = self._unread = 0
         self._found = None
 
     def _entered(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -206,6 +220,7 @@ class OriginTap:
         device = next((leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)), "cpu")
         autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         held = torch_private.tree_map_only(Tensor, self._hold, (args, kwargs))
+        self._number += 1
         self._calls.append(Repeatable(held, autocast, torch.get_rng_state() if self._random else None))
 
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:

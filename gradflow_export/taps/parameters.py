@@ -54,7 +54,8 @@ class GradientTap:
 
     def __init__(self) -> None:
         self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
-        self._products: weakref.WeakKeyDictionary[object, Products] = weakref.WeakKeyDictionary()
+        self._products: weakref.WeakKeyDictionary[object, tuple[Products, frozenset[int]]]
+        self._products = weakref.WeakKeyDictionary()
         self._readers: weakref.WeakKeyDictionary[object, GradientReader] = weakref.WeakKeyDictionary()
         self._first: weakref.ref[object] | None = None
         self._several = False
@@ -72,8 +73,8 @@ class GradientTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
-        cosine = (spec("gradient.cosine"), spec("gradient.cosine_error"))
-        return (*(spec(f"parameter.{name}") for name in names), *cosine, *self._path.specs)
+        whole = (spec(f"gradient.{name}") for name in ("cosine", "cosine_error", "loss_scale"))
+        return (*(spec(f"parameter.{name}") for name in names), *whole, *self._path.specs)
 
     @property
     def waits(self) -> bool:
@@ -90,6 +91,8 @@ class GradientTap:
             later: Whether all may be read while the optimizer steps, if that is known to only read gradients.
         """
         self._norms = self.total = self._later = None
+        if step.loss_scale is not None:  # a copy: the scaler changes it in place
+            self._out.append(Pending("gradient.loss_scale", (RUN_SITE,), step.loss_scale.detach().reshape(1).clone()))
         sketch = self._sketch(step, everything=statistics, later=later)
         if sketch is None:
             self._read_by_torch(step, statistics=statistics)
@@ -133,7 +136,7 @@ class GradientTap:
             self._out.append(self._path.sample(step, sketch.path))
 
     def _take_rows(self, step: OptimizerStep, sketch: Sketch) -> None:
-        self._take_products(step.optimizer, sketch.products)
+        self._take_products(step, sketch.products)
         norms, sites, where = sketch.rows[0], step.owned.sites, sketch.where
         self._out.append(Pending("parameter.gradient_norm", sites, norms, where))
         if len(sketch.rows) > 1:
@@ -160,7 +163,7 @@ class GradientTap:
             if step.scale is not None:
                 norms = norms / step.scale.to(norms)
             self._out.append(Pending("parameter.gradient_norm", owned.sites, norms, where))
-            self._take_direction(step.optimizer, arrived)
+            self._take_direction(step, arrived)
             self._out.extend(self._path.read(step))
             if rows is not None:
                 if step.scale is not None:
@@ -181,30 +184,32 @@ class GradientTap:
         if optimizer in self._readers:
             self._readers[optimizer].forget()
 
-    def _take_direction(self, optimizer: object, gradients: list[Tensor]) -> None:
+    def _take_direction(self, step: OptimizerStep, gradients: list[Tensor]) -> None:
         if any(g.layout is not torch.strided or g.device != gradients[0].device for g in gradients):
             return
         now, weights = gradient_pieces(gradients)
-        before = self._previous.get(optimizer)
+        before = self._previous.get(step.optimizer)
         # Of one gradient alone it may be a view of what the next step writes to.
-        self._previous[optimizer] = now.clone() if len(gradients) == 1 else now
+        self._previous[step.optimizer] = now.clone() if len(gradients) == 1 else now
         if before is not None and before.shape == now.shape and before.device == now.device:
-            self._take_products(optimizer, Products(products(before, now.to(before.dtype), weights)))
+            self._take_products(step, Products(products(before, now.to(before.dtype), weights)))
         else:
-            self._take_products(optimizer, None)
+            self._take_products(step, None)
 
-    def _take_products(self, optimizer: object, own: Products | None) -> None:
-        # The optimizers of one record make one gradient; each one's cosine replaces that of those before it.
+    def _take_products(self, step: OptimizerStep, own: Products | None) -> None:
+        # The optimizers of one record make one gradient; each one's cosine replaces that of those before it. Those that
+        # share parameters take turns, and make a record each.
+        optimizer = step.optimizer
         self._first = self._first or weakref.ref(optimizer)
         self._several = self._several or self._first() is not optimizer
-        if self._several and optimizer in self._products:
+        if self._several and any(not step.owned.places.isdisjoint(places) for _, places in self._products.values()):
             self._products.clear()
         if own is None:
             return
         whole = [own]
         if self._several:
-            self._products[optimizer] = own
-            whole = list(self._products.values())
+            self._products[optimizer] = own, step.owned.places
+            whole = [products for products, _ in self._products.values()]
         value, error = cosine_of(whole)
         self._out.append(Pending("gradient.cosine", (RUN_SITE,), join_scalars([value])))
         if not all(part.exact for part in whole):

@@ -17,9 +17,9 @@ from gradflow_export.metrics.outputs import (
     output_spreads,
     rank_limits,
 )
-from gradflow_export.metrics.samples import rows_of
+from gradflow_export.metrics.samples import rows_of, size_of_rows
 from gradflow_export.native.outputs import OutputReader, grid_of
-from gradflow_export.taps.base import Drained, Sample
+from gradflow_export.taps.base import Drained, Pending, Sample
 from gradflow_export.taps.values import Places, SiteValues
 
 
@@ -37,13 +37,17 @@ class SentOutputs:
         self.sample_rows = False
         self._rank_limits = rank_limits(max(len(names), 1))
         self._names = names
-        self._sizes, self._spreads, self._greatest = (SiteValues(len(names)) for _ in range(3))
+        self._sizes, self._spreads, self._errors, self._greatest = (SiteValues(len(names)) for _ in range(4))
         self._rows: dict[int, Tensor] = {}
+        self._whole: dict[int, tuple[int, int]] = {}
         self._shapes: list[torch.Size | None] = [None] * len(names)
-        interface, sizes, spreads = usable_interface(), self._sizes, self._spreads
+        interface, sizes, spreads, errors = usable_interface(), self._sizes, self._spreads, self._errors
         self._reader: OutputReader | None = None
         if interface is not None:
-            self._reader = OutputReader(interface, sizes.numbers, sizes.present, spreads.numbers, spreads.present)
+            (size, sized), (spread, told), (error, known) = (
+                (values.numbers, values.present) for values in (sizes, spreads, errors)
+            )
+            self._reader = OutputReader(interface, size, sized, spread, told, error, known)
 
     def __bool__(self) -> bool:
         """Whether there is anything."""
@@ -74,12 +78,15 @@ class SentOutputs:
         """
         if self._rows:
             with torch.no_grad():
-                for index, spread in zip(self._rows, output_spreads(list(self._rows.values())).unbind(), strict=True):
+                found = output_spreads(list(self._rows.values()), [self._whole[index] for index in self._rows])
+                for index, spread, error in zip(self._rows, *found.unbind(), strict=True):
                     self._spreads.put(index, spread)
+                    self._errors.put(index, error)
         out: Drained = [
             *self._sizes.pending("block.output_rms", sites, order),
             *self._greatest.pending("block.output_max", sites, order),
             *self._spreads.pending("block.output_spread", sites, order),
+            *filter(_is_any, self._errors.pending("block.output_spread_error", sites, order)),
         ]
         if self.sample_rows:
             out.extend(Sample("block.effective_rank", self._names[index], rows) for index, rows in self._rows.items())
@@ -88,16 +95,22 @@ class SentOutputs:
 
     def forget(self) -> None:
         """Forget what was read."""
-        for values in (self._sizes, self._spreads, self._greatest):
+        for values in (self._sizes, self._spreads, self._errors, self._greatest):
             values.clear()
         self._rows = {}
 
     def _by_torch(self, index: int, tensor: Tensor) -> None:
         with torch.no_grad():
             self._spreads.drop(index)
+            self._errors.drop(index)
             self._sizes.put(index, output_rms(tensor))
             if self.sample_rows:
                 self._greatest.put(index, linf(dense_entries(tensor)))
             limits = self._rank_limits if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
-            self._rows[index] = rows_of(tensor, *limits).clone()
+            self._rows[index], self._whole[index] = rows_of(tensor, *limits).clone(), size_of_rows(tensor)
+
+
+def _is_any(errors: Pending) -> bool:
+    """Whether any value was estimated; what lies on a device is not looked at."""
+    return isinstance(errors.values, Tensor) or bool(errors.values.any())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import final
 
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records import RunInfo, StepRecord
+
+MEASURED_EVERY = 8
+"""Of so many records one is measured; those between are taken for like it."""
 
 
 @final
@@ -32,6 +36,7 @@ class MemoryWriter:
         self._records: deque[StepRecord] = deque(maxlen=maxlen)
         self.info: RunInfo | None = None
         self.closed = False
+        self._measured = self._measured_bytes = self._written = 0
 
     @property
     def records(self) -> list[StepRecord]:
@@ -50,6 +55,14 @@ class MemoryWriter:
         """Keep one record."""
         if not self.closed:
             self._records.append(record)
+            if self._written % MEASURED_EVERY == 0:
+                self._measured, self._measured_bytes = self._measured + 1, self._measured_bytes + _size(record)
+            self._written += 1
+
+    @property
+    def kept_bytes(self) -> int:
+        """About how much memory the records take."""
+        return len(self._records) * self._measured_bytes // max(self._measured, 1)
 
     def flush(self) -> None:
         """Do nothing: records are readable at once."""
@@ -57,3 +70,12 @@ class MemoryWriter:
     def close(self) -> None:
         """Take in no more; the records stay."""
         self.closed = True
+
+
+def _size(record: StepRecord) -> int:
+    """Return about how many bytes a record takes; what records share, such as names of sites, is left out."""
+    total = sys.getsizeof(record.__dict__) + sys.getsizeof(record.readings) + 64
+    for each in (*record.readings, *record.histograms):
+        arrays = [value for value in each.__dict__.values() if hasattr(value, "nbytes")]
+        total += sys.getsizeof(each) + sys.getsizeof(each.__dict__) + sum(map(sys.getsizeof, arrays))
+    return total

@@ -7,14 +7,17 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from gradflow_export import Exporter, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter
 from gradflow_export.catalog import CATALOG
+from gradflow_export.diagnostics import BackwardPassDiagnostics
+from gradflow_export.rules.unclipped import before_clipping
 from gradflow_export.schedule import DENSE_STEPS, INTERVALS, SETTLING_INTERVAL
 from gradflow_export.writers.stock import StockPages
 from gradflow_export.writers.wandb_picks import Picks
 
 SELDOM = dict.fromkeys(INTERVALS, 10**6)
 STEPS = 16
+NORMS = ("parameter.gradient_norm", *(f"gradient.{name}_norm" for name in ("total", "mean", "max", "min", "std")))
 SAMPLED = DENSE_STEPS
 
 
@@ -265,3 +268,56 @@ def test_it_is_a_headline(tmp_path):
     lines = [line.split() for line in exporter.report().splitlines() if "gradient.norm_before_clip" in line]
     assert len(lines) == 1
     assert float(lines[0][1]) == pytest.approx(seen[-1][0], rel=1e-3)
+
+
+def test_rules_judge_what_was_there_before_clipping(watching, recorded):
+    """Whatever a loop is clipped to, rules are told the same norms as of the loop that is not clipped."""
+    judged = []
+    for limit in (1e9, 0.1, 1e-3):
+        model = network()
+        exporter = watching(model, intervals=SELDOM)
+        train(model, lambda model, limit=limit: nn.utils.clip_grad_norm_(model.parameters(), limit), steps=1)
+        (record,) = map(before_clipping, recorded(exporter))
+        judged.append({name: record.get(name).values.tolist() for name in NORMS})
+    for name in NORMS:
+        assert judged[1][name] == pytest.approx(judged[0][name], rel=1e-5)
+        assert judged[2][name] == pytest.approx(judged[0][name], rel=1e-5)
+
+
+def test_rules_judge_what_was_there_before_a_part_was_clipped(watching, recorded):
+    """Where layers are clipped each by itself, each has its own norm back, and what is summed up of them."""
+    model = network()
+    exporter = watching(model, intervals=SELDOM)
+    norms = []
+
+    def clip(model):
+        norms.extend(float(p.grad.norm()) for p in model.parameters())
+        layer_by_layer(model)
+
+    train(model, clip, steps=1)
+    (record,) = recorded(exporter)
+    assert record.get("parameter.clip_scale") is not None
+    record = before_clipping(record)
+    assert record.get("parameter.gradient_norm").values.tolist() == pytest.approx(norms, rel=1e-5)
+    assert record.value("gradient.max_norm") == pytest.approx(max(norms), rel=1e-5)
+    assert record.value("gradient.min_norm") == pytest.approx(min(norms), rel=1e-5)
+
+
+def test_clipping_does_not_hide_a_fixed_threshold(watching):
+    """Gradients of a hundred times the threshold are told of, whatever is left of them."""
+    model = network()
+    for p in model.parameters():
+        p.data *= 10
+    exporter = watching(model, profile="seed")
+    train(model, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3), steps=3)
+    exporter.close()
+    assert IssueType.EXPLODING in {issue.issue_type for issue in exporter.issues}
+
+
+def test_diagnostics_show_what_was_there_before_clipping():
+    """The report's gradient norms are those of the loss, not the limit."""
+    model = network()
+    with BackwardPassDiagnostics(model) as diagnostics:
+        seen = train(model, HOW["norm"], steps=5)
+        told = diagnostics.get_diagnostic_summary()["backward_pass_diagnostics"]["gradient_statistics"]
+    assert told["total_norm"]["mean"] == pytest.approx(sum(before for before, _ in seen) / 5, rel=1e-5)

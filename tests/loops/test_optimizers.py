@@ -475,3 +475,35 @@ def test_observe_hands_over_loss_logits_and_targets(watching, recorded, said):
     assert [r.value("loss") for r in records] == pytest.approx(losses)
     assert len(said()) == len(said("observe() does not know 'los'; did you mean 'loss'?")) == 1
     assert all(r.value("alignment.accuracy") is not None for r in records)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**16, 3.0])
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_what_a_scaler_multiplies_by_is_in_no_norm(factor, passes, unscaled, watching, recorded):
+    """Norms at blocks, at predictions and of gradients are those of the loop without a scaler."""
+    told = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=factor)):
+        torch.manual_seed(0)
+        model, criterion = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)), nn.MSELoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        exporter = watching(model, criterion, blocks=list(model))
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                loss = criterion(model(torch.randn(5, 6)), torch.randn(5, 3))
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                optimizer.step()
+                continue
+            if unscaled:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        told.append(recorded(exporter))
+    names = ("block.gradient_norm", "upstream.norm", "upstream.mean_norm", "gradient.total_norm", "gradient.first_norm",
+             "gradient.norm_before_clip")  # fmt: skip
+    for plain, scaled in zip(*told, strict=True):
+        assert scaled.value("gradient.loss_scale") == factor
+        for name in names:
+            assert scaled.get(name).values.tolist() == pytest.approx(plain.get(name).values.tolist(), rel=1e-5), name

@@ -4,12 +4,14 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.debugging import NumericalStabilityManager
 
 STEPS, BAD = 12, 7
 
@@ -211,3 +213,55 @@ def test_overflow_under_a_scaler_is_no_origin():
             scaler.step(optimizer)
             scaler.update()
     assert not any(reading.metric.startswith("origin") for record in memory.records for reading in record.readings)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("rerun", [None, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_pass_whose_gradients_were_cleared_leaves_nothing(passes, rerun, set_to_none, watching, recorded):
+    """A batch of NaN that the loop leaves out is in no record, and nothing is said of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    exporter, losses = watching(model, rerun_nonfinite=rerun), []
+    for step in range(24):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        told = 0.0
+        for number in range(passes):
+            x = torch.full((8, 4), math.nan) if step in {4, 5, 12} and number == passes - 1 else torch.randn(8, 4)
+            loss = model(x).square().mean()
+            loss.backward()
+            told += loss.item()
+        if not all(p.grad.isfinite().all() for p in model.parameters()):
+            continue
+        losses.append(told)
+        optimizer.step()
+    records = recorded(exporter)
+    assert [record.value("loss") for record in records] == pytest.approx(losses)
+    assert {record.value("runtime.backward_passes") for record in records} == {float(passes)}
+    for record in records:
+        assert all(np.isfinite(record.get("block.gradient_norm").values))
+        assert not [reading.metric for reading in record.readings if reading.metric.startswith("origin.")]
+        assert math.isfinite(record.value("gradient.first_norm"))
+    assert exporter.issues == ()
+
+
+@pytest.mark.parametrize("rerun", [None, True])
+def test_a_batch_that_a_manager_leaves_out_blames_no_layer(rerun, watching, recorded):
+    """The loss of that step is NaN; where it began is the batch, or is not known, and never a layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    manager, exporter = NumericalStabilityManager(), watching(model, rerun_nonfinite=rerun)
+    for step in range(12):
+        optimizer.zero_grad()
+        loss = model(torch.full((8, 4), math.nan) if step == 4 else torch.randn(8, 4)).square().mean()
+        loss.backward()
+        manager.step(model, loss, optimizer)
+        optimizer.step()
+    records = recorded(exporter)
+    (issue,) = [issue for issue in exporter.issues if issue.issue_type is IssueType.NUMERICAL]
+    assert issue.layer == ""
+    assert issue.step == 5
+    assert "begins in the input" in issue.message
+    assert [record.step for record in records if record.get("origin.input")] == [5]

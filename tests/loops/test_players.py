@@ -234,12 +234,12 @@ def test_one_optimizer_has_no_metrics_of_its_own(watching, recorded):
 
 def test_with_one_optimizer_nobody_asks_which_parameters_a_pass_reaches(watching, recorded, monkeypatch):
     """A plain loop, with micro-batches or not, pays nothing for what only several optimizers need."""
-    from gradflow_export.taps.backward import Passes
+    from gradflow_export.taps.stamps import GradientStamps
 
     model = trunk()
     optimizer, exporter, looks = torch.optim.SGD(model.parameters(), lr=0.1), watching(model), []
-    read = Passes._read_stamps
-    monkeypatch.setattr(Passes, "_read_stamps", lambda self: looks.append(exporter._loop.steps) or read(self))
+    read = GradientStamps.read
+    monkeypatch.setattr(GradientStamps, "read", lambda self: looks.append(exporter._loop.steps) or read(self))
     for _ in range(6):
         optimizer.zero_grad()
         for _ in range(3):
@@ -405,3 +405,22 @@ def test_any_order_of_any_players(seed, watching, recorded):
         value = found[numbers[player], step]
         expected = sum(losses[number] for number in new) if new else None
         assert value == (None if expected is None else pytest.approx(expected, rel=1e-4)), (player, step, new)
+
+
+def test_the_cosine_of_players_that_take_turns_is_their_own(watching, recorded):
+    """Each one's gradient is compared with its own before, not with that of another over the same parameters."""
+    model = trunk().double()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for _ in range(2)]
+    exporter, before, cosines = watching(model), {}, []
+    for number in range(20):
+        optimizer = optimizers[number % 2]
+        optimizer.zero_grad()
+        ((-1.0) ** number * model(torch.randn(16, 8, dtype=torch.float64)).square().mean()).backward()
+        now = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        known = before.get(number % 2)
+        cosines.append(None if known is None else float(now @ known / (now.norm() * known.norm())))
+        before[number % 2] = now
+        optimizer.step()
+    told = [record.value("gradient.cosine") for record in recorded(exporter)]
+    assert told[:2] == [None, None]
+    assert told[2:] == pytest.approx(cosines[2:], abs=1e-5)

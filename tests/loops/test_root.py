@@ -212,3 +212,37 @@ def test_a_pass_that_raises_is_over_without_a_time():
     assert heard.given == [torch.tensor(2.0), None]
     assert heard.seconds[0] > 0
     assert heard.seconds[1:] == [None]
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("criterion", [None, nn.MSELoss()])
+def test_the_loss_of_a_closure_is_that_of_the_weights_before_the_step(
+    micro, set_to_none, criterion, watching, recorded
+):
+    """LBFGS evaluates many times; the record has what ``step`` returns, and the gradient norm of the last evaluation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    x, y, returned, last = torch.randn(micro, 8, 4), torch.randn(micro, 8, 1), [], []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6)
+    exporter = watching(model, criterion, blocks=list(model))
+
+    def closure():
+        optimizer.zero_grad(set_to_none=set_to_none)
+        total, sizes = 0.0, []
+        for part, target in zip(x, y, strict=True):
+            out = model(part)
+            loss = (criterion or nn.functional.mse_loss)(out, target) / (1 if criterion else micro)
+            out.register_hook(lambda g: sizes.append(float(g.norm())))
+            loss.backward()
+            total += loss.item() / (micro if criterion else 1)
+        last[:] = sizes
+        return torch.tensor(total)
+
+    norms = []
+    for _ in range(5):
+        returned.append(float(optimizer.step(closure)))
+        norms.append(sum(size**2 for size in last) ** 0.5)
+    records = recorded(exporter)
+    assert [record.value("loss") for record in records] == pytest.approx(returned, rel=1e-6)
+    assert [record.value("block.gradient_norm", "2") for record in records] == pytest.approx(norms, rel=1e-5)

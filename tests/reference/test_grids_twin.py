@@ -8,9 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.metrics.discrete import SCORES, update_scores
 from gradflow_export.metrics.grids import on_grid
+from gradflow_export.schedule import INTERVALS
 from gradflow_export.taps.nodebook import ALL, FEW, SMALL, WINDOW, NodeBook, Part, effectiveness, small
 
 PLACES = st.lists(st.integers(-3000, 3000), min_size=2, max_size=12)
@@ -106,3 +109,33 @@ def test_a_tensor_that_is_resized_begins_anew():
     book.take([Part("w", 2, 1)], np.zeros((2, 5)))
     told = book.take([Part("w", 3, 1), Part("b", 1, 1, vector=True)], np.ones((4, 5)))
     assert told["node.update_frequency"] == {"w[0]": 1.0, "w[1]": 1.0, "w[2]": 1.0, "b": 1.0}
+
+
+def test_what_a_record_says_of_a_declared_grid():
+    """Change, share of entries read and effectiveness by node are those of the weights rounded to the grid, by hand."""
+    torch.manual_seed(0)
+    step, model, seen = 0.05, nn.Sequential(nn.Linear(4, 3)), []
+    optimizer, memory = torch.optim.SGD(model.parameters(), lr=0.3), MemoryWriter()
+    exporter = Exporter(model, backends=[memory], budget=None, strict=True, intervals=dict.fromkeys(INTERVALS, 1))
+    with exporter.watch(grids={"0.weight": step}):
+        for _ in range(6):
+            before = model[0].weight.detach().double().clone()
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            after = model[0].weight.detach().double()
+            seen.append(((after / step).round() * step - (before / step).round() * step, after - before))
+    for record, (change, _) in zip(memory.records, seen, strict=True):
+        norm = pytest.approx(float(change.norm()), rel=1e-5)
+        assert record.value("parameter.change_norm", "0.weight") == norm
+        assert record.value("update.change_norm") == norm
+        assert record.value("parameter.read_share", "0.weight") == 1.0
+        assert record.value("parameter.grid", "0.weight") == pytest.approx(step)
+        assert record.value("parameter.between", "0.weight") == 1.0
+        assert not record.get("node.small")
+    change, meant = seen[0]
+    for row in range(3):
+        cosine = float(change[row] @ meant[row] / (change[row].norm() * meant[row].norm()))
+        ratio = float(change[row].norm() / meant[row].norm())
+        told = memory.records[0].value("node.effectiveness", f"0.weight[{row}]")
+        assert told == pytest.approx(max(cosine, 0.0) * min(ratio, 1 / ratio), rel=1e-4)

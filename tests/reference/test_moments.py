@@ -9,7 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.metrics.moments import epsilon_share, moments_of_many, second_moment_ratio
+from gradflow_export.metrics.moments import (
+    epsilon_share,
+    moments_of_many,
+    ratio_error,
+    second_moment_ratio,
+    share_error,
+)
 
 
 def net():
@@ -123,9 +129,16 @@ def test_many_parameters_at_once_are_each_as_alone():
     moments[1][::3], moments[3][:] = 0.0, 0.0
     gradients[2][5] = math.nan
     corrections, epsilons = np.array([0.1, 0.5, 0.9, 1.0]), np.array([1e-8, 1e-4, 3e-5, 1e-8])
-    ratios, shares = moments_of_many(gradients, moments, list(torch.from_numpy(corrections)), epsilons)
+    wholes, decays = np.array([1, 400, 4096, 8.0]), np.array([0.9, 0.99, 0.999, 0.9])
+    ratios, ratio_errors, shares, share_errors = moments_of_many(
+        gradients, moments, list(torch.from_numpy(corrections)), epsilons, wholes, decays
+    )
     for place, (gradient, moment) in enumerate(zip(gradients, moments, strict=True)):
         corrected, epsilon = (moment / corrections[place]).float(), float(epsilons[place])
         alone = second_moment_ratio(gradient.float(), corrected, epsilon)
         assert ratios[place] == pytest.approx(float(alone), rel=1e-5, nan_ok=True)
         assert shares[place] == pytest.approx(float(epsilon_share(corrected, epsilon)))
+        whole, most = int(wholes[place]), corrections[place] / (1 - decays[place])
+        error = ratio_error(gradient.float(), corrected, epsilon, whole, most)
+        assert ratio_errors[place] == pytest.approx(float(error), rel=1e-5, nan_ok=True)
+        assert share_errors[place] == pytest.approx(float(share_error(corrected, epsilon, whole)), abs=1e-7)

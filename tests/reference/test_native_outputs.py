@@ -8,7 +8,7 @@ import torch
 
 from gradflow_export.metrics.onepass import interface
 from gradflow_export.metrics.outputs import output_spreads
-from gradflow_export.metrics.samples import rows_of
+from gradflow_export.metrics.samples import rows_of, size_of_rows
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
 from gradflow_export.native.changes import ChangeReader
 from gradflow_export.native.outputs import GradientReader, OutputReader, grid_of, read_rectified
@@ -18,9 +18,9 @@ SHAPES = ((), (7,), (1,), (3, 5), (100, 200), (128, 64), (2, 300, 90), (5, 3, 9,
 
 
 def reader_of(grids):
-    """Return a reader of outputs and the arrays that it writes: sizes, marks, spreads, marks."""
+    """Return a reader of outputs and the arrays that it writes: sizes, spreads, errors, each with marks."""
     count = len(grids)
-    arrays = [np.full(count, -1.0), np.zeros(count, dtype=bool), np.full(count, -1.0), np.zeros(count, dtype=bool)]
+    arrays = [array for _ in range(3) for array in (np.full(count, -1.0), np.zeros(count, dtype=bool))]
     reader = OutputReader(interface(), *arrays)
     for site, grid in enumerate(grids):
         reader.grids[site] = grid
@@ -34,14 +34,17 @@ def test_sizes_and_spreads_are_those_of_the_rows(shape, dtype):
     torch.manual_seed(1)
     tensor = (torch.randn(shape) + 3).to(dtype)
     limits = ((32, 64), (256, 512), (1, 1))
-    reader, (sizes, sized, spreads, spread) = reader_of([grid_of(shape, *limit) for limit in limits])
+    reader, (sizes, sized, spreads, spread, errors, told) = reader_of([grid_of(shape, *limit) for limit in limits])
     for site, (rows, features) in enumerate(limits):
         taken = rows_of(tensor, rows, features).double()
         assert reader.read(site, tensor)
         assert sizes[site] == pytest.approx(float(tensor.double().square().mean().sqrt()), rel=1e-6)
-        assert spreads[site] == pytest.approx(float(output_spreads([taken])), rel=1e-6, abs=1e-12)
+        value, error = output_spreads([taken], [size_of_rows(tensor)])[:, 0].tolist()
+        assert spreads[site] == pytest.approx(value, rel=1e-6, abs=1e-12)
+        assert errors[site] == pytest.approx(error, rel=1e-6, abs=1e-9)
     assert sized.all()
     assert spread.all()
+    assert told.all()
 
 
 def test_extreme_and_broken_outputs():
@@ -51,7 +54,7 @@ def test_extreme_and_broken_outputs():
     broken[2, 1], infinite[0, 0] = math.nan, math.inf
     tensors = [equal, wide, broken, infinite, torch.ones(4, 4).t()[:, 1:], torch.ones(3).int(), torch.ones(0)]
     grids = [grid_of(tensor.shape, 32, 64) for tensor in tensors[:-1]]
-    reader, (sizes, sized, spreads, spread) = reader_of([*grids, 0])
+    reader, (sizes, sized, spreads, spread, *_) = reader_of([*grids, 0])
     assert [reader.read(*pair) for pair in enumerate(tensors)] == [True] * 4 + [False] * 3
     assert list(sized) == list(spread) == [True] * 4 + [False] * 3
     assert spreads[0] == 0.0

@@ -241,3 +241,13 @@ def test_a_uniform_choice_that_does_not_follow_its_weights_is_too_much(lack, upd
 
     found = judged(ExcessExploration(), readings, steps=100)
     assert [issue.layer for issue in found] == ["pi"] * issues
+
+
+def test_a_collapse_does_not_heal_because_certainty_leaves_no_loss():
+    """Where one action is certain its log-probability is 0, and so is the loss: nothing was learned by that."""
+
+    def loss(step):
+        return 0.2 * math.sin(7.0 * step) if step < 60 else 0.0
+
+    (issue,) = judged(PolicyCollapse(), entropy(lambda step: 0.8 if step < 20 else 0.0065), loss, 120)
+    assert issue.open

@@ -2,12 +2,19 @@
 
 import io
 import sys
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.memory import MemoryLeak
 from gradflow_export.writers import ConsoleWriter, MemoryWriter
+
+NORMS = ("parameter.gradient_norm", "parameter.weight_norm", "parameter.update_norm")
+TOTALS = ("loss", "gradient.total_norm", "learning_rate", "runtime.rss")
 
 GOLDEN = """\
 gradflow: watching Net, 1,234,567 parameters, rank 1 of 4
@@ -106,3 +113,31 @@ def test_memory_refuses_to_keep_nothing():
     """A bound below one record is a mistake."""
     with pytest.raises(ArgumentError, match="got 0"):
         MemoryWriter(maxlen=0)
+
+
+@pytest.mark.parametrize("maxlen", [None, 50])
+def test_what_is_kept_in_memory_is_about_what_it_says(maxlen):
+    """The records take as much memory as ``kept_bytes`` says, whatever they hold, within a third."""
+    writer, sites = MemoryWriter(maxlen), tuple(f"layer.{n}" for n in range(200))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for step in range(1, 201):
+            values = np.arange(200, dtype=np.float32) + step
+            readings = [Reading(name, sites, values.copy(), np.ones(200, dtype=bool)) for name in NORMS]
+            writer.write(StepRecord(step, float(step), (*readings, *(Reading.run(n, 1.0 * step) for n in TOTALS))))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert writer.kept_bytes == pytest.approx(taken, rel=0.33)
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.0])
+def test_what_a_writer_keeps_is_no_leak(kept):
+    """Memory that grows by what is kept of the run is nobody's mistake; by anything else it is."""
+    judge = Judge([MemoryLeak()], strict=True)
+    for step in range(1, 401):
+        grown = 0.5 * step
+        own = (Reading.run("runtime.kept", grown),) if kept else ()
+        judge.check(StepRecord(step, 0.0, (Reading.run("runtime.rss", 400.0 + grown), *own)))
+    assert [issue.issue_type for issue in judge.issues] == ([] if kept else [IssueType.MEMORY_LEAK])
