@@ -110,7 +110,10 @@ def make_loop(
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
     follow, inputs = part("blocks")(block.follow), InputTap(reference, guard=part("inputs"))
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
-    modes, structure = ModeTap(model, guard=part("wiring")), StructureTap(model, code=code, guard=part("inputs"))
+    modes, structure = (
+        ModeTap(model, code=code, guard=part("wiring")),
+        StructureTap(model, code=code, guard=part("inputs")),
+    )
     repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
     see_sums = part("wiring")(sums.see)
 

@@ -184,6 +184,11 @@ class CompiledCode:
         self._graphs, self._begun = torch_private.graphs(), False
 
     @property
+    def shows(self) -> bool:
+        """Whether any part of the model seems to run inside compiled code; unlike :meth:`notice` this changes nothing."""
+        return self.found or torch_private.graphs() > self._graphs
+
+    @property
     def read(self) -> bool:
         """Whether what runs inside compiled code is read."""
         return self._inside != "never"
