@@ -185,7 +185,7 @@ class CompiledCode:
 
     @property
     def shows(self) -> bool:
-        """Whether any part of the model seems to run inside compiled code; unlike :meth:`notice` this changes nothing."""
+        """Whether some part of the model seems to run inside compiled code; changes nothing, unlike :meth:`notice`."""
         return self.found or torch_private.graphs() > self._graphs
 
     @property
