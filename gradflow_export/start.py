@@ -223,7 +223,8 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
         _log.warning("gradflow: budget= is ignored on several ranks, which must read the same things at the same steps")
     loop.alone, loop.clock = False, StepClock()
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    names = ",".join([type(model).__name__, *(site_name(name) for name, _ in model.named_parameters())])
+    shapes = (f"{site_name(name)}{list(parameter.shape)}" for name, parameter in model.named_parameters())
+    names = ",".join([type(model).__name__, *shapes])
     session = f"gradflow/{hashlib.sha256(names.encode()).hexdigest()[:16]}"
     ranks = Exchange(None, rank, world)
     try:
