@@ -43,7 +43,7 @@ _COPIED = (
     "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
 )
 _TRANSFORMED = (
-    "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained this way, put what "
+    "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained so, put what "
     "torch.func returns into .grad of the parameters, then call exporter.step() after each update or step with an "
     "optimizer that holds them; of tensors that stand in for the parameters, watch nn.ParameterList(tensors)."
 )
