@@ -153,13 +153,11 @@ class TrainingLoop:
         self._transfer = part("transfer")(_pack)
         self._settle_updates = part("updates")(partial(taps.updates.settle, self._transfer))
         self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
-        self._notice_transformed = part("wiring")(lonely.transformed)
         self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
         self.taps.blocks.store.on_backward = self.notice_lonely
-        self.taps.blocks.calls.on_transformed = self._notice_transformed
         with contextlib.ExitStack() as stack:
             # First of all hooks, so that what other taps do after the step does not count as the step's time.
             for tap in self.taps.hooked:

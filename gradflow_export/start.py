@@ -126,6 +126,7 @@ def make_loop(
         structure.see(root)
         see_sums(root)
 
+    calls.on_transformed = part("wiring")(lonely.transformed)
     taps = Taps(
         block,
         GradientTap(),
