@@ -58,9 +58,9 @@ def test_a_failed_check_is_the_exit_code(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("installed", "required", "verdict"),
     [
-        ("2.6", True, "ok"),
+        ("2.13", True, "ok"),
         ("2.13.0+cpu", True, "ok"),
-        ("2.5.1", True, "fail"),
+        ("2.12.1", True, "fail"),
         (None, True, "fail"),
         (None, False, "note"),
     ],
