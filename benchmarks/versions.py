@@ -20,6 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/unit", "tests/contract", "tests/loops")
 PYTHONS = ("3.10", "3.13")
 NEWEST = "newest"
+WHY = """\
+The oldest release is the one on which everything works. Before it, `torch.compile` refuses a graph with a hook on a
+gradient in it, so block gains inside compiled code cannot be read. Up to 2.8 the graph of a loss also saves other
+things, so NaN is not traced to the layer where it began. A fallback for each would be a second way to read the same,
+for releases that `make test` never runs on; it runs on the oldest one. Where the newest release has no build for a
+Python, pip takes the newest that has."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ def table(results: list[Result]) -> str:
         "# Versions",
         "",
         "Written by `make test-versions`: unit, contract and loop tests on the oldest and the newest release of torch.",
+        "",
+        WHY,
         "",
         "| Python | torch | tests |",
         "|---|---|---|",

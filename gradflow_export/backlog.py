@@ -20,6 +20,9 @@ WAKE = 16
 FEW, DEFERRED = 8, 256
 """With more steps than ``FEW`` to be judged writing is deferred, for at most so many records."""
 
+DEFERRED_SECONDS = 0.25
+"""And no longer than this after a step, so that the end of the process costs little, however slow the machine is."""
+
 ROOM_SECONDS = 1.0
 JUDGE_SECONDS, WRITER_SECONDS = 2.0, 0.1
 """How long the training thread waits without a sign of progress: for room, for a verdict, for one behind a writer."""
@@ -60,6 +63,13 @@ class Backlog:
     def full(self) -> bool:
         """Whether nothing more should be read for now."""
         return len(self) >= CAPACITY
+
+    @property
+    def ripe(self) -> bool:
+        """Whether the first record that waits is to be written now."""
+        if not self.judged or len(self.queue) <= FEW or len(self.judged) >= DEFERRED:
+            return bool(self.judged)
+        return time.time() - self.judged[0].wall_time >= DEFERRED_SECONDS
 
     @property
     def awaited(self) -> bool:

@@ -27,6 +27,9 @@ PATIENCE_SECONDS = 4.0
 AGAIN_STEPS, AGAIN_SECONDS = 50, 0.2
 """How often and how long a silent rank is waited for again: its worker may have fallen behind for good."""
 
+ALONE_STEPS = 20
+"""Steps after which a rank whose model rank 0 does not watch says so."""
+
 LOOK_SECONDS = 0.005
 KEPT = 256
 """Messages of one rank that may lie in the store; beyond that the oldest are deleted."""
@@ -72,7 +75,7 @@ class Exchange:
         self._store = store
         self._ranks = ranks
         self._patience = PATIENCE_SECONDS * height_of(rank, ranks)
-        self._place = self._channel = 0
+        self._place = self._channel = self._posts = 0
         self._channels: dict[int, int] = {}
         self._joiner, self._merger = Joiner(rank, ranks), Merger()
         self._silent: set[int] = set()
@@ -133,6 +136,14 @@ class Exchange:
         if digest not in self._published and len(self._published) < SCHEMAS:
             self._store.set(f"schema/{digest.hex()}", zlib.compress(share.schema.as_bytes(), 1))
             self._published.add(digest)
+        self._posts += 1
+        if self._posts == ALONE_STEPS and not self._store.check([f"at/0/{self._place}"]):
+            _log.warning(
+                "gradflow: rank %d watches a model that rank 0 does not, such as a stage of a pipeline: what it reads "
+                "is not recorded. Watch each stage before torch.distributed.init_process_group(), each with a logdir "
+                "of its own.",
+                self.rank,
+            )
         key = f"{self.rank}/{self._channel}/{step}"
         self._store.set(key, encode(share, schema=digest not in self._published))
         self._posted.append(key)
@@ -214,7 +225,7 @@ class Exchange:
         _log.warning(
             "gradflow: nothing came from rank %d for step %d within %.0f s. Recording goes on without it: means are "
             "over the other ranks, and what needs every shard is left out. Watch the model on every rank, with the "
-            "same settings.",
+            "same settings; stages of a pipeline, before torch.distributed.init_process_group().",
             rank,
             step,
             self._patience,

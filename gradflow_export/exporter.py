@@ -281,6 +281,7 @@ class Exporter(Reports):
                 self._worker.put(Bundle(self._loop.steps + 1, time.time(), told=list(self._loop.told)))
         self._closed = True
         self._hooks.close()
+        self._runtime.close()
         if self._loop is not None:
             self._finalizer.detach()
             self._worker.close(CLOSE_SECONDS)

@@ -17,6 +17,7 @@ from gradflow_export.taps.base import Part
 _log = logging.getLogger("gradflow_export")
 _is_tracing = torch_private.is_tracing
 _modes = torch_private.function_modes
+_grad = torch.is_grad_enabled
 
 
 def where_numbers_are() -> contextlib.AbstractContextManager[object]:
@@ -103,9 +104,10 @@ class _GuardedPart(Part):
                 return
             if self.off or _is_tracing():  # torch.jit.trace compares two passes, and a hook would show in them
                 return
-            began, outermost = time.perf_counter(), guard.depth == 0
-            guard.depth += 1
+            depth, grad, began = guard.depth, _grad(), time.perf_counter()
+            outermost = depth == 0
             try:
+                guard.depth = depth + 1
                 if outermost and _modes():
                     with where_numbers_are():
                         hook(*args, **kwargs)
@@ -113,8 +115,12 @@ class _GuardedPart(Part):
                     hook(*args, **kwargs)
             except Exception as error:
                 self.failed(error)
+            except BaseException:
+                # Ctrl-C may come between the two halves of no_grad(): after it has switched, before it is in charge.
+                torch.set_grad_enabled(grad)
+                raise
             finally:
-                guard.depth -= 1
+                guard.depth = depth
                 if outermost:
                     guard.spent += time.perf_counter() - began
 

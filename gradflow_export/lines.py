@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,10 @@ class LineEncoder:
         """Return the line that tells which steps are missing."""
         return _line({"kind": "gap", **self._session, **vars(gap)})
 
+    def end(self, step: int) -> bytes:
+        """Return the line that says that the session was closed after this step."""
+        return _line({"kind": "end", **self._session, "step": step})
+
     def record(self, record: StepRecord) -> bytes:
         """Return the line of one record, after those of site tables that it is the first to use."""
         tables: list[bytes] = []
@@ -100,6 +105,17 @@ class LineEncoder:
         return _line({"kind": "sites", **self._session, "id": number, "sites": list(sites)})
 
 
+@dataclass(frozen=True)
+class End:
+    """The end of a session that was closed.
+
+    Attributes:
+        step: The last step that was handed over.
+    """
+
+    step: int
+
+
 class LineDecoder:
     """Turns lines back into what they hold, in file order.
 
@@ -112,14 +128,15 @@ class LineDecoder:
         self.sites = {} if sites is None else sites
         self.session = self._latest = session
 
-    def decode(self, line: bytes) -> RunInfo | StepRecord | Gap | None:
+    def decode(self, line: bytes) -> RunInfo | StepRecord | Gap | End | None:
         """Return what a line holds.
 
         Args:
             line: One line of the file, with or without its newline.
 
         Returns:
-            A RunInfo where a session begins, a record, a gap, or ``None`` for a site table or a line of somebody else.
+            A RunInfo where a session begins, a record, a gap, the end of a session, or ``None`` for a site table or a
+            line of somebody else.
 
         Raises:
             ValueError: The line is damaged.
@@ -130,7 +147,7 @@ class LineDecoder:
         try:
             if kind == "run" and "session" in data:
                 return self._begin(data)
-            if kind in {"sites", "step", "gap"}:
+            if kind in {"sites", "step", "gap", "end"}:
                 self.session = str(data.get("session", self._latest))
             if kind == "sites":
                 self.sites.setdefault(self.session, {})[int(data["id"])] = tuple(data["sites"])
@@ -138,6 +155,8 @@ class LineDecoder:
                 return self._record(data, self.sites.get(self.session, {}))
             elif kind == "gap":
                 return gap_from_json(data)
+            elif kind == "end":
+                return End(int(data["step"]))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a {kind} line lacks a part: {error!r}") from error
         return None

@@ -17,13 +17,15 @@ class LostSteps:
     Attributes:
         dropped: Steps of which there is no record, by reason.
         unwritten: Records that a writer did not take, by the writer's name.
+        after: The last step in the files of a run that was not closed, of which nobody knows what came then.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
+    after: int | None = None
 
     def __bool__(self) -> bool:
-        return any(self.dropped.values()) or any(self.unwritten.values())
+        return self.total > 0 or self.after is not None
 
     @property
     def total(self) -> int:
@@ -33,13 +35,15 @@ class LostSteps:
     @property
     def phrase(self) -> str:
         """What was lost and why, such as ``3 steps were lost (writers too slow)``; empty when nothing was."""
-        if not self:
-            return ""
+        open_end = "" if self.after is None else f"not closed: what came after step {self.after} is not known"
+        if not self.total:
+            return open_end
         found = {reason or "without a record": count for reason, count in self.dropped.items() if count}
         found |= {f"not written by {name}" if name else "not written": n for name, n in self.unwritten.items() if n}
         why = ", ".join(reason if len(found) == 1 else f"{count} {reason}" for reason, count in found.items())
         count = self.total
-        return f"{count} step{' was' if count == 1 else 's were'} lost ({why})"
+        lost = f"{count} step{' was' if count == 1 else 's were'} lost ({why})"
+        return f"{lost}; {open_end}" if open_end else lost
 
 
 class StoredLost:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from gradflow_export.chunks import FORMAT, Blob, Tag, Unpacker, parse_tag
 from gradflow_export.errors import StorageError
 from gradflow_export.framing import FrameReader, event_blobs
-from gradflow_export.lines import LineDecoder
+from gradflow_export.lines import End, LineDecoder
 from gradflow_export.records import Gap, RunInfo, StepRecord, gap_from_json, info_from_json
 
 _LINES_PER_PAGE = 256
@@ -53,12 +53,14 @@ class Session:
         info: Its description, ``None`` when that was lost.
         pages: In step order.
         gaps: Steps that the file says could not be written.
+        closed: Whether it says that the session was closed.
     """
 
     name: str
     info: RunInfo | None = None
     pages: list[Page] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    closed: bool = False
 
     @property
     def started(self) -> float:
@@ -123,6 +125,8 @@ class EventSession(Session):
             self.sites[int(tag.part)] = tuple(json.loads(_text(blob)))
         elif tag.name == "gap":
             self.gaps.append(gap_from_json(json.loads(_text(blob))))
+        elif tag.name == "end":
+            self.closed = True
         else:
             self.places.setdefault(tag.chunk, []).append(offset)
             if tag.name in {"steps", "wall"} and tag.part.endswith("-0"):
@@ -206,6 +210,8 @@ def read_lines(path: Path) -> tuple[list[LineSession], int]:
                 session.info = found
             elif isinstance(found, Gap):
                 session.gaps.append(found)
+            elif isinstance(found, End):
+                session.closed = True
             else:
                 session.index(found, start, partial(_load_lines, path, decoder.sites, session.name))
     return list(sessions.values()), skipped

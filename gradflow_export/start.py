@@ -113,7 +113,10 @@ def make_loop(
     wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
     names = tuple(name for name, _ in chosen)
     picture = PictureTap(model, names, calls=not code.found, guard=part("wiring"))
-    modes, structure = ModeTap(model, guard=part("wiring")), StructureTap(model, code=code, guard=part("inputs"))
+    modes, structure = (
+        ModeTap(model, code=code, guard=part("wiring")),
+        StructureTap(model, code=code, guard=part("inputs")),
+    )
     repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
     see_sums = part("wiring")(sums.see)
 
@@ -131,6 +134,7 @@ def make_loop(
         clipping.start_over()
         origin.start_over()
 
+    calls.on_transformed = part("wiring")(lonely.transformed)
     taps = Taps(
         block,
         GradientTap(),
@@ -230,7 +234,8 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
         _log.warning("gradflow: budget= is ignored on several ranks, which must read the same things at the same steps")
     loop.alone, loop.clock = False, StepClock()
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    names = ",".join([type(model).__name__, *(site_name(name) for name, _ in model.named_parameters())])
+    shapes = (f"{site_name(name)}{list(parameter.shape)}" for name, parameter in model.named_parameters())
+    names = ",".join([type(model).__name__, *shapes])
     session = f"gradflow/{hashlib.sha256(names.encode()).hexdigest()[:16]}"
     ranks = Exchange(None, rank, world)
     try:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import overload
@@ -36,6 +36,7 @@ class _Start:
         infos = [part.info for part in parts if part.info is not None]
         self.info = infos[-1] if infos else None
         self.started, self.rank = max(part.started for part in parts), max(part.rank for part in parts)
+        self.closed = any(part.closed for part in parts)
         self.owner: dict[int, Page] = {}
         for part in parts:
             for page in part.pages:
@@ -46,13 +47,13 @@ class _Start:
 
     @property
     def gaps(self) -> Iterator[Gap]:
-        """The gaps that no other file of the session fills."""
+        """The gaps, less the steps that another file of the session holds."""
         for part in self.parts:
             own = {step for page in part.pages for step in page.clock}
             for gap in part.gaps:
                 elsewhere = sum(gap.first <= step <= gap.last and step not in own for step in self.owner)
                 if elsewhere < gap.steps:
-                    yield gap
+                    yield replace(gap, steps=gap.steps - elsewhere)
 
 
 class Records(Sequence[StepRecord]):
@@ -122,6 +123,8 @@ class Run:
         skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
         gaps: Steps that were recorded and could not be written, as the files tell.
         beside: One session of each other run that was written to the same directory at the same time.
+        closed: Whether the latest session was closed. Else it goes on, or its process ended before its time, or could
+            not write.
     """
 
     path: Path
@@ -131,6 +134,7 @@ class Run:
     skipped: int
     gaps: tuple[Gap, ...] = ()
     beside: tuple[str, ...] = ()
+    closed: bool = True
 
 
 def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session: str | None = None) -> Run:
@@ -183,6 +187,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         skipped,
         tuple(gap for start in history for gap in start.gaps),
         tuple(other[0].name for other in histories if other is not history),
+        not history or history[-1].closed,
     )
 
 

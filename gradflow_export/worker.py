@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gradflow_export.assemble import Assembler, Ranks
-from gradflow_export.backlog import DEFERRED, FEW, Backlog
+from gradflow_export.backlog import DEFERRED, Backlog
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.lost import DROPPED, LostSteps
@@ -247,7 +247,7 @@ class Worker:
                 kind = backlog.queue[0].kind if backlog.queue else kind
                 if backlog.queue and len(backlog.judged) < DEFERRED:
                     self._judge_next()
-                if backlog.judged and (len(backlog.queue) <= FEW or len(backlog.judged) >= DEFERRED):
+                if backlog.ripe:
                     self._write_next()
                     self._keep()
                 took = time.thread_time() - began

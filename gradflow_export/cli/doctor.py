@@ -55,7 +55,7 @@ class Need:
 
 
 NEEDS = (
-    Need("torch", (2, 6), True, "watching a model", "'torch>=2.6'"),
+    Need("torch", (2, 13), True, "watching a model", "'torch>=2.13'"),
     Need("tensorboard", (2, 21), True, "the tensorboard backend and the panel", "'tensorboard>=2.21'"),
     Need("wandb", (0, 19), True, "the wandb backend", "'wandb>=0.19'"),
     Need("numpy", (1, 26), True, "reading and writing anything", "'numpy>=1.26'"),

@@ -51,7 +51,8 @@ def summarise(stored: Run) -> RunSummary:
     summary = RunSummary(stored.info)
     for record in stored.records:
         summary.add(record)
-    summary.lost_steps = LostSteps(summary.lost_steps.dropped, {"": sum(gap.steps for gap in stored.gaps)})
+    unwritten = {"": sum(gap.steps for gap in stored.gaps)}
+    summary.lost_steps = LostSteps(summary.lost_steps.dropped, unwritten, None if stored.closed else summary.last)
     return summary
 
 
@@ -59,6 +60,7 @@ def _kept(stored: Run) -> dict[str, Any]:
     return {
         "sessions": list(stored.sessions),
         "beside": list(stored.beside),
+        "closed": stored.closed,
         "missing": [{"first": g.first, "last": g.last, "steps": g.steps, "reason": g.reason} for g in stored.gaps],
     }
 
@@ -67,5 +69,8 @@ def _notes(stored: Run) -> Iterator[str]:
     if stored.beside:
         several = f"{len(stored.beside) + 1} runs wrote to this folder at the same time"
         yield f"  note   {several}; this is session {stored.sessions[0]}. Give each its own logdir."
+    if not stored.closed:
+        yield "  note   not closed: the run goes on, or its process was killed, which costs at most its last second, or"
+        yield "         its disk was full to the end."
     for gap in stored.gaps:
         yield f"  note   could not be written: {gap}"

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
@@ -135,6 +136,9 @@ class BlockTap:
             self._sent.take(index, tensor)
         except Exception as error:
             part.failed(error)
+        except BaseException:
+            torch.set_grad_enabled(True)  # as it was, or the call were not seen: Ctrl-C may come within no_grad()
+            raise
         finally:
             self._spent += time.perf_counter() - began
 

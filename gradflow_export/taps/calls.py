@@ -39,6 +39,11 @@ class ModuleCalls:
     Args:
         enabled: False never sees a call.
         code: Knows whether the model is compiled.
+
+    Attributes:
+        armed: Whether calls are looked at.
+        seen: Whether any was seen.
+        on_transformed: Told of a call under ``torch.func.grad`` or ``vmap``, of which no handler is told.
     """
 
     def __init__(self, *, enabled: bool = True, code: CompiledCode | None = None) -> None:
@@ -49,6 +54,7 @@ class ModuleCalls:
         self._handle: RemovableHandle | None = None
         self.armed = False
         self._unseen = 0
+        self.on_transformed: Callable[[nn.Module], None] | None = None
         self.seen = False
 
     def add(self, module: nn.Module, handler: Handler, inside: Reading | None = None) -> None:
@@ -139,7 +145,11 @@ class ModuleCalls:
         if entry is None or not _is_grad_enabled() or _is_tracing():
             return
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook tells of them.
-        if entry[0]() is module and _transform() is None:
+        if entry[0]() is not module:
+            return
+        if _transform() is None:
             self.seen = True
             for handler in entry[1]:
                 handler(module, args, output)
+        elif self.on_transformed is not None:
+            self.on_transformed(module)

@@ -23,9 +23,6 @@ from gradflow_export.taps.hooks import ModuleHook, hook_calls
 
 Inside = Literal["exact", "always", "never"]
 INSIDE: tuple[Inside, ...] = ("exact", "always", "never")
-LEAST_TORCH = (2, 13)
-"""Tensor hooks inside compiled graphs were measured from this release on; before, they may fail to compile."""
-
 _EXACT_DTYPES = (torch.float32, torch.float64)
 
 
@@ -177,11 +174,16 @@ class CompiledCode:
         self.known = known or any(map(is_compiled, modules))
         self.found = self.known
         self.graphed = False
-        self._inside = inside if _can_trace(model) else "never"
+        self._inside = "never" if _is_sharded(model) else inside
         self._parts = [weakref.ref(module) for module in modules]
         self._readers: list[Any] = []
         self._placed = contextlib.ExitStack()
         self._graphs, self._begun = torch_private.graphs(), False
+
+    @property
+    def shows(self) -> bool:
+        """Whether some part of the model seems to run inside compiled code; changes nothing, unlike :meth:`notice`."""
+        return self.found or torch_private.graphs() > self._graphs
 
     @property
     def read(self) -> bool:
@@ -263,9 +265,8 @@ class CompiledCode:
         self._placed.callback(operator.release, numbers)
 
 
-def _can_trace(model: nn.Module) -> bool:
-    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    return release >= LEAST_TORCH and not any(hasattr(p, "placements") for p in model.parameters())
+def _is_sharded(model: nn.Module) -> bool:
+    return any(hasattr(p, "placements") for p in model.parameters())
 
 
 def _in_cuda_graph() -> bool:

@@ -67,14 +67,12 @@ class InitialTap:
             for key, weight in module.named_parameters(recurse=False)
             if weight.dim() >= 2 and weight.shape[0] >= 2 and weight[0].numel() >= 2
         }
-        self._own = frozenset(
-            id(weight)
-            for module in model.modules()
-            if _is_own(module) or isinstance(module, nn.Embedding)
-            for weight in module.parameters(recurse=False)
-        )
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        own = tables | {id(w) for m in model.modules() if _is_own(m) for w in m.parameters(recurse=False)}
+        # By name: other tensors come into their places where a model is sharded or moved after this.
+        self._own = frozenset(name for name, slot in self._weights.items() if id(slot()) in own)
         # Rows of a table are no units, and are looked at for zeros alone.
-        self._tables = frozenset(id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding))
+        self._tables = frozenset(name for name, slot in self._weights.items() if id(slot()) in tables)
         self._level: dict[str, Tensor] = {}
         self._armed = False
         self._steps = 0
@@ -113,20 +111,20 @@ class InitialTap:
         mine = {id(p) for p in step.owned.parameters}
         held = self._held()
         if self._steps == 1:
-            held = [(name, weight) for name, weight in held if id(weight) not in self._tables]
-        named = [(name, weight) for name, weight in held if id(weight) in mine or self._steps == LATER]
+            held = [(name, weight) for name, weight in held if name not in self._tables]
+        named = [(name, local(weight)) for name, weight in held if id(weight) in mine or self._steps == LATER]
         if not named:
             return
         sites = tuple(name for name, _ in named)
         with torch.no_grad():
             weights = [weight for _, weight in named]
             if self._steps == 1:
-                own = [id(weight) in self._own for weight in weights]
+                own = [name in self._own for name in sites]
                 self._level = {name: _level(weight) for name, weight in named}
                 self._out.append(_pending("parameter.initial_gain", sites, _gains(weights, own)))
                 self._out.append(_pending("parameter.initial_mean", sites, [_one_sided(weight) for weight in weights]))
             else:
-                self._look_for_doubles([(name, weight) for name, weight in named if id(weight) not in self._own])
+                self._look_for_doubles([(name, weight) for name, weight in named if name not in self._own])
                 parting = [self._parting(*each) for each in named]
                 self._out.append(_pending("parameter.row_parting", sites, parting))
             self._out.append(_pending("parameter.row_spread", sites, [self._spread(*each) for each in named]))
@@ -163,7 +161,7 @@ class InitialTap:
 
     def _spread(self, name: str, weight: Tensor) -> Tensor:
         """Return the spread of rows; of a layer of somebody's own, which may count by columns, where it began even."""
-        if id(weight) not in self._own:
+        if name not in self._own:
             return _spread(weight)
         both = torch.minimum(_spread(weight), _spread(weight.reshape(weight.shape[0], -1).t()))
         level = self._level.get(name)
@@ -177,7 +175,7 @@ class InitialTap:
         flat = weight.reshape(weight.shape[0], -1)
         flat = flat[:: -(-flat.shape[0] // ENTRIES), :: -(-flat.shape[1] // ENTRIES)]
         parted = _parting(flat, level)
-        return torch.minimum(parted, _parting(flat.t(), level)) if id(weight) in self._own else parted
+        return torch.minimum(parted, _parting(flat.t(), level)) if name in self._own else parted
 
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]

@@ -42,6 +42,11 @@ _COPIED = (
     "the model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that "
     "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
 )
+_TRANSFORMED = (
+    "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained so, put what "
+    "torch.func returns into .grad of the parameters, then call exporter.step() after each update or step with an "
+    "optimizer that holds them; of tensors that stand in for the parameters, watch nn.ParameterList(tensors)."
+)
 
 
 class LonelyPasses:
@@ -62,7 +67,8 @@ class LonelyPasses:
         self._before: list[tuple[Slot, Tensor]] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.over = self._told = False
-        self._passes = self._foreign_steps = 0
+        self._passes = self._foreign_steps = self._calls = 0
+        self._called: int | None = None
         self._cleared = True
 
     @property
@@ -79,6 +85,19 @@ class LonelyPasses:
         # Under vmap the model's own passes are not seen.
         if self._foreign_steps == LONELY_BACKWARD_PASSES and self._share() >= MOST:
             self._tell(_COPIED)
+
+    def transformed(self, module: nn.Module) -> None:
+        """Take notice of a call under a function transform, whose gradients no hook sees.
+
+        Args:
+            module: One of the model's; those calls are counted that come to the first of them.
+        """
+        if self.over or self._told or self._foreign_steps:
+            return
+        self._called = id(module) if self._called is None else self._called
+        self._calls += self._called == id(module)
+        if self._calls == LONELY_BACKWARD_PASSES and not self._passes:
+            self._tell(_TRANSFORMED)
 
     def begin(self) -> Drained:
         """Count a backward pass that begins.

@@ -16,6 +16,7 @@ from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.hooks import torch_private
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Guard, Pending, unguarded
+from gradflow_export.taps.compiled import CompiledCode
 from gradflow_export.taps.discover import site_name
 from gradflow_export.taps.hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.taps.patches import Spy, spies_on
@@ -38,15 +39,16 @@ class ModeTap:
 
     Args:
         model: The unwrapped model; only a weak reference is kept.
+        code: Knows whether the model is compiled.
         guard: Wraps the hooks.
     """
 
     instrument: ClassVar[str] = "wiring"
     every_step: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
         self._model = weakref.ref(model)
-        self._guard = guard
+        self._code, self._guard = code, guard
         self._evaluations = 0
         self._close = False
         self._look: _Look | None = None
@@ -130,9 +132,10 @@ class ModeTap:
         self.forget()
         if model is not None and not self._called:  # a step has come, and the model itself was not called for it
             self._called = True
-            part = ModuleHook(self._guard(self._part_begins))
-            children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
-            self._parts.callback(hook_calls(children, before=True))
+            if self._code is None or not self._code.shows:  # compiled code calls nobody, and would be compiled anew
+                part = ModuleHook(self._guard(self._part_begins))
+                children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
+                self._parts.callback(hook_calls(children, before=True))
         return out
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:

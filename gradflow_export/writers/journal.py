@@ -118,21 +118,31 @@ class Journal:
         if self.failing and not self.closed and self._clock() >= self._again_at:
             self._pump()
 
-    def close(self) -> None:
-        """Try once more to write what waits, and close the file; calling it again does nothing."""
+    def close(self, end: bytes = b"") -> None:
+        """Try once more to write what waits, and close the file; calling it again does nothing.
+
+        Args:
+            end: The last entry, left out where the one before it could not be written.
+        """
         if self.closed:
             return
         if self.failing:
             self._pump()
         self.closed = True
-        if self._file is not None:
-            self._file.close()
         for _, steps in self._held:
             if steps is not None:
                 self._miss(Gap(*steps, self._reason))
         self._held.clear()
         if self.failing and self.lost is not None:
             _log.warning("gradflow: the %s writer could not write %s", self._writer, self.lost)
+            # A disk without room for what waits may have some for a word of what is missing.
+            self._failures = MOST_SAID + 1
+            self._pump()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # without an end a reader knows no less than that
+                if not (self.failing or self._file.gone):
+                    self._file.append(end)
+            self._file.close()
 
     def _pump(self) -> None:
         """Write all that waits, and what is missing behind it."""

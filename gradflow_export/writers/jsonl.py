@@ -43,6 +43,7 @@ class JsonlWriter:
                 "pass another path."
             )
         self._encoder = LineEncoder()
+        self._last = 0
         self._journal: Journal | None = None
 
     @property
@@ -89,6 +90,7 @@ class JsonlWriter:
         if journal.full:
             journal.lose(record.step)
         elif not journal.closed:
+            self._last = record.step
             journal.append(self._encoder.record(record), (record.step, record.step, 1))
 
     def keep(self) -> None:
@@ -101,4 +103,4 @@ class JsonlWriter:
     def close(self) -> None:
         """Close the file."""
         if self._journal is not None:
-            self._journal.close()
+            self._journal.close(self._encoder.end(self._last))

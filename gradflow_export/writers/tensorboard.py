@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from gradflow_export.chunks import DRAFTS, pack_gap, pack_info
+from gradflow_export.chunks import DRAFTS, pack_end, pack_gap, pack_info
 from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.framing import blob_event, frame, version_event
 from gradflow_export.packing import Packer
@@ -74,7 +74,7 @@ class TensorBoardWriter:
         self._opened = self._flushed = self._kept = self._clock()
         self._run: RunInfo | None = None
         self._packer = Packer("")
-        self._second = 0
+        self._second = self._step = 0
         self._journal: Journal | None = None
         self._drafts, self._outdated = DraftFile(self._directory), False
         self._lock = threading.Lock()  # a reader asks for a flush from a thread of its own
@@ -151,7 +151,7 @@ class TensorBoardWriter:
                 self._flush()
                 self._kind = record.phase, record.rank
             self._packer.add(record)
-            self._last = record.wall_time
+            self._last, self._step = record.wall_time, record.step
             self._frames += b"".join(map(frame, self._stock.events(record)))
             self._urgent = self._urgent or bool(record.issues)
             if self._due():
@@ -205,9 +205,14 @@ class TensorBoardWriter:
         with self._lock:
             if self._journal is not None and not self._journal.closed:
                 self._flush()
-                self._journal.close()
-                if not self._journal.failing:
+                lost = self._journal.lost
+                self._journal.close(self._end())
+                if not self._journal.failing and self._journal.lost == lost:  # else some of it stands nowhere else
                     self._drafts.close()
+
+    def _end(self) -> bytes:
+        assert self._run is not None
+        return frame(blob_event(pack_end(self._run.session, self._step), self._last))
 
     def _due(self) -> bool:
         if self._packer.rows >= self._rows:

@@ -96,6 +96,22 @@ def test_what_waits_is_bounded_and_nothing_that_was_read_is_dropped(loop, monkey
     assert lost in exporter.report().splitlines()[1]
 
 
+def test_records_are_not_kept_back_however_many_steps_wait(loop, monkeypatch):
+    """A worker that is behind judges first, but writes what has become old: the end of the process costs little."""
+    monkeypatch.setattr(backlog, "DEFERRED_SECONDS", 0.0)
+    held, waiting, memory = threading.Event(), [], MemoryWriter()
+    exporter = Exporter(loop.model, backends=[memory], budget=None)
+    exporter.register_analyzer("held", lambda _record: held.wait(60) and None)
+    write = memory.write
+    monkeypatch.setattr(memory, "write", lambda r: (waiting.append(len(exporter._worker.backlog.queue)), write(r)))
+    exporter.watch()
+    loop.train(25)
+    held.set()
+    exporter.close()
+    assert [record.step for record in memory.records] == list(range(1, 26))
+    assert waiting[0] > backlog.FEW
+
+
 def test_close_goes_on_as_long_as_something_is_written(loop, monkeypatch):
     """Closing takes many times as long as it waits for a sign of life, and loses nothing."""
     monkeypatch.setattr(exporter_module, "CLOSE_SECONDS", 1.0)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gradflow_export import Exporter, JsonlWriter, MemoryWriter
 from gradflow_export.cli import main
+from gradflow_export.cli.report import summarise
 from gradflow_export.store import read_run
 
 
@@ -135,6 +136,7 @@ def test_a_full_disk_stops_the_files_and_not_the_training(small_disk):
         records = list(read_run(place / where).records)
         assert [r.step for r in records] == list(range(1, len(records) + 1))
         counts.append(len(records))
+        assert summarise(read_run(place / where)).lost_steps
     assert 5 < min(counts) <= max(counts) < 200
 
 

@@ -134,6 +134,40 @@ def step_copies(model, kind, params, optimizer):
     optimizer.step()
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_gradients_of_torch_func_are_told_of_once(stacked, watching, recorded, said):
+    """torch.func.grad, by itself or under vmap: after twenty calls the ways that are recorded are named; they are."""
+    model, models = net(), [net(), net(), net()]
+    params = torch.func.stack_module_state(models)[0] if stacked else dict(model.named_parameters())
+    params = {name: p.detach() for name, p in params.items()}
+
+    def loss(params, x):
+        return torch.func.functional_call(model, params, (x,)).square().mean()
+
+    gradients = torch.func.grad(loss)
+    gradients = torch.func.vmap(gradients, in_dims=(0, None)) if stacked else gradients
+    exporter = watching(model)
+    for _ in range(40):
+        found = gradients(params, torch.randn(6, 4))
+        params = {name: p - 0.1 * found[name] for name, p in params.items()}
+    assert len(said()) == 1
+    assert "20 calls of the model inside torch.func" in said()[0]
+    assert recorded(exporter) == []
+
+    held = nn.ParameterList(params.values())
+    exporter, norms = watching(held), []
+    for _ in range(3):
+        found = gradients(dict(zip(params, held, strict=True)), torch.randn(6, 4))
+        with torch.no_grad():
+            for p, g in zip(held, found.values(), strict=True):
+                p.grad = g.detach()
+                p.sub_(0.1 * p.grad)
+        norms.append(float(torch.stack([p.grad.norm() for p in held]).norm()))
+        exporter.step()
+    assert [r.value("gradient.total_norm") for r in recorded(exporter)] == pytest.approx(norms, rel=1e-5)
+    assert len(said()) == 1
+
+
 @pytest.mark.parametrize("kind", ["plain", "stacked"])
 def test_copies_that_are_trained_in_the_models_place_are_told_once(kind, watching, said):
     """functional_call and ensembles under vmap: the line says what to watch, and that is recorded."""

@@ -5,6 +5,7 @@ import inspect
 import threading
 import weakref
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -222,3 +223,18 @@ def test_a_tap_that_cannot_attach_leaves_nothing(monkeypatch):
     exporter.close()
     assert hooks(model, criterion) == 0
     assert ours() == before
+
+
+def test_no_file_stays_open(tmp_path):
+    """What was opened to watch is closed by close(), also while the exporter lives on."""
+    process = psutil.Process()
+    before = set(process.open_files())
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    exporter = Exporter(model, backends=["tensorboard", "jsonl"], logdir=tmp_path).watch()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+    exporter.close()
+    assert set(process.open_files()) <= before

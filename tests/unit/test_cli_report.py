@@ -9,7 +9,7 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
-from gradflow_export.writers import make_writer
+from gradflow_export.writers import JsonlWriter, TensorBoardWriter, make_writer
 
 SICK = Issue(
     issue_type=IssueType.VANISHING,
@@ -89,6 +89,22 @@ def test_text_names_layer_step_and_advice(tmp_path, capsys):
     assert "layers blocks.3, blocks.2" in out
     assert "do     Look at blocks.3." in out
     assert out.index("NUMERICAL") < out.index("VANISHING")
+
+
+@pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
+def test_a_run_that_was_not_closed_says_so_first(kind, tmp_path, capsys):
+    """Its verdict says that nobody knows what came after the last step; that of a closed one does not."""
+    writer = kind(tmp_path)
+    writer.open(RunInfo("1000-0", 1.0))
+    for step in range(1, 4):
+        writer.write(StepRecord(step, float(step), (Reading.run("loss", 1.0),)))
+    writer.flush()
+    _, out, _ = report(capsys, tmp_path)
+    assert "in the 3 recorded steps; not closed: what came after step 3 is not known" in out.splitlines()[1]
+    assert "note   not closed" in out
+    writer.close()
+    _, out, _ = report(capsys, tmp_path)
+    assert "not closed" not in out
 
 
 def test_every_run_below_a_folder_is_reported(tmp_path, capsys):

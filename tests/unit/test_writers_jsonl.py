@@ -16,6 +16,7 @@ GOLDEN = """\
 {"kind":"step","session":"1-0","step":1,"wall_time":2.5,"phase":"train","rank":0,"run":{"loss":"Infinity"},\
 "sites":{"block.gain":[0,[0.5,null,"NaN"]]}}
 {"kind":"step","session":"1-0","step":2,"wall_time":3.5,"phase":"train","rank":0,"run":{},"sites":{"block.gain":[0,[0.0,-0.0,1.0]]}}
+{"kind":"end","session":"1-0","step":2}
 """
 
 
@@ -60,7 +61,7 @@ def test_a_named_file_is_appended_to(tmp_path):
     path = tmp_path / "deep" / "log.jsonl"
     first = JsonlWriter(path)
     write_pinned_run(first)
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1])[:-20])
     second = JsonlWriter(path)
     second.open(RunInfo("2-0", 2.0))
     second.write(StepRecord(7, 9.0))
@@ -68,6 +69,7 @@ def test_a_named_file_is_appended_to(tmp_path):
     run = read_run(path)
     assert (run.sessions, run.records.steps, run.skipped) == (("1-0", "2-0"), (1, 7), 1)
     assert run.info == RunInfo("2-0", 2.0)
+    assert run.closed
 
 
 def test_a_directory_named_like_a_file_is_refused(tmp_path):

@@ -155,8 +155,8 @@ def test_an_empty_flush_writes_nothing(tmp_path):
     writer, _ = opened(tmp_path)
     size = writer.path.stat().st_size
     writer.flush()
-    writer.close()
     assert writer.path.stat().st_size == size
+    writer.close()
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"flush_seconds": -1.0}, {"flush_seconds": float("nan")}])
