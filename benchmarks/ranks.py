@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 
 from gradflow_export.across import Joiner
-from gradflow_export.assemble import Column
+from gradflow_export.column import Column
 from gradflow_export.exchange import Exchange, height_of
 from gradflow_export.shares import encode
 from gradflow_export.taps.shards import Layout

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.assemble import Column
 from gradflow_export.catalog import spec
+from gradflow_export.column import Column
 from gradflow_export.records import Reading
 from gradflow_export.shares import (
     ADD,

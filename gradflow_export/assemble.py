@@ -195,21 +195,6 @@ def _players(bundle: Bundle, norms: Column | None) -> Iterator[Reading]:
     yield Reading.of("optimizer.gradient_norm", sites, totals)
 
 
-class Column:
-    """Values of one metric, filled in by one or more optimizers, and joined over ranks."""
-
-    def __init__(
-        self, sites: tuple[str, ...], values: Floats | None = None, present: npt.NDArray[np.bool_] | None = None
-    ) -> None:
-        self.sites = sites
-        self.values = np.zeros(len(sites)) if values is None else values
-        self.present = np.zeros(len(sites), dtype=np.bool_) if present is None else present
-
-    def as_list(self) -> list[float | None]:
-        """Return the values, ``None`` where nothing arrived."""
-        return [float(v) if p else None for v, p in zip(self.values, self.present, strict=True)]
-
-
 def _merge(columns: dict[str, Column], item: Pending, values: npt.NDArray[np.floating]) -> None:
     column, (new, present) = columns.get(item.metric), spread(item, values)
     if column is None or column.sites != item.sites:

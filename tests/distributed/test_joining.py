@@ -7,9 +7,9 @@ import pytest
 
 from gradflow_export import exchange
 from gradflow_export.across import Joiner
-from gradflow_export.assemble import Column
 from gradflow_export.catalog import CATALOG
 from gradflow_export.catalog.metric import ACROSS
+from gradflow_export.column import Column
 from gradflow_export.exchange import KEPT, Exchange, children_of, height_of
 from gradflow_export.shares import Field, Merger, Schemas, Share, decode, encode
 from gradflow_export.taps.shards import Layout
