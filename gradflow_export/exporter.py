@@ -67,8 +67,9 @@ class Exporter(Reports):
     Args:
         model: What is trained; ``DataParallel``, ``DistributedDataParallel`` and compiled wrappers are looked through.
         backends: Names (``"tensorboard"``, ``"wandb"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
-        wandb: Have ``"wandb"`` start a run of its own with these arguments of ``wandb.init``, offline where there is no
-            login or server: ``{"project": "mine"}``; those of ``WandbWriter`` too. Left out, the active run is used.
+        wandb: The W&B run to write to; or a dictionary, to have one started with these arguments of ``wandb.init``,
+            offline where there is no login or server: ``{"project": "mine"}``; those of ``WandbWriter`` too. Either
+            adds the backend ``"wandb"``, which without this argument uses the active run.
         logdir: Directory for files; by default ``runs/<time>_<model class>``.
         every: Steps between two records.
         profile: ``"robust"`` (scale-free rules) or ``"seed"`` (the fixed thresholds of the seed documents).
@@ -106,7 +107,7 @@ class Exporter(Reports):
         model: nn.Module,
         *,
         backends: str | Writer | Sequence[str | Writer] = ("tensorboard",),
-        wandb: Mapping[str, Any] | None = None,
+        wandb: object = None,
         logdir: str | os.PathLike[str] | None = None,
         every: int | None = None,
         profile: str | None = None,

@@ -57,7 +57,7 @@ class Need:
 NEEDS = (
     Need("torch", (2, 6), True, "watching a model", "'torch>=2.6'"),
     Need("tensorboard", (2, 21), True, "the tensorboard backend and the panel", "'tensorboard>=2.21'"),
-    Need("wandb", (0, 19), True, "the wandb backend", "'wandb>=0.19'"),
+    Need("wandb", (0, 28), True, "the wandb backend", "'wandb>=0.28'"),
     Need("numpy", (1, 26), True, "reading and writing anything", "'numpy>=1.26'"),
     Need("protobuf", (4, 25), True, "reading and writing event files", "'protobuf>=4.25'"),
     Need("psutil", (5, 9), True, "memory metrics", "'psutil>=5.9'"),
