@@ -20,7 +20,8 @@ from gradflow_export.writers.wandb_files import FOLDER, StepFiles
 from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_module import Module
 from gradflow_export.writers.wandb_picks import LAYERS, Picks, worst
-from gradflow_export.writers.wandb_rows import Row, RowQueue, Rows
+from gradflow_export.writers.wandb_fold import Row
+from gradflow_export.writers.wandb_rows import RowQueue, Rows
 from gradflow_export.writers.wandb_views import Views
 
 _log = logging.getLogger("gradflow_export")
@@ -195,7 +196,7 @@ class WandbWriter:
             described = info_to_json(self._info)
             rows.try_to("the run's config", partial(self._wandb.describe, run, rows.prefix, described))
         self._alerts.begin(rows)
-        if self._files is not None:
+        if self._files is not None and getattr(run, "dir", None):
             self._files.begin(Path(run.dir).parent / FOLDER / rows.prefix)
         while len(self._early):
             rows.put(self._early.take())
