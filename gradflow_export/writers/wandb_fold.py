@@ -92,7 +92,7 @@ class Fold:
         self._call, self._pid = call, os.getpid()
         self._row = int(getattr(run, "starting_step", 0) or 0)
         self._lock = threading.Lock()
-        self._told = False
+        self._open = self._told = False
         self.sources: dict[str, Source] = {}
 
     @classmethod
@@ -119,6 +119,15 @@ class Fold:
                 _log.warning("gradflow: a row of yours goes to W&B without our values", exc_info=True)
         return self._call(data, *more, **named)
 
+    def complete(self) -> None:
+        """Add the newest values to the row that the user began and W&B still keeps open, if there is one."""
+        with self._lock:
+            if not self._open or os.getpid() != self._pid:
+                return
+            ours = {key: value for source in self.sources.values() for key, value in source.take(self._row).items()}
+        if ours:
+            self._call(ours, step=None, commit=False)
+
     def _joined(self, data: Any, step: int | None, commit: bool | None) -> Any:
         if not isinstance(data, Mapping) or not data or os.getpid() != self._pid:
             return data
@@ -129,6 +138,6 @@ class Fold:
             ours: Row = {}
             for source in self.sources.values():
                 ours.update(source.take(self._row))
-            if commit or (commit is None and step is None):
-                self._row += 1
+            self._open = commit is False or (commit is None and step is not None)
+            self._row += not self._open
         return {**ours, **data} if ours else data

@@ -127,8 +127,10 @@ class Rows:
         self.hooked = wandb_private.before_end(run, self.end)
         if self._commits:
             wandb_private.leave_out_of_recap(run, prefix)
+        self._fold: Fold | None = None
         if not self.own:
-            Fold.on(module, run).sources[prefix] = self
+            self._fold = Fold.on(module, run)
+            self._fold.sources[prefix] = self
 
     @classmethod
     def of(cls, module: Any, run: Any, prefix: str, *, own: bool = False) -> Rows:
@@ -206,6 +208,8 @@ class Rows:
         """Put the newest values, and these, into the run's summary."""
         with self._lock:
             latest = {**self._latest, **self._waiting.values(), **values}
+        if self._fold is not None:  # or the row that is open would put its older values over these
+            self.try_to("values within your open row", self._fold.complete)
         self.summarise(latest)
 
     def summarise(self, values: Row) -> bool:
