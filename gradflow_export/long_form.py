@@ -12,7 +12,8 @@ import csv
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.errors import ArgumentError, MissingPackageError, StorageError, nearest
-from gradflow_export.records import Reading, RunInfo, StepRecord, info_to_json, issue_to_json, number_to_json
+from gradflow_export.records import (
+    Issue,
+    Reading,
+    RunInfo,
+    StepRecord,
+    info_from_json,
+    info_to_json,
+    issue_from_json,
+    issue_to_json,
+    number_to_json,
+)
 
 COLUMNS = ("step", "wall_time", "metric", "site", "value")
 GROUP_ROWS = 1 << 16
@@ -240,6 +251,48 @@ def read_parquet(path: str | os.PathLike[str]) -> Iterator[StepRecord]:
         raise StorageError(f"expected a Parquet file that gradflow wrote, got {str(path)!r}: {error}") from error
     if readings:
         yield _record(step, wall, readings)
+
+
+class StepTables:
+    """The Parquet files that a W&B writer left of a session: in its artifact, or beside its run.
+
+    Args:
+        parts: Their paths, in order.
+
+    Attributes:
+        info: What is known of the run; ``None`` where the file beside them that says so is missing.
+    """
+
+    def __init__(self, parts: Sequence[Path]) -> None:
+        self._parts = tuple(parts)
+        folder = self._parts[0].parent
+        self.info: RunInfo | None = None
+        self._issues: dict[int, list[Issue]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            self.info = info_from_json(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        with contextlib.suppress(FileNotFoundError):
+            for line in (folder / "issues.jsonl").read_text(encoding="utf-8").splitlines():
+                found = json.loads(line)
+                self._issues.setdefault(int(found.pop("at")), []).append(issue_from_json(found))
+
+    @classmethod
+    def below(cls, path: Path) -> StepTables | None:
+        """Return what a folder or a single Parquet file holds; ``None`` where it is neither."""
+        parts = [path] if path.suffix == ".parquet" and path.is_file() else sorted(path.glob("steps-*.parquet"))
+        return cls(parts) if parts else None
+
+    @property
+    def records(self) -> StepTables:
+        """The records: iterated anew each time."""
+        return self
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        for part in self._parts:
+            for record in read_parquet(part):
+                yield replace(record, issues=tuple(self._issues.get(record.step, ())))
 
 
 def _runs(*columns: npt.NDArray[Any]) -> Iterator[slice]:

@@ -8,24 +8,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gradflow_export.catalog import CATALOG, MetricSpec
+from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, GradflowError, MissingPackageError
+from gradflow_export.writers.wandb_fold import Span
 from gradflow_export.writers.wandb_gains import CHART
-from gradflow_export.writers.wandb_picks import PER_SITE
+from gradflow_export.writers.wandb_picks import CHAIN, FLAGGED, NO_CHAIN
 
 PLACE = re.compile(r"[\w.-]+/[\w .-]+")
 
-FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Gains", ("gain.", "block.")),
-    ("Gradient norms", ("gradient.", "parameter.gradient")),
-    ("Updates", ("update.", "learning_rate", "parameter.")),
-    ("Activations", ("activation.",)),
-    ("Runtime", ("runtime.", "overhead")),
-)
-"""Sections, and how the names of their metrics begin; the first that fits takes a metric."""
-
-HEADLINES = "Headline numbers"
-"""The section of every headline metric that no family takes."""
+HISTOGRAM_METRICS = (("parameter.gradient", "Gradients"), ("parameter.weight", "Weights"))
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -140,30 +131,49 @@ def _load() -> tuple[Any, Any]:
 
 
 def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
-    headlines = [metric for metric in CATALOG.values() if metric.headline and metric.kind == "run"]
-    layers = [CATALOG[name] for name in PER_SITE]
-    out = [
-        workspaces.Section(name="Verdict", is_open=True, pinned=True, panels=_verdict(panels, prefix)),
-        workspaces.Section(
-            name="Gain report",
-            is_open=True,
-            panels=[
-                panels.MediaBrowser(
-                    title="Gain by depth and step",
-                    num_columns=1,
-                    media_keys=[f"{prefix}/gain_report"],
-                    layout=panels.Layout(w=24, h=14),
-                )
-            ],
-        ),
+    named = {
+        "Verdict": _verdict(panels, prefix),
+        "Compare runs": _compare(panels, prefix),
+        "Flagged layers": [_all_of(panels, prefix, "Flagged layers", FLAGGED)],
+        "Gain report": [
+            panels.MediaBrowser(
+                title="Gain by depth and step",
+                num_columns=1,
+                media_keys=[f"{prefix}/gain_report"],
+                layout=panels.Layout(w=24, h=14),
+            )
+        ],
+        "Gains": [_curve(panels, prefix, "gain.depth"), _by_layer(panels, prefix, CHAIN), _gain_chart(panels, prefix)],
+        "Gradients and updates": [
+            _lines(
+                panels,
+                prefix,
+                "Gradient norm, and its extremes since the last row",
+                ("gradient.total_norm", *(key for key in Span.KEYS if "gradient_norm" in key)),
+                log=True,
+            ),
+            _by_layer(panels, prefix, NO_CHAIN),
+            _curve(panels, prefix, "update.ratio"),
+            _curve(panels, prefix, "learning_rate"),
+        ],
+        "Loss and policy": [
+            _lines(panels, prefix, "Loss, and its greatest since the last row", ("loss", "since_last/loss_max")),
+            _curve(panels, prefix, "policy.entropy"),
+        ],
+        "Histograms": [
+            panels.MediaBrowser(
+                title=f"{what}, two tensors spread over depth",
+                num_columns=2,
+                media_keys=[f"{prefix}/{metric}/"],
+                layout=panels.Layout(w=12, h=10),
+            )
+            for metric, what in HISTOGRAM_METRICS
+        ],
+    }
+    return [
+        workspaces.Section(name=name, is_open=name != "Histograms", pinned=name == "Verdict", panels=charts)
+        for name, charts in named.items()
     ]
-    for title in (HEADLINES, *(title for title, _ in FAMILIES)):
-        charts = [_curve(panels, prefix, metric) for metric in headlines if _family(metric) == title]
-        charts += [_curves_by_layer(panels, prefix, metric) for metric in layers if _family(metric) == title]
-        if title == "Gains":
-            charts.append(_gain_chart(panels, prefix))
-        out.append(workspaces.Section(name=title, is_open=title != "Runtime", panels=charts))
-    return out
 
 
 def _verdict(panels: Any, prefix: str) -> list[Any]:
@@ -173,30 +183,51 @@ def _verdict(panels: Any, prefix: str) -> list[Any]:
     )
     return [
         panels.MarkdownPanel(markdown=said, layout=panels.Layout(w=8, h=6)),
-        _lines(panels, prefix, "Issues", (f"{prefix}/open_issues", f"{prefix}/alerts")),
+        _lines(panels, prefix, "Open issues", ("open_issues",)),
         panels.WeavePanelSummaryTable(table_name=f"{prefix}/health", layout=panels.Layout(w=24, h=10)),
         panels.WeavePanelSummaryTable(table_name=f"{prefix}/issues", layout=panels.Layout(w=24, h=8)),
+        panels.WeavePanelSummaryTable(table_name=f"{prefix}/steps", layout=panels.Layout(w=24, h=8)),
     ]
 
 
-def _family(metric: MetricSpec) -> str:
-    return next((title for title, begins in FAMILIES if metric.name.startswith(begins)), HEADLINES)
+def _compare(panels: Any, prefix: str) -> list[Any]:
+    """Return panels that set runs against each other: a bar a run, at the same layers."""
+    numbers = ("gain.depth", "since_last/gradient_norm_max", "issues_found")
+    bars = [panels.BarPlot(title=f"{name}, by run", metrics=[f"{prefix}/{name}"]) for name in numbers]
+    axes = [f"summary:{prefix}/{name}" for name in ("gain.depth", "gradient.total_norm", "update.ratio", "loss")]
+    return [
+        *bars,
+        panels.ParallelCoordinatesPlot(
+            title="Gain, gradient, update and loss of each run",
+            columns=[panels.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes],
+            layout=panels.Layout(w=24, h=8),
+        ),
+        panels.RunComparer(diff_only=True, layout=panels.Layout(w=24, h=10)),
+    ]
 
 
-def _curve(panels: Any, prefix: str, metric: MetricSpec) -> Any:
-    return _lines(panels, prefix, metric.title, (f"{prefix}/{metric.name}",), log=metric.scale == "log")
+def _curve(panels: Any, prefix: str, name: str) -> Any:
+    metric = CATALOG[name]
+    return _lines(panels, prefix, metric.title, (name,), log=metric.scale == "log")
 
 
-def _lines(panels: Any, prefix: str, title: str, keys: Sequence[str], *, log: bool = False) -> Any:
-    return panels.LinePlot(title=title, x=f"{prefix}/step", y=list(keys), log_y=log or None)
+def _lines(panels: Any, prefix: str, title: str, names: Sequence[str], *, log: bool = False) -> Any:
+    keys = [f"{prefix}/{name}" for name in names]
+    return panels.LinePlot(title=title, x=f"{prefix}/step", y=keys, log_y=log or None)
 
 
-def _curves_by_layer(panels: Any, prefix: str, metric: MetricSpec) -> Any:
+def _by_layer(panels: Any, prefix: str, name: str) -> Any:
+    metric = CATALOG[name]
+    title = f"{metric.title}, layers spread over depth"
+    return _all_of(panels, prefix, title, name, log=metric.scale == "log")
+
+
+def _all_of(panels: Any, prefix: str, title: str, first: str, *, log: bool = False) -> Any:
     return panels.LinePlot(
-        title=f"{metric.title}, worst layers",
+        title=title,
         x=f"{prefix}/step",
-        metric_regex=f"^{re.escape(f'{prefix}/{metric.name}/')}.*",
-        log_y=metric.scale == "log" or None,
+        metric_regex=f"^{re.escape(f'{prefix}/{first}/')}.*",
+        log_y=log or None,
         layout=panels.Layout(w=16, h=8),
     )
 

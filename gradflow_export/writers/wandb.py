@@ -17,10 +17,10 @@ from gradflow_export.records import RunInfo, StepRecord, info_to_json
 from gradflow_export.writers import wandb_runs
 from gradflow_export.writers.wandb_alerts import Alerts
 from gradflow_export.writers.wandb_files import FOLDER, StepFiles
+from gradflow_export.writers.wandb_fold import Row
 from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_module import Module
 from gradflow_export.writers.wandb_picks import LAYERS, Picks, worst
-from gradflow_export.writers.wandb_fold import Row
 from gradflow_export.writers.wandb_rows import RowQueue, Rows
 from gradflow_export.writers.wandb_views import Views
 

@@ -80,10 +80,11 @@ class Chosen:
     Args:
         count: How many: the first, the last, and in between at equal distances.
         layers: Patterns of layers that are chosen besides.
+        skip: How many at the beginning are not among them.
     """
 
-    def __init__(self, count: int, layers: Sequence[str]) -> None:
-        self._count, self._layers = count, tuple(layers)
+    def __init__(self, count: int, layers: Sequence[str], skip: int = 0) -> None:
+        self._count, self._layers, self._skip = count, tuple(layers), skip
         self._sites: tuple[str, ...] | None = None
         self._names: frozenset[str] = frozenset()
         self._numbers: list[int] = []
@@ -95,8 +96,9 @@ class Chosen:
             self._sites = sites
             if self._names.isdisjoint(sites) and self._choices < _MOST_CHOICES:
                 self._choices += 1
-                evenly = np.linspace(0, len(sites) - 1, min(self._count, len(sites))) if sites else ()
-                self._names = frozenset(sites[round(float(number))] for number in evenly)
+                deep = sites[self._skip :] or sites
+                evenly = np.linspace(0, len(deep) - 1, min(self._count, len(deep))) if deep else ()
+                self._names = frozenset(deep[round(float(number))] for number in evenly)
             wanted = self._names
             self._numbers = [
                 number for number, site in enumerate(sites) if site in wanted or matches(site, self._layers)
@@ -185,7 +187,7 @@ class Picks:
         self._default, self._top, self._layers = metrics is None, top, tuple(layers)
         self._run = tuple(name for name in metrics or RUN_KEYS if CATALOG[name].kind == "run")
         named = (name for name in metrics or () if CATALOG[name].kind != "run")
-        self._chosen = {metric: Chosen(top, self._layers) for metric in ((NO_CHAIN,) if metrics is None else named)}
+        self._chosen = {metric: self._choose(metric) for metric in ((NO_CHAIN,) if metrics is None else named)}
         self._drawn: tuple[tuple[str, str], ...] | None = None
         self._flagged = Flagged()
 
@@ -196,7 +198,12 @@ class Picks:
             blocks: Names of the blocks of the run; empty where no chain is known.
         """
         if self._default:
-            self._chosen = {CHAIN if blocks else NO_CHAIN: Chosen(self._top, self._layers)}
+            metric = CHAIN if blocks else NO_CHAIN
+            self._chosen = {metric: self._choose(metric)}
+
+    def _choose(self, metric: str) -> Chosen:
+        # The first block of a chain has no gain: that is from one block to the next.
+        return Chosen(self._top, self._layers, skip=int(metric == CHAIN))
 
     def scalars(self, record: StepRecord) -> dict[str, float]:
         """Return ``{metric or metric/site: value}``; NaN and Inf as they are, missing values absent."""

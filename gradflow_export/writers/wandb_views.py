@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, final
 
 from gradflow_export.records import RunInfo, StepRecord
+from gradflow_export.writers.wandb_fold import Row
 from gradflow_export.writers.wandb_gains import GainViews
 from gradflow_export.writers.wandb_picks import RUN_KEYS
-from gradflow_export.writers.wandb_fold import Row
 from gradflow_export.writers.wandb_rows import RowQueue, Rows
 from gradflow_export.writers.wandb_tables import HEALTH_COLUMNS, ISSUE_COLUMNS, Cell, HealthBook, IssueBook
 

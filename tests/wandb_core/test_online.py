@@ -157,7 +157,9 @@ def test_an_alert_does_not_keep_the_end_waiting(server, begin, make, read, said,
     if how == "gone":
         server.stop()
     for step in range(2, 31):
-        writer.write(make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),) if step in (2, 15) else ()))
+        writer.write(
+            make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),) if step in (2, 15) else ())
+        )
         run.log({"mine": step})
     ending = threading.Thread(target=run.finish if whose == "the user's" else writer.close)
     ending.start()

@@ -331,8 +331,7 @@ def played(begin, make, read):
     alone = {pattern: play(pattern, begin, None, 0) for pattern in PATTERNS}
     logs = {user: [read(run) for run in user.runs] for user in (*alone.values(), *out.values())}
     return {
-        pattern.__name__: (logs[user], user, logs[alone[pattern]], pattern in THREADS)
-        for pattern, user in out.items()
+        pattern.__name__: (logs[user], user, logs[alone[pattern]], pattern in THREADS) for pattern, user in out.items()
     }
 
 
