@@ -12,11 +12,9 @@ from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, GradflowError, MissingPackageError
 from gradflow_export.writers.wandb_fold import Span
 from gradflow_export.writers.wandb_gains import CHART
-from gradflow_export.writers.wandb_picks import CHAIN, FLAGGED, NO_CHAIN
+from gradflow_export.writers.wandb_picks import CHAIN, FLAGGED, HISTOGRAM_KEYS, NO_CHAIN
 
 PLACE = re.compile(r"[\w.-]+/[\w .-]+")
-
-HISTOGRAM_METRICS = (("parameter.gradient", "Gradients"), ("parameter.weight", "Weights"))
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,13 +23,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("place", metavar="ENTITY/PROJECT", help="the W&B project")
     parser.add_argument("--name", default="GradFlow", help="name of the workspace (default: %(default)s)")
     parser.add_argument("--prefix", default="gradflow", help="first part of the keys (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="save a report in place of a workspace")
     parser.add_argument("--dry-run", action="store_true", help="print what would be saved as JSON; asks no server")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Save the workspace and print its address, or print its description."""
-    workspace = build(args.place, args.name, args.prefix)
+    workspace = build(args.place, args.name, args.prefix, report=args.report)
     if args.dry_run:
         print(json.dumps(spec(workspace), indent=2))
         return 0
@@ -39,16 +38,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def build(place: str, name: str, prefix: str) -> Any:
-    """Lay the workspace out; nothing is sent.
+def build(place: str, name: str, prefix: str, *, report: bool = False) -> Any:
+    """Lay the workspace or report out; nothing is sent.
 
     Args:
         place: ``"ENTITY/PROJECT"``.
         name: Name of the workspace.
         prefix: First part of every key.
+        report: Whether to lay out a report.
 
     Returns:
-        A ``wandb_workspaces.workspaces.Workspace``.
+        A ``Workspace`` of ``wandb_workspaces.workspaces``, or a ``Report`` of ``wandb_workspaces.reports.v2``.
 
     Raises:
         MissingPackageError: wandb-workspaces is not installed.
@@ -62,6 +62,8 @@ def build(place: str, name: str, prefix: str) -> Any:
     workspaces, panels = _load()
     entity, _, project = place.partition("/")
     try:
+        if report:
+            return _report(panels, entity, project, name, _sections(workspaces, panels, prefix))
         return workspaces.Workspace(
             entity=entity,
             project=project,
@@ -83,9 +85,16 @@ def spec(workspace: Any) -> dict[str, Any]:
     Args:
         workspace: What :func:`build` made.
     """
-    view = workspace._to_model()  # noqa: SLF001 - the package shows the description nowhere else
-    described: dict[str, Any] = json.loads(view.spec.model_dump_json(by_alias=True, exclude_none=True))
-    return {"entity": view.entity, "project": view.project, "name": view.display_name, "spec": described}
+    try:
+        view = workspace._to_model()  # noqa: SLF001 - the package shows the description nowhere else
+        described: dict[str, Any] = json.loads(view.spec.model_dump_json(by_alias=True, exclude_none=True))
+    except Exception as error:
+        raise GradflowError(
+            "--dry-run expects a release of wandb-workspaces that shows what it would send, and for --report a login, "
+            f"got: {error}; run `wandb login`, or leave --dry-run out"
+        ) from error
+    name = getattr(workspace, "title", None) or getattr(workspace, "name", "")
+    return {"entity": workspace.entity, "project": workspace.project, "name": name, "spec": described}
 
 
 def save(workspace: Any) -> str:
@@ -130,6 +139,17 @@ def _load() -> tuple[Any, Any]:
     return workspaces, v2
 
 
+def _report(panels: Any, entity: str, project: str, name: str, sections: Sequence[Any]) -> Any:
+    """Return a report with the panels of these sections, a grid of each, over all runs of the project."""
+    runs = panels.Runset(entity=entity, project=project)
+    blocks = [
+        block
+        for section in sections
+        for block in (panels.H2(text=section.name), panels.PanelGrid(runsets=[runs], panels=list(section.panels)))
+    ]
+    return panels.Report(entity=entity, project=project, title=name, blocks=blocks)
+
+
 def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
     named = {
         "Verdict": _verdict(panels, prefix),
@@ -162,12 +182,11 @@ def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
         ],
         "Histograms": [
             panels.MediaBrowser(
-                title=f"{what}, two tensors spread over depth",
+                title="Two tensors; which they are says the summary's histograms",
                 num_columns=2,
-                media_keys=[f"{prefix}/{metric}/"],
-                layout=panels.Layout(w=12, h=10),
+                media_keys=[f"{prefix}/{key}" for key in HISTOGRAM_KEYS],
+                layout=panels.Layout(w=24, h=10),
             )
-            for metric, what in HISTOGRAM_METRICS
         ],
     }
     return [

@@ -114,6 +114,7 @@ def examine(logdir: Path) -> list[Finding]:
         check_plugin,
         check_panel,
         check_reader,
+        check_wandb,
     )
     return [
         check_python(sys.version_info[:2]),
@@ -220,6 +221,20 @@ def check_reader() -> Finding:
         return Finding("tensorboard reader", "ok", "fast (data server)")
     return Finding(
         "tensorboard reader", "note", "slow (Python): this platform has no data server; long runs load slowly"
+    )
+
+
+def check_wandb() -> Finding:
+    """Look for the names of wandb that are not public and make the wandb backend better."""
+    import wandb
+
+    from gradflow_export.writers import wandb_private
+
+    missing = wandb_private.missing(wandb)
+    if not missing:
+        return Finding("wandb hooks", "ok", f"all there in {wandb.__version__}")
+    return Finding(
+        "wandb hooks", "note", "; ".join(missing), f"{wandb.__version__} is not tested: pip install 'wandb<0.32'"
     )
 
 

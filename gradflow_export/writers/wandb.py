@@ -242,7 +242,8 @@ class WandbWriter:
         if rows is None or self._last is None:
             return
         now = time.monotonic()
-        rows.conclude({**self._views.verdict, "last_step": self._last.step})
+        drawn = {key: f"{metric} of {site}" for (metric, site), key in self._picks.drawn.items()}
+        rows.conclude({**self._views.verdict, "last_step": self._last.step, **({"histograms": drawn} if drawn else {})})
         self._lane.put(self._sender(rows, self._last, files=True))
         self._alerts.finish(rows, now + alert_seconds)
         if not self._lane.wait(max(0.0, now + _LAST_SECONDS - time.monotonic())):

@@ -26,7 +26,8 @@ PER_SITE = ("block.gain", "parameter.gradient_norm", "parameter.update_ratio", "
 
 NONFINITE = "gradient.nonfinite"
 FLAGGED, MOST_FLAGGED = "flagged", 6
-LAYERS, HISTOGRAMS = 5, 2
+LAYERS = 5
+HISTOGRAM_KEYS = ("histogram/first", "histogram/last")
 MOST_BINS = 32
 
 _MOST_CHOICES = 4
@@ -171,6 +172,9 @@ class Flagged:
 class Picks:
     """Turns records into rows of numbers: by default few enough to be read, and the same in every run of a model.
 
+    Attributes:
+        drawn: The histograms that are sent, by metric and site, and their keys.
+
     Args:
         metrics: Metrics to send in place of the default ones: of the whole model, or per layer.
         top: How many layers of each metric that is read per layer.
@@ -188,7 +192,7 @@ class Picks:
         self._run = tuple(name for name in metrics or RUN_KEYS if CATALOG[name].kind == "run")
         named = (name for name in metrics or () if CATALOG[name].kind != "run")
         self._chosen = {metric: self._choose(metric) for metric in ((NO_CHAIN,) if metrics is None else named)}
-        self._drawn: tuple[tuple[str, str], ...] | None = None
+        self.drawn: dict[tuple[str, str], str] = {}
         self._flagged = Flagged()
 
     def begin(self, blocks: Sequence[str]) -> None:
@@ -225,28 +229,30 @@ class Picks:
         return out
 
     def histograms(self, record: StepRecord, make: Any) -> dict[str, Any]:
-        """Return histograms: two spread over depth, and those of layers that the user chose.
+        """Return histograms: the first and the last of one metric, and those of layers that the user chose.
 
         Args:
             record: Where a drawn histogram leaves NaN or Inf out, their number has a key from then on.
             make: ``wandb.Histogram``.
         """
         out: dict[str, Any] = {}
-        if self._drawn is None and record.histograms:
-            every = record.histograms
-            evenly = np.linspace(0, len(every) - 1, min(HISTOGRAMS, len(every)))
-            self._drawn = tuple((every[round(float(n))].metric, every[round(float(n))].site) for n in evenly)
+        if not self.drawn and record.histograms:
+            first = record.histograms[0]
+            last = [histogram for histogram in record.histograms if histogram.metric == first.metric][-1]
+            for histogram, key in zip((first, last), HISTOGRAM_KEYS, strict=True):
+                self.drawn.setdefault((histogram.metric, histogram.site), key)
         for histogram in record.histograms:
-            name = histogram.metric, histogram.site
-            if name not in (self._drawn or ()) and not matches(histogram.site, self._layers):
+            key = self.drawn.get((histogram.metric, histogram.site))
+            if key is None and matches(histogram.site, self._layers):
+                key = f"{histogram.metric}/{histogram.site}"
+            if key is None:
                 continue
-            if histogram.nonfinite:
-                key = self._flagged.take(f"{histogram.metric}_nonfinite", histogram.site)
-                if key is not None:
-                    out[key] = histogram.nonfinite
+            broken = f"{histogram.metric}_nonfinite"
+            if histogram.nonfinite and (flag := self._flagged.take(broken, histogram.site)) is not None:
+                out[flag] = histogram.nonfinite
             bins = few_bins(histogram)
             if bins is not None:
-                out[f"{histogram.metric}/{histogram.site}"] = make(np_histogram=bins)
+                out[key] = make(np_histogram=bins)
         return out
 
 

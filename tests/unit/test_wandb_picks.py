@@ -185,5 +185,6 @@ def test_few_histograms_are_sent_and_always_the_same():
         one = [Histogram("parameter.weight", name, [0.0, 1.0], [1], broken) for name in names]
         got = chooser.histograms(StepRecord(1, 1.0, (), tuple(one)), dict)
         drawn = [key for key in got if not key.startswith("flagged/")]
-        assert drawn == [f"parameter.weight/{name}" for name in "ayz"]
+        assert drawn == ["histogram/first", "parameter.weight/y", "histogram/last"]
         assert len(got) - len(drawn) == (3 if broken else 0)
+    assert chooser.drawn == {("parameter.weight", "a"): "histogram/first", ("parameter.weight", "z"): "histogram/last"}

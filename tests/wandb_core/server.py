@@ -279,5 +279,25 @@ class LoopbackServer:
             "upsertView": {"view": {"id": identity(f"View:{len(self.views)}"), "name": v["name"]}, "inserted": True}
         }
 
+    def do_ProjectInternalId(self, v):
+        return {"project": {"id": identity("Project:1"), "internalId": identity("ProjectInternalId:1")}}
+
+    def do_GetProjects(self, v):
+        page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+        nodes = [
+            {"__typename": "Project", "id": identity(f"Project:{name}"), "name": name, "entityName": v["entity"],
+             "createdAt": "2025-01-01T00:00:00", "isBenchmark": False, "user": None}
+            for name in self.projects
+        ]  # fmt: skip
+        return {"models": {"pageInfo": page, "edges": [{"node": node} for node in nodes]}}
+
+    def do_upsertView(self, v):
+        self.views.append(v)
+        project = {"id": identity("Project:1"), "name": v["projectName"], "entityName": v["entityName"]}
+        view = {"id": identity(f"View:{len(self.views)}"), "type": v["type"], "name": v["name"], "project": project,
+                "displayName": v["displayName"], "description": v["description"] or "", "spec": v["spec"],
+                "updatedAt": "2025-01-01T00:00:00"}  # fmt: skip
+        return {"upsertView": {"view": view, "inserted": True}}
+
     def do_QueryRunInfo(self, v):
         return {"project": {"run": {"displayName": "a-run", "summaryMetrics": json.dumps(self.summary(v["run"]))}}}

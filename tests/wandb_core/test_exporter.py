@@ -253,7 +253,5 @@ def test_of_several_runs_none_is_guessed(begin, make, said):
     make.writer().close()
     for run in runs:
         run.finish()
-    assert said("several runs are alive") == [
-        "gradflow: no W&B run is active yet; several runs are alive and none is wandb.run: "
-        "pass the one to use, WandbWriter(run=run)"
-    ]
+    (line,) = said("several runs are alive")
+    assert line.endswith("pass the one to use, WandbWriter(run=run)")

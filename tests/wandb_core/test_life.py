@@ -274,3 +274,65 @@ def test_a_life_of_every_call_at_any_time(place, order):
         writer.close()
         writer.flush()
     writer.write(StepRecord(2, 2.0))
+
+
+@pytest.mark.parametrize("name", ["_partial_history_callback", "_set_teardown_hooks", "_on_finish"])
+def test_names_of_wandb_that_are_gone_are_known(monkeypatch, name):
+    """`gradflow doctor` says what follows where a release of wandb lacks a name that is not public."""
+    from gradflow_export.cli.doctor import check_wandb
+    from gradflow_export.writers import wandb_private
+
+    assert wandb_private.missing(wandb) == []
+    assert check_wandb().verdict == "ok"
+    monkeypatch.delattr(wandb.sdk.wandb_run.Run, name)
+    assert len(wandb_private.missing(wandb)) == 1
+    assert check_wandb().verdict == "note"
+
+
+def test_without_any_private_name_the_writer_works(begin, make, read, ours, monkeypatch):
+    """Rows have the newest values, and closing the writer keeps the summary."""
+    from gradflow_export.writers import wandb_private
+
+    for call in ("before_end", "leave_out_of_recap"):
+        monkeypatch.setattr(wandb_private, call, lambda *more: False)
+    monkeypatch.setattr(wandb_private, "alive", lambda module: [])
+    run = begin()
+    monkeypatch.setattr("gradflow_export.writers.wandb_fold.HOOK", "_a_name_that_is_gone")
+    writer = make.writer()
+    for step in range(1, 11):
+        writer.write(make.record(step))
+        (run.log if step % 2 else wandb.log)({"mine": step})
+    writer.close()
+    run.finish()
+    log = read(run)
+    assert steps(log, ours) == list(range(1, 11))
+    assert [row["mine"] for row in log.history] == list(range(1, 11))
+    assert log.summary["gradflow/last_step"] == 10
+
+
+def test_the_recap_has_none_of_our_keys(begin, make):
+    """What a run keeps for its end on the terminal holds the user's keys alone."""
+    run, writer = begin(), make.writer()
+    for step in range(1, 11):
+        writer.write(make.record(step))
+        run.log({"mine": step})
+    writer.close()
+    run.finish()
+    assert {item.key for item in run._sampled_history.item if not item.key.startswith("_")} == {"mine"}
+    assert not [item.key for item in run._final_summary.item if item.key.startswith("gradflow")]
+
+
+def test_a_companion_run_has_every_row(begin, make, read, ours):
+    """Curves of every step go to a second run of the same group; the user's has its own rows only."""
+    run = begin(group="both")
+    writer = make.writer(rows="companion")
+    companion = writer._own
+    for step in range(1, 11):
+        writer.write(make.record(step))
+        if step % 5 == 0:
+            run.log({"mine": step}, step=step)
+    writer.close()
+    run.finish()
+    assert (companion.group, companion.job_type, companion.id == run.id) == ("both", "gradflow", False)
+    assert steps(read(companion), ours) == list(range(1, 11))
+    assert [sorted(key for key in row if not key.startswith("_")) for row in read(run).history] == [["mine"], ["mine"]]
