@@ -1,8 +1,8 @@
 """Run the W&B tests on the oldest release of wandb that is declared, one between, and the newest.
 
 ``python benchmarks/wandb_versions.py``, or ``make test-versions``. Each release has an environment of its own below
-``--environments`` that takes everything but wandb from the environment that this runs in. Prints a table; the exit status
-is 1 where a test failed. ``--trackers`` runs ``tests/trackers`` in an environment with those trackers instead.
+``--environments`` that takes everything but wandb from the environment that this runs in. Prints a table; the exit
+status is 1 where a test failed. ``--trackers`` runs ``tests/trackers`` in an environment with those trackers instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(interpreter: Path, tests: list[str]) -> tuple[str, int]:
 def main() -> int:
     """Run everything and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environments", type=Path, default=ROOT / ".environments")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions")
     parser.add_argument("--trackers", action="store_true", help="run tests/trackers instead")
     parser.add_argument("tests", nargs="*", help="tests to run in place of those of W&B")
     args = parser.parse_args()

@@ -80,7 +80,7 @@ class StepFiles:
             self._unsent = False
             self._try(self._finish_part)
             folder = self._folder
-            if self._parts == 0:
+            if self._parts == 0 or self._error:
                 return None
         # A version of one artifact per upload, an artifact per session: the newest version holds the whole session.
         name = re.sub(r"[^\w.-]", "-", f"{prefix}-{run.id}-{self._session}")[:128]
@@ -128,6 +128,8 @@ class StepFiles:
             self._issues = []
 
     def _try(self, call: Callable[[], None]) -> None:
+        if self._error:
+            return
         try:
             call()
         except Exception as error:

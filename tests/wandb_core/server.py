@@ -76,6 +76,7 @@ class LoopbackServer:
     Attributes:
         down: A status that every request is answered with, such as 503; ``None`` while it is up.
         hanging: Whether requests are taken and left without an answer.
+        slow: Seconds before each answer.
         refused: How many requests were answered with ``down`` or not at all.
         alerts: What alerts were asked for.
         runs: What is known of each run.
@@ -88,7 +89,7 @@ class LoopbackServer:
 
     def __init__(self):
         self.lock = threading.RLock()
-        self.down, self.hanging = None, False
+        self.down, self.hanging, self.slow = None, False, 0.0
         self.refused = 0
         self.connections = []
         self.stopped = threading.Event()
@@ -134,6 +135,8 @@ class LoopbackServer:
                 self.refused += 1
             self.stopped.wait()
             raise ConnectionAbortedError
+        if self.slow:
+            self.stopped.wait(self.slow)
         with self.lock:
             if self.down:
                 self.refused += 1

@@ -336,3 +336,27 @@ def test_a_companion_run_has_every_row(begin, make, read, ours):
     assert (companion.group, companion.job_type, companion.id == run.id) == ("both", "gradflow", False)
     assert steps(read(companion), ours) == list(range(1, 11))
     assert [sorted(key for key in row if not key.startswith("_")) for row in read(run).history] == [["mine"], ["mine"]]
+
+
+def test_a_full_disk_costs_views_and_files_only(begin, make, read, ours, said, monkeypatch):
+    """Rows and summary are there, ``run.finish()`` raises nothing, and each thing is said once."""
+    from gradflow_export.long_form import PartWriter
+
+    def full(*more, **named):
+        raise OSError(28, "No space left on device")
+
+    run, writer = begin(), make.writer()
+    for step in range(1, 11):
+        writer.write(make.record(step, issues=(make.issue(),) if step == 3 else ()))
+        run.log({"mine": step})
+        if step == 5:
+            monkeypatch.setattr(wandb, "Table", full)
+            monkeypatch.setattr(wandb, "Html", full)
+            monkeypatch.setattr(PartWriter, "write", full)
+    run.finish()
+    writer.close()
+    log = read(run)
+    assert steps(log, ours) == list(range(1, 11))
+    assert log.summary["gradflow/verdict"] == "EXPLODING in a"
+    assert len(said("Parquet files beside the W&B run are not continued")) == 1
+    assert len(said("W&B refused the view")) == 1, said()
