@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gradflow_export.records import StepRecord
 from gradflow_export.transfer import Bundle
@@ -83,6 +83,12 @@ class Backlog:
         elif self.idle and (self._asked or len(self.queue) >= WAKE):
             self.idle = self._asked = False
             self.wake.set()
+
+    def serve(self, writers: Iterable[object]) -> None:
+        """Let writers whose reader is about to look ask for what is new."""
+        for writer in writers:
+            if hasattr(writer, "ask"):
+                writer.ask = self.ask
 
     def ask(self) -> None:
         """Have what waits, or else the next step, done without waiting for the worker's next look."""

@@ -125,9 +125,7 @@ class Worker:
         self._kept = self._last_record = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
-        for writer in writers:
-            if hasattr(writer, "ask"):  # one whose reader is about to look
-                writer.ask = self.backlog.ask
+        self.backlog.serve(writers)
 
     @property
     def inherited(self) -> bool:

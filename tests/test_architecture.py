@@ -14,7 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE, PLUGIN = "gradflow_export", "tensorboard_plugin_gradflow"
 FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
 
-FLOOR_0 = {"errors", "issues", "records", "catalog", "stats", "lost", "chunks", "framing", "lines", "native", "packing"}
+FLOOR_0 = {
+    "errors",
+    "issues",
+    "records",
+    "catalog",
+    "stats",
+    "lost",
+    "chunks",
+    "framing",
+    "lines",
+    "long_form",
+    "native",
+    "packing",
+}
 PRIVATE = "hooks"  # on floor 0 too, and the only one there that needs torch: its names that are not public
 FLOOR_1 = {"metrics": "metrics", "rules": "rules", "writers": "writers", "store": "store", "pages": "store"}
 PLUGIN_MAY_IMPORT = {"issues", "records", "catalog", "chunks", "store", "errors", "stats"}

@@ -10,11 +10,12 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, final
 
 from gradflow_export.errors import ArgumentError, MissingPackageError
 
-_LEVELS = {"INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+_LEVELS = MappingProxyType({"INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR})
 
 
 @final

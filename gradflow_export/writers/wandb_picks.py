@@ -242,10 +242,11 @@ class Picks:
             for histogram, key in zip((first, last), HISTOGRAM_KEYS, strict=True):
                 self.drawn.setdefault((histogram.metric, histogram.site), key)
         for histogram in record.histograms:
-            key = self.drawn.get((histogram.metric, histogram.site))
-            if key is None and matches(histogram.site, self._layers):
+            if (histogram.metric, histogram.site) in self.drawn:
+                key = self.drawn[histogram.metric, histogram.site]
+            elif matches(histogram.site, self._layers):
                 key = f"{histogram.metric}/{histogram.site}"
-            if key is None:
+            else:
                 continue
             broken = f"{histogram.metric}_nonfinite"
             if histogram.nonfinite and (flag := self._flagged.take(broken, histogram.site)) is not None:
