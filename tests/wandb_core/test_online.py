@@ -89,7 +89,10 @@ def test_a_resumed_run_has_the_rows_that_it_has_without_us(server, begin, make, 
     got, rows = resumed(server, begin, make, every, how, alone=False)
     assert got == alone
     assert len(alone) == 300 // every
-    assert [row["gradflow/step"] for row in rows] == [1 + step for step in range(0, 300, every)]
+    newest = [1 + step for step in range(0, 300, every)]
+    if how == "step":  # W&B keeps the last row of a session open: it has the newest values of the session
+        newest[150 // every - 1], newest[-1] = 150, 300
+    assert [row["gradflow/step"] for row in rows] == newest
     assert [alert["title"] for alert in server.alerts] == ["gradflow: EXPLODING in a"]
     assert "less than the current step" not in "".join(capfd.readouterr())
 
