@@ -191,19 +191,18 @@ class Picks:
         self._default, self._top, self._layers = metrics is None, top, tuple(layers)
         self._run = tuple(name for name in metrics or RUN_KEYS if CATALOG[name].kind == "run")
         named = (name for name in metrics or () if CATALOG[name].kind != "run")
-        self._chosen = {metric: self._choose(metric) for metric in ((NO_CHAIN,) if metrics is None else named)}
+        self._chosen = {metric: self._choose(metric) for metric in named}
         self.drawn: dict[tuple[str, str], str] = {}
         self._flagged = Flagged()
 
     def begin(self, blocks: Sequence[str]) -> None:
-        """Settle which metric is sent per layer by default.
+        """Settle which metric is sent per layer by default; without blocks the first record settles it.
 
         Args:
-            blocks: Names of the blocks of the run; empty where no chain is known.
+            blocks: Names of the blocks of the run; empty where none are known yet.
         """
-        if self._default:
-            metric = CHAIN if blocks else NO_CHAIN
-            self._chosen = {metric: self._choose(metric)}
+        if self._default and blocks:
+            self._chosen = {CHAIN: self._choose(CHAIN)}
 
     def _choose(self, metric: str) -> Chosen:
         # The first block of a chain has no gain: that is from one block to the next.
@@ -216,6 +215,9 @@ class Picks:
             value = record.value(name)
             if value is not None:
                 out[name] = value
+        if self._default and not self._chosen:
+            metric = NO_CHAIN if record.get(CHAIN) is None else CHAIN
+            self._chosen = {metric: self._choose(metric)}
         shown = set(out)
         for metric, chosen in self._chosen.items():
             reading = record.get(metric)
