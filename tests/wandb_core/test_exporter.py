@@ -70,13 +70,13 @@ def present(reading):
     return Reading.of(reading.metric, sites, reading.values[reading.present])
 
 
-def keys(begin, place, ours, read, size, steps=12):
+def keys(begin, place, ours, read, size, steps=3):
     """Return our keys in the rows of a run of some steps of a chain of so many layers."""
     run = begin()
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(size)])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    exporter = Exporter(model, backends=["wandb"], logdir=place / f"keys-{run.id}").watch()
+    exporter = Exporter(model, backends=["wandb"], logdir=place / f"keys-{run.id}", synchronous=True).watch()
     for step in range(steps):
         optimizer.zero_grad()
         model(torch.randn(8, 32)).square().mean().backward()
@@ -89,7 +89,7 @@ def keys(begin, place, ours, read, size, steps=12):
 
 def test_a_model_of_any_size_has_few_curves_and_the_same_in_each_run(begin, place, ours, read):
     """At most 20 keys but for flagged layers, of which there are six at most, whatever the number of layers."""
-    first, second = ([keys(begin, place, ours, read, size) for size in (2, 30, 200)] for _ in range(2))
+    first, second = ([keys(begin, place, ours, read, size) for size in (2, 200)] for _ in range(2))
     for one, other in zip(first, second, strict=True):
         flagged = {key for key in one if key.startswith("flagged/")}
         assert len(one - flagged) <= 20
@@ -136,8 +136,7 @@ def test_alerts_reach_the_server(begin, place, server, rate, steps, kind, seed):
 ENDS = {"plain": "", "exception": "raise RuntimeError('on purpose')", "exit": "sys.exit(3)"}
 
 
-@pytest.mark.parametrize("how", list(ENDS))
-def test_the_end_of_a_script_keeps_the_newest_values(place, offline, how):
+def test_the_end_of_a_script_keeps_the_newest_values(place, offline):
     """Without ``close`` and without ``finish``, whatever the end: the rows are the user's, the summary has the rest."""
     code = """
 import sys, torch, wandb
@@ -158,14 +157,19 @@ for step in range(20):
 print(run.dir, flush=True)
 """
     own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # not the tests' wandb-core
-    done = subprocess.run(
-        [sys.executable, "-c", code + ENDS[how]], capture_output=True, text=True, check=False, env=own
-    )
-    log = offline.wait_for_log(Path(done.stdout.strip()).parent)
-    assert [(row["_step"], row["mine"]) for row in log.history] == [(step, step) for step in range(0, 20, 5)]
-    assert log.summary["gradflow/last_step"] == log.summary["gradflow/step"] >= 19
-    assert log.exit_code == {"plain": 0, "exception": 1, "exit": 3}[how]
-    assert done.stderr == "" or how == "exception"
+    scripts = {
+        how: subprocess.Popen(
+            [sys.executable, "-c", code + end], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own
+        )
+        for how, end in ENDS.items()
+    }
+    for how, script in scripts.items():
+        printed, errors = script.communicate(timeout=250)
+        log = offline.wait_for_log(Path(printed.strip()).parent)
+        assert [(row["_step"], row["mine"]) for row in log.history] == [(step, step) for step in range(0, 20, 5)]
+        assert log.summary["gradflow/last_step"] == log.summary["gradflow/step"] >= 19
+        assert log.exit_code == {"plain": 0, "exception": 1, "exit": 3}[how]
+        assert errors == "" or how == "exception"
 
 
 def test_a_missing_package_is_told_with_the_way_out(monkeypatch):
