@@ -172,6 +172,8 @@ class LoopbackServer:
             "admin": False, "flags": "{}", "teams": teams,
         }}  # fmt: skip
 
+    do_GetViewer = do_Viewer  # what wandb 0.28 calls it
+
     def do_ServerFeaturesQuery(self, v):
         return {"serverInfo": {"features": []}}
 
