@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 
-.PHONY: help demo screenshots performance test test-versions test-verdicts lint types format frontend schema clean
+.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-verdicts lint types format frontend schema clean
 .DELETE_ON_ERROR:
 
 help:
@@ -14,6 +14,8 @@ help:
 	@echo "make performance  measure what watching costs, beside other tools and at many sizes; writes docs/performance.md"
 	@echo "make test      run the tests"
 	@echo "make test-versions  run unit, contract and loop tests on the oldest and newest torch; writes docs/versions.md"
+	@echo "make test-wandb-versions  run the W&B tests on three releases of wandb (part of test-versions)"
+	@echo "make test-trackers  run the adapters for MLflow, SwanLab, Aim and ClearML against the real packages"
 	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy --strict"
@@ -53,6 +55,15 @@ test: $(VENV)/.stamp-test
 # Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
 test-versions:
 	$(PYTHON) benchmarks/versions.py $(VERSIONS)
+	$(MAKE) test-wandb-versions
+
+# The W&B tests on the oldest, a middle and the newest release of wandb, which share everything else with $(VENV).
+test-wandb-versions: $(VENV)/.stamp-test
+	$(BIN)/python benchmarks/wandb_versions.py
+
+# The adapters of gradflow_export/writers/trackers.py against the real MLflow, SwanLab, Aim and ClearML, offline.
+test-trackers: $(VENV)/.stamp-test
+	$(BIN)/python benchmarks/wandb_versions.py --trackers
 
 # What `make test` runs as it is, with other kernels, other rounding, other inputs and more threads: see tests/perturb.py.
 # Rounding is written in Python and slow where a model convolves, so that the demo is left to the first of the two.

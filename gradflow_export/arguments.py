@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -92,34 +91,30 @@ def check_watch(criterion: object, optimizer: object, model: nn.Module | None) -
             )
 
 
-def make_writers(
-    backends: str | Writer | Sequence[str | Writer], logdir: Path, wandb: Mapping[str, Any] | None = None
-) -> list[Writer]:
+def make_writers(backends: str | Writer | Sequence[str | Writer], logdir: Path, wandb: object = None) -> list[Writer]:
     """Return a writer for each backend; a single name or writer counts as a list of one.
 
     Args:
         backends: Names or writers.
         logdir: Directory for the writers that write files.
-        wandb: Arguments for the writer named ``"wandb"``.
+        wandb: Arguments for the writer named ``"wandb"``, or the run that it writes to; it then need not be named.
 
     Raises:
-        ArgumentError: ``wandb`` is given and ``"wandb"`` is not among the names, or an argument in it is unknown.
-        ArgumentTypeError: ``wandb`` is not a dictionary.
+        ArgumentError: An argument in ``wandb`` is unknown.
+        ArgumentTypeError: ``wandb`` is neither a dictionary nor a run.
     """
     if isinstance(backends, str) or not isinstance(backends, (list, tuple)):
         backends = (backends,)  # type: ignore[assignment]
     if wandb is None:
         return [make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
-    if not isinstance(wandb, Mapping):
+    if not isinstance(wandb, Mapping) and not hasattr(wandb, "log"):
         raise ArgumentTypeError(
-            f"wandb must be a dictionary of arguments of wandb.init, got {type(wandb).__name__}; pass "
-            "wandb={'project': 'name'}."
+            f"wandb must be a dictionary of arguments of wandb.init or a run, got {type(wandb).__name__}; pass "
+            "wandb={'project': 'name'} or wandb=wandb.init(...)."
         )
+    own = writers.WandbWriter(**wandb) if isinstance(wandb, Mapping) else writers.WandbWriter(run=wandb)
     if "wandb" not in backends:  # type: ignore[operator]
-        raise ArgumentError(
-            "wandb={...} expects the name 'wandb' among backends, got none; pass backends=['tensorboard', 'wandb']."
-        )
-    own = writers.WandbWriter(**wandb)
+        backends = (*backends, "wandb")  # type: ignore[misc]
     return [own if backend == "wandb" else make_writer(backend, logdir) for backend in backends]  # type: ignore[union-attr]
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.column import Column
 from gradflow_export.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale

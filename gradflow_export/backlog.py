@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gradflow_export.records import StepRecord
 from gradflow_export.transfer import Bundle
@@ -51,7 +51,7 @@ class Backlog:
         self.wake = threading.Event()
         self.taken = self.done = self.delayed = 0
         self.waited = 0.0
-        self.writing = self.idle = False
+        self.writing = self.idle = self._asked = False
         self._changed = threading.Condition()
         self._waiters = self._progress = 0
         self._late = False
@@ -90,9 +90,22 @@ class Backlog:
             self._hold(lambda: self.done >= wanted, math.inf, math.inf)
         elif len(self) >= CAPACITY:
             self._hold(lambda: not self.full, ROOM_SECONDS, ROOM_SECONDS)
-        elif self.idle and len(self.queue) >= WAKE:
-            self.idle = False
+        elif self.idle and (self._asked or len(self.queue) >= WAKE):
+            self.idle = self._asked = False
             self.wake.set()
+
+    def serve(self, writers: Iterable[object]) -> None:
+        """Let writers whose reader is about to look ask for what is new."""
+        for writer in writers:
+            if hasattr(writer, "ask"):
+                writer.ask = self.ask
+
+    def ask(self) -> None:
+        """Have what waits, or else the next step, done without waiting for the worker's next look."""
+        if self.idle and len(self):
+            self.wake.set()
+        else:
+            self._asked = True
 
     def wait_past(self, step: int) -> None:
         """Wait until every step up to this one is judged; a worker that stood still is not waited for until it is."""

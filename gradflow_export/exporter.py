@@ -34,7 +34,6 @@ from gradflow_export.taps.base import Drained
 from gradflow_export.taps.copies import Copies
 from gradflow_export.taps.discover import unwrap
 from gradflow_export.taps.grids import Grids
-from gradflow_export.taps.loss import LossTap
 from gradflow_export.taps.nodes import Pairs
 from gradflow_export.taps.runtime import MEGABYTE, RuntimeTap
 from gradflow_export.transfer import Bundle
@@ -68,8 +67,9 @@ class Exporter(Reports):
     Args:
         model: What is trained; ``DataParallel``, ``DistributedDataParallel`` and compiled wrappers are looked through.
         backends: Names (``"tensorboard"``, ``"wandb"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
-        wandb: Have ``"wandb"`` start a run of its own with these arguments of ``wandb.init``, offline where there is no
-            login or server: ``{"project": "mine"}``; those of ``WandbWriter`` too. Left out, the active run is used.
+        wandb: The W&B run to write to; or a dictionary, to have one started with these arguments of ``wandb.init``,
+            offline where there is no login or server: ``{"project": "mine"}``; those of ``WandbWriter`` too. Either
+            adds the backend ``"wandb"``, which without this argument uses the active run.
         logdir: Directory for files; by default ``runs/<time>_<model class>``.
         every: Steps between two records.
         profile: ``"robust"`` (scale-free rules) or ``"seed"`` (the fixed thresholds of the seed documents).
@@ -107,7 +107,7 @@ class Exporter(Reports):
         model: nn.Module,
         *,
         backends: str | Writer | Sequence[str | Writer] = ("tensorboard",),
-        wandb: Mapping[str, Any] | None = None,
+        wandb: object = None,
         logdir: str | os.PathLike[str] | None = None,
         every: int | None = None,
         profile: str | None = None,
@@ -143,7 +143,6 @@ class Exporter(Reports):
         self._closed = False
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
-        self._loss: LossTap | None = None
         self._runtime = RuntimeTap()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info = describe(inner, self.settings)
@@ -222,7 +221,7 @@ class Exporter(Reports):
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
-        self._loop, self._loss = loop, loop.taps.loss
+        self._loop = loop
         self._reference = _Watched(model)
         self._reference.exporter = weakref.ref(self)
         # Lives as long as the model and is called at exit too; holds the exporter, so that nobody has to.
@@ -244,10 +243,10 @@ class Exporter(Reports):
                 ``torch.distributions`` object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``,
                 ``action_range``).
         """
-        if self._loop is not None and self._loss is not None and not self._closed:
+        if self._loop is not None and not self._closed:
             if "policy" in tensors:
                 self._guard.part("policy")(self._loop.taps.policy)(tensors.pop("policy"))
-            self._guard.part("observe")(self._loss.observe)(tensors)
+            self._guard.part("observe")(self._loop.taps.loss.observe)(tensors)
 
     def step(self) -> None:
         """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""

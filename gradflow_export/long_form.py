@@ -12,7 +12,9 @@ import csv
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -21,7 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.errors import ArgumentError, MissingPackageError, StorageError, nearest
-from gradflow_export.records import RunInfo, StepRecord, info_to_json, issue_to_json, number_to_json
+from gradflow_export.records import (
+    Issue,
+    Reading,
+    RunInfo,
+    StepRecord,
+    info_from_json,
+    info_to_json,
+    issue_from_json,
+    issue_to_json,
+    number_to_json,
+)
 
 COLUMNS = ("step", "wall_time", "metric", "site", "value")
 GROUP_ROWS = 1 << 16
@@ -104,14 +116,201 @@ def write_parquet(path: Path, records: Iterable[StepRecord]) -> None:
     Raises:
         MissingPackageError: pyarrow is not installed.
     """
+    rows, part = LongRows(), PartWriter(path)
+    try:
+        for record in records:
+            if not rows.fits(record):
+                part.write(rows)
+                rows.clear()
+            rows.add(record)
+        part.write(rows)
+    finally:
+        part.close()
+
+
+class LongRows:
+    """Rows of the table in packed form: none of it is an object that Python's garbage collection looks at."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, int] = {}
+        self._numbers: dict[tuple[str, ...], npt.NDArray[np.int32]] = {}
+        self._room(GROUP_ROWS)
+        self._filled = 0
+
+    def __len__(self) -> int:
+        return self._filled
+
+    def fits(self, record: StepRecord) -> bool:
+        """Return whether a record's values find room; a single record always does."""
+        return not self._filled or self._filled + _size(record) <= len(self._value)
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        begin = self._filled
+        if begin + _size(record) > len(self._value):
+            self._room(_size(record))
+        for reading in record.readings:
+            sites = self._numbers.get(reading.sites)
+            if sites is None:
+                sites = self._numbers[reading.sites] = np.array([self._word(site) for site in reading.sites], np.int32)
+            values = reading.values
+            if not reading.present.all():
+                sites, values = sites[reading.present], values[reading.present]
+            part = slice(self._filled, self._filled + len(values))
+            self._metric[part], self._site[part], self._value[part] = self._word(reading.metric), sites, values
+            self._filled = part.stop
+        self._step[begin : self._filled], self._wall[begin : self._filled] = record.step, record.wall_time
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._filled = 0
+        self._words.clear()
+        self._numbers.clear()
+        if len(self._value) > GROUP_ROWS:
+            self._room(GROUP_ROWS)
+
+    def columns(self) -> tuple[list[str], list[npt.NDArray[Any]]]:
+        """Return the words, and step, time, number of the metric, number of the site and value of each row."""
+        columns = (self._step, self._wall, self._metric, self._site, self._value)
+        return list(self._words), [column[: self._filled] for column in columns]
+
+    def _word(self, word: str) -> int:
+        return self._words.setdefault(word, len(self._words))
+
+    def _room(self, rows: int) -> None:
+        self._step, self._wall = np.zeros(rows, np.int64), np.zeros(rows, np.float64)
+        self._metric, self._site = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        self._value = np.zeros(rows, np.float32)
+
+
+class PartWriter:
+    """Writes one Parquet file in groups of rows; it can be read once it is closed.
+
+    Raises:
+        MissingPackageError: pyarrow is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._arrow, parquet = _pyarrow()
+        self._path, words = path, self._arrow.dictionary(self._arrow.int32(), self._arrow.string())
+        kinds = (self._arrow.int64(), self._arrow.float64(), words, words, self._arrow.float32())
+        self._schema = self._arrow.schema(list(zip(COLUMNS, kinds, strict=True)))
+        self._file = parquet.ParquetWriter(str(path), self._schema)
+
+    def write(self, rows: LongRows) -> None:
+        """Write some rows as one group."""
+        if len(rows):
+            arrow, (words, columns) = self._arrow, rows.columns()
+            texts = arrow.array(words, arrow.string())
+            columns = [
+                arrow.DictionaryArray.from_arrays(arrow.array(column), texts) if name in {"metric", "site"} else column
+                for name, column in zip(COLUMNS, columns, strict=True)
+            ]
+            self._file.write_table(arrow.table(columns, schema=self._schema))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(Exception):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Iterator[StepRecord]:
+    """Read the records of one Parquet file back, one row group in memory at a time.
+
+    Args:
+        path: What :func:`write_table` or a W&B writer wrote. Issues, histograms and missing values are not in it.
+
+    Raises:
+        MissingPackageError: pyarrow is not installed.
+        StorageError: It is no such file.
+    """
     arrow, parquet = _pyarrow()
-    words = arrow.dictionary(arrow.int32(), arrow.string())
-    kinds = (arrow.int64(), arrow.float64(), words, words, arrow.float32())
-    schema = arrow.schema(list(zip(COLUMNS, kinds, strict=True)))
-    with parquet.ParquetWriter(str(path), schema) as writer:
-        for group in _groups(records):
-            columns = [arrow.array(column, type=kind) for column, kind in zip(group, kinds, strict=True)]
-            writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
+    step, wall, readings = -1, 0.0, dict[str, tuple[list[str], list[npt.NDArray[Any]]]]()
+    try:
+        with parquet.ParquetFile(str(path)) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=list(COLUMNS))
+                steps, walls, metrics, sites, values = (
+                    column.to_numpy(zero_copy_only=False) for column in table.itercolumns()
+                )
+                for rows in _runs(steps, metrics):
+                    if steps[rows.start] != step:
+                        if readings:
+                            yield _record(step, wall, readings)
+                        step, wall, readings = int(steps[rows.start]), float(walls[rows.start]), {}
+                    names, parts = readings.setdefault(str(metrics[rows.start]), ([], []))
+                    names.extend(map(str, sites[rows]))
+                    parts.append(values[rows])
+    except (arrow.ArrowException, KeyError, ValueError) as error:
+        raise StorageError(f"expected a Parquet file that gradflow wrote, got {str(path)!r}: {error}") from error
+    if readings:
+        yield _record(step, wall, readings)
+
+
+class StepTables:
+    """The Parquet files that a W&B writer left of a session: in its artifact, or beside its run.
+
+    Args:
+        parts: Their paths, in order.
+
+    Attributes:
+        info: What is known of the run; ``None`` where the file beside them that says so is missing.
+    """
+
+    def __init__(self, parts: Sequence[Path]) -> None:
+        self._parts = tuple(parts)
+        folder = self._parts[0].parent
+        self.info: RunInfo | None = None
+        self._issues: dict[int, list[Issue]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            self.info = info_from_json(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        with contextlib.suppress(FileNotFoundError):
+            for line in (folder / "issues.jsonl").read_text(encoding="utf-8").splitlines():
+                found = json.loads(line)
+                self._issues.setdefault(int(found.pop("at")), []).append(issue_from_json(found))
+
+    @classmethod
+    def below(cls, path: Path) -> StepTables | None:
+        """Return what a folder or a single Parquet file holds; ``None`` where it is neither."""
+        parts = [path] if path.suffix == ".parquet" and path.is_file() else sorted(path.glob("steps-*.parquet"))
+        return cls(parts) if parts else None
+
+    @property
+    def records(self) -> StepTables:
+        """The records: iterated anew each time."""
+        return self
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        for part in self._parts:
+            for record in read_parquet(part):
+                yield replace(record, issues=tuple(self._issues.get(record.step, ())))
+
+
+def _runs(*columns: npt.NDArray[Any]) -> Iterator[slice]:
+    """Yield the stretches of rows in which no column changes."""
+    changes = np.zeros(max(len(columns[0]) - 1, 0), np.bool_)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(columns[0])]
+    return (slice(first, last) for first, last in pairwise(bounds) if last > first)
+
+
+def _record(step: int, wall: float, readings: Mapping[str, tuple[list[str], list[npt.NDArray[Any]]]]) -> StepRecord:
+    made = (Reading.of(metric, sites, np.concatenate(parts)) for metric, (sites, parts) in readings.items())
+    return StepRecord(step, wall, tuple(made))
+
+
+def _size(record: StepRecord) -> int:
+    return sum(len(reading.values) for reading in record.readings)
 
 
 def _readings(record: StepRecord) -> Iterator[tuple[str, list[str], npt.NDArray[np.float32]]]:
@@ -122,23 +321,6 @@ def _readings(record: StepRecord) -> Iterator[tuple[str, list[str], npt.NDArray[
         else:
             where = np.flatnonzero(reading.present).tolist()
             yield reading.metric, [reading.sites[index] for index in where], reading.values[where]
-
-
-def _groups(records: Iterable[StepRecord]) -> Iterator[list[Any]]:
-    """Yield columns of at least ``GROUP_ROWS`` rows, and what is left."""
-    group: list[list[Any]] = [[], [], [], [], []]
-    for record in records:
-        for metric, sites, values in _readings(record):
-            parts: tuple[Iterable[Any], ...] = (
-                [record.step] * len(sites), [record.wall_time] * len(sites), [metric] * len(sites), sites, values,
-            )  # fmt: skip
-            for column, part in zip(group, parts, strict=True):
-                column.extend(part)
-        if len(group[0]) >= GROUP_ROWS:
-            yield group
-            group = [[], [], [], [], []]
-    if group[0]:
-        yield group
 
 
 def _pyarrow() -> tuple[Any, Any]:

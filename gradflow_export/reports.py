@@ -15,7 +15,6 @@ from gradflow_export.long_form import write_table
 from gradflow_export.loop import TrainingLoop
 from gradflow_export.records import Issue, Note, StepRecord
 from gradflow_export.summary import write_json
-from gradflow_export.taps.loss import LossTap
 from gradflow_export.told import ToldJudge
 from gradflow_export.worker import Worker
 from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
@@ -38,7 +37,6 @@ class Reports:
     _writers: tuple[Writer, ...]
     _guard: Guard
     _loop: TrainingLoop | None
-    _loss: LossTap | None
     _closed: bool
 
     @property

@@ -128,6 +128,7 @@ class Worker:
         self._kept = self._last_record = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
+        self.backlog.serve(writers)
 
     @property
     def inherited(self) -> bool:
@@ -307,7 +308,8 @@ class Worker:
         readings, histograms = self._assembler.assemble(bundle)
         readings.extend(Reading.run(metric, value) for metric, value in self._device().items())
         readings.extend(Reading.run(metric, value) for metric, value in self._own().items())
-        record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=self._rank)
+        rank = 0 if self.summary.info is None else self.summary.info.rank
+        record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank)
         custom = self.analyzers.ask(record)
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
 
@@ -315,10 +317,6 @@ class Worker:
         """Return what the worker knows of itself, where there is something to tell."""
         told = {DROPPED: sum(self.lost_steps.dropped.values()), "runtime.waited": self.backlog.waited}
         return {metric: float(value) for metric, value in told.items() if value}
-
-    @property
-    def _rank(self) -> int:
-        return 0 if self.summary.info is None else self.summary.info.rank
 
     def _keep(self) -> None:
         if time.monotonic() - self._kept >= KEEP_SECONDS:

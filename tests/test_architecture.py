@@ -25,6 +25,7 @@ FLOOR_0 = {
     "chunks",
     "framing",
     "lines",
+    "long_form",
     "native",
     "packing",
 }

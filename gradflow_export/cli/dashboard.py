@@ -8,24 +8,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gradflow_export.catalog import CATALOG, MetricSpec
+from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, GradflowError, MissingPackageError
+from gradflow_export.writers.wandb_fold import Span
 from gradflow_export.writers.wandb_gains import CHART
-from gradflow_export.writers.wandb_picks import PER_SITE
+from gradflow_export.writers.wandb_picks import CHAIN, FLAGGED, HISTOGRAM_KEYS, NO_CHAIN
 
 PLACE = re.compile(r"[\w.-]+/[\w .-]+")
-
-FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Gains", ("gain.", "block.")),
-    ("Gradient norms", ("gradient.", "parameter.gradient")),
-    ("Updates", ("update.", "learning_rate", "parameter.")),
-    ("Activations", ("activation.",)),
-    ("Runtime", ("runtime.", "overhead")),
-)
-"""Sections, and how the names of their metrics begin; the first that fits takes a metric."""
-
-HEADLINES = "Headline numbers"
-"""The section of every headline metric that no family takes."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,13 +23,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("place", metavar="ENTITY/PROJECT", help="the W&B project")
     parser.add_argument("--name", default="GradFlow", help="name of the workspace (default: %(default)s)")
     parser.add_argument("--prefix", default="gradflow", help="first part of the keys (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="save a report in place of a workspace")
     parser.add_argument("--dry-run", action="store_true", help="print what would be saved as JSON; asks no server")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Save the workspace and print its address, or print its description."""
-    workspace = build(args.place, args.name, args.prefix)
+    workspace = build(args.place, args.name, args.prefix, report=args.report)
     if args.dry_run:
         print(json.dumps(spec(workspace), indent=2))
         return 0
@@ -48,16 +38,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def build(place: str, name: str, prefix: str) -> Any:
-    """Lay the workspace out; nothing is sent.
+def build(place: str, name: str, prefix: str, *, report: bool = False) -> Any:
+    """Lay the workspace or report out; nothing is sent.
 
     Args:
         place: ``"ENTITY/PROJECT"``.
         name: Name of the workspace.
         prefix: First part of every key.
+        report: Whether to lay out a report.
 
     Returns:
-        A ``wandb_workspaces.workspaces.Workspace``.
+        A ``Workspace`` of ``wandb_workspaces.workspaces``, or a ``Report`` of ``wandb_workspaces.reports.v2``.
 
     Raises:
         MissingPackageError: wandb-workspaces is not installed.
@@ -71,6 +62,8 @@ def build(place: str, name: str, prefix: str) -> Any:
     workspaces, panels = _load()
     entity, _, project = place.partition("/")
     try:
+        if report:
+            return _report(panels, entity, project, name, _sections(workspaces, panels, prefix))
         return workspaces.Workspace(
             entity=entity,
             project=project,
@@ -92,9 +85,16 @@ def spec(workspace: Any) -> dict[str, Any]:
     Args:
         workspace: What :func:`build` made.
     """
-    view = workspace._to_model()  # noqa: SLF001 - the package shows the description nowhere else
-    described: dict[str, Any] = json.loads(view.spec.model_dump_json(by_alias=True, exclude_none=True))
-    return {"entity": view.entity, "project": view.project, "name": view.display_name, "spec": described}
+    try:
+        view = workspace._to_model()  # noqa: SLF001 - the package shows the description nowhere else
+        described: dict[str, Any] = json.loads(view.spec.model_dump_json(by_alias=True, exclude_none=True))
+    except Exception as error:
+        raise GradflowError(
+            "--dry-run expects a release of wandb-workspaces that shows what it would send, and for --report a login, "
+            f"got: {error}; run `wandb login`, or leave --dry-run out"
+        ) from error
+    name = getattr(workspace, "title", None) or getattr(workspace, "name", "")
+    return {"entity": workspace.entity, "project": workspace.project, "name": name, "spec": described}
 
 
 def save(workspace: Any) -> str:
@@ -139,31 +139,60 @@ def _load() -> tuple[Any, Any]:
     return workspaces, v2
 
 
-def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
-    headlines = [metric for metric in CATALOG.values() if metric.headline and metric.kind == "run"]
-    layers = [CATALOG[name] for name in PER_SITE]
-    out = [
-        workspaces.Section(name="Verdict", is_open=True, pinned=True, panels=_verdict(panels, prefix)),
-        workspaces.Section(
-            name="Gain report",
-            is_open=True,
-            panels=[
-                panels.MediaBrowser(
-                    title="Gain by depth and step",
-                    num_columns=1,
-                    media_keys=[f"{prefix}/gain_report"],
-                    layout=panels.Layout(w=24, h=14),
-                )
-            ],
-        ),
+def _report(panels: Any, entity: str, project: str, name: str, sections: Sequence[Any]) -> Any:
+    """Return a report with the panels of these sections, a grid of each, over all runs of the project."""
+    runs = panels.Runset(entity=entity, project=project)
+    blocks = [
+        block
+        for section in sections
+        for block in (panels.H2(text=section.name), panels.PanelGrid(runsets=[runs], panels=list(section.panels)))
     ]
-    for title in (HEADLINES, *(title for title, _ in FAMILIES)):
-        charts = [_curve(panels, prefix, metric) for metric in headlines if _family(metric) == title]
-        charts += [_curves_by_layer(panels, prefix, metric) for metric in layers if _family(metric) == title]
-        if title == "Gains":
-            charts.append(_gain_chart(panels, prefix))
-        out.append(workspaces.Section(name=title, is_open=title != "Runtime", panels=charts))
-    return out
+    return panels.Report(entity=entity, project=project, title=name, blocks=blocks)
+
+
+def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
+    named = {
+        "Verdict": _verdict(panels, prefix),
+        "Compare runs": _compare(panels, prefix),
+        "Flagged layers": [_all_of(panels, prefix, "Flagged layers", FLAGGED)],
+        "Gain report": [
+            panels.MediaBrowser(
+                title="Gain by depth and step",
+                num_columns=1,
+                media_keys=[f"{prefix}/gain_report"],
+                layout=panels.Layout(w=24, h=14),
+            )
+        ],
+        "Gains": [_curve(panels, prefix, "gain.depth"), _by_layer(panels, prefix, CHAIN), _gain_chart(panels, prefix)],
+        "Gradients and updates": [
+            _lines(
+                panels,
+                prefix,
+                "Gradient norm, and its extremes since the last row",
+                ("gradient.total_norm", *(key for key in Span.KEYS if "gradient_norm" in key)),
+                log=True,
+            ),
+            _by_layer(panels, prefix, NO_CHAIN),
+            _curve(panels, prefix, "update.ratio"),
+            _curve(panels, prefix, "learning_rate"),
+        ],
+        "Loss and policy": [
+            _lines(panels, prefix, "Loss, and its greatest since the last row", ("loss", "since_last/loss_max")),
+            _curve(panels, prefix, "policy.entropy"),
+        ],
+        "Histograms": [
+            panels.MediaBrowser(
+                title="Two tensors; which they are says the summary's histograms",
+                num_columns=2,
+                media_keys=[f"{prefix}/{key}" for key in HISTOGRAM_KEYS],
+                layout=panels.Layout(w=24, h=10),
+            )
+        ],
+    }
+    return [
+        workspaces.Section(name=name, is_open=name != "Histograms", pinned=name == "Verdict", panels=charts)
+        for name, charts in named.items()
+    ]
 
 
 def _verdict(panels: Any, prefix: str) -> list[Any]:
@@ -173,30 +202,51 @@ def _verdict(panels: Any, prefix: str) -> list[Any]:
     )
     return [
         panels.MarkdownPanel(markdown=said, layout=panels.Layout(w=8, h=6)),
-        _lines(panels, prefix, "Issues", (f"{prefix}/open_issues", f"{prefix}/alerts")),
+        _lines(panels, prefix, "Open issues", ("open_issues",)),
         panels.WeavePanelSummaryTable(table_name=f"{prefix}/health", layout=panels.Layout(w=24, h=10)),
         panels.WeavePanelSummaryTable(table_name=f"{prefix}/issues", layout=panels.Layout(w=24, h=8)),
+        panels.WeavePanelSummaryTable(table_name=f"{prefix}/steps", layout=panels.Layout(w=24, h=8)),
     ]
 
 
-def _family(metric: MetricSpec) -> str:
-    return next((title for title, begins in FAMILIES if metric.name.startswith(begins)), HEADLINES)
+def _compare(panels: Any, prefix: str) -> list[Any]:
+    """Return panels that set runs against each other: a bar a run, at the same layers."""
+    numbers = ("gain.depth", "since_last/gradient_norm_max", "issues_found")
+    bars = [panels.BarPlot(title=f"{name}, by run", metrics=[f"{prefix}/{name}"]) for name in numbers]
+    axes = [f"summary:{prefix}/{name}" for name in ("gain.depth", "gradient.total_norm", "update.ratio", "loss")]
+    return [
+        *bars,
+        panels.ParallelCoordinatesPlot(
+            title="Gain, gradient, update and loss of each run",
+            columns=[panels.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes],
+            layout=panels.Layout(w=24, h=8),
+        ),
+        panels.RunComparer(diff_only=True, layout=panels.Layout(w=24, h=10)),
+    ]
 
 
-def _curve(panels: Any, prefix: str, metric: MetricSpec) -> Any:
-    return _lines(panels, prefix, metric.title, (f"{prefix}/{metric.name}",), log=metric.scale == "log")
+def _curve(panels: Any, prefix: str, name: str) -> Any:
+    metric = CATALOG[name]
+    return _lines(panels, prefix, metric.title, (name,), log=metric.scale == "log")
 
 
-def _lines(panels: Any, prefix: str, title: str, keys: Sequence[str], *, log: bool = False) -> Any:
-    return panels.LinePlot(title=title, x=f"{prefix}/step", y=list(keys), log_y=log or None)
+def _lines(panels: Any, prefix: str, title: str, names: Sequence[str], *, log: bool = False) -> Any:
+    keys = [f"{prefix}/{name}" for name in names]
+    return panels.LinePlot(title=title, x=f"{prefix}/step", y=keys, log_y=log or None)
 
 
-def _curves_by_layer(panels: Any, prefix: str, metric: MetricSpec) -> Any:
+def _by_layer(panels: Any, prefix: str, name: str) -> Any:
+    metric = CATALOG[name]
+    title = f"{metric.title}, layers spread over depth"
+    return _all_of(panels, prefix, title, name, log=metric.scale == "log")
+
+
+def _all_of(panels: Any, prefix: str, title: str, first: str, *, log: bool = False) -> Any:
     return panels.LinePlot(
-        title=f"{metric.title}, worst layers",
+        title=title,
         x=f"{prefix}/step",
-        metric_regex=f"^{re.escape(f'{prefix}/{metric.name}/')}.*",
-        log_y=metric.scale == "log" or None,
+        metric_regex=f"^{re.escape(f'{prefix}/{first}/')}.*",
+        log_y=log or None,
         layout=panels.Layout(w=16, h=8),
     )
 

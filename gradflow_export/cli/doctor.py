@@ -57,7 +57,7 @@ class Need:
 NEEDS = (
     Need("torch", (2, 13), True, "watching a model", "'torch>=2.13'"),
     Need("tensorboard", (2, 21), True, "the tensorboard backend and the panel", "'tensorboard>=2.21'"),
-    Need("wandb", (0, 19), True, "the wandb backend", "'wandb>=0.19'"),
+    Need("wandb", (0, 28), True, "the wandb backend", "'wandb>=0.28'"),
     Need("numpy", (1, 26), True, "reading and writing anything", "'numpy>=1.26'"),
     Need("protobuf", (4, 25), True, "reading and writing event files", "'protobuf>=4.25'"),
     Need("psutil", (5, 9), True, "memory metrics", "'psutil>=5.9'"),
@@ -114,6 +114,7 @@ def examine(logdir: Path) -> list[Finding]:
         check_plugin,
         check_panel,
         check_reader,
+        check_wandb,
     )
     return [
         check_python(sys.version_info[:2]),
@@ -220,6 +221,20 @@ def check_reader() -> Finding:
         return Finding("tensorboard reader", "ok", "fast (data server)")
     return Finding(
         "tensorboard reader", "note", "slow (Python): this platform has no data server; long runs load slowly"
+    )
+
+
+def check_wandb() -> Finding:
+    """Look for the names of wandb that are not public and make the wandb backend better."""
+    import wandb
+
+    from gradflow_export.writers import wandb_private
+
+    missing = wandb_private.missing(wandb)
+    if not missing:
+        return Finding("wandb hooks", "ok", f"all there in {wandb.__version__}")
+    return Finding(
+        "wandb hooks", "note", "; ".join(missing), f"{wandb.__version__} is not tested: pip install 'wandb<0.32'"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gradflow_export.cli.folders import read_first, runs_below
+from gradflow_export.long_form import StepTables
 from gradflow_export.records import RunInfo
 from gradflow_export.store import Run
 
@@ -19,7 +20,9 @@ FINISH_SECONDS = 600.0
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("replay", help="send finished runs to Weights & Biases")
-    parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
+    parser.add_argument(
+        "logdir", type=Path, help="a run's folder, a folder of runs, or the Parquet files of a W&B run (its artifact)"
+    )
     parser.add_argument("--to", choices=["wandb"], required=True, help="where to send them")
     parser.add_argument("--project", default="gradflow", help="W&B project (default: %(default)s)")
     parser.add_argument("--entity", help="W&B entity; your own by default")
@@ -30,13 +33,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Send every run below the folder."""
+    tables = StepTables.below(args.logdir)
+    if tables:
+        send(tables, args.logdir.resolve().stem, args)
+        return 0
     runs = runs_below(args.logdir)
     for name, path in runs.items():
         send(read_first(path), path.resolve().name if name == "." else name, args)
     return 0
 
 
-def send(stored: Run, name: str, args: argparse.Namespace) -> None:
+def send(stored: Run | StepTables, name: str, args: argparse.Namespace) -> None:
     """Send one run into a W&B run of its own.
 
     Args:

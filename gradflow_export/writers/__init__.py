@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.sinks import ScalarSink, SinkWriter
 
 if TYPE_CHECKING:
     from gradflow_export.writers.console import ConsoleWriter
@@ -30,12 +31,12 @@ _WRITERS = (
 )
 
 
-def make_writer(backend: str | Writer, logdir: str | os.PathLike[str]) -> Writer:
+def make_writer(backend: str | Writer | ScalarSink, logdir: str | os.PathLike[str]) -> Writer:
     """Return the writer that a name stands for, or the writer itself.
 
     Args:
-        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, ``"wandb"``, or an object with the four
-            methods of :class:`Writer`.
+        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, ``"wandb"``, an object with the four
+            methods of :class:`Writer`, or one with the method of :class:`~gradflow_export.writers.sinks.ScalarSink`.
         logdir: Directory for the writers that write files.
 
     Raises:
@@ -47,9 +48,11 @@ def make_writer(backend: str | Writer, logdir: str | os.PathLike[str]) -> Writer
     if not isinstance(backend, str):
         if isinstance(backend, Writer) and not isinstance(backend, type):
             return backend
+        if isinstance(backend, ScalarSink) and not isinstance(backend, type):
+            return SinkWriter(backend)
         raise ArgumentTypeError(
-            f"a backend expects a name or a writer with name, open, write, flush and close, got {backend!r}; "
-            "pass 'tensorboard', or an instance such as MemoryWriter()."
+            f"a backend expects a name, a writer with name, open, write, flush and close, or a sink with log_scalars, "
+            f"got {backend!r}; pass 'tensorboard', or an instance such as MemoryWriter()."
         )
     for name, class_name, needs_place in _WRITERS:
         if name == backend:

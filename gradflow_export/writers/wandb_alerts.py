@@ -1,4 +1,4 @@
-"""Alerts in a W&B run: each cause once in a while, and none that keeps the run's end waiting."""
+"""Alerts in a W&B run: handed over where the server answers, so that none keeps the run's end waiting."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from collections import deque
 from functools import partial
 from typing import Any, final
 
-from gradflow_export.records import Issue
+from gradflow_export.records import StepRecord
 from gradflow_export.writers import wandb_runs
+from gradflow_export.writers.wandb_incidents import Alert, Incidents
 from gradflow_export.writers.wandb_lane import Lane
 from gradflow_export.writers.wandb_module import Module
-from gradflow_export.writers.wandb_rows import RideRows
-from gradflow_export.writers.wandb_tables import AlertBudget
+from gradflow_export.writers.wandb_rows import Rows
 
 _log = logging.getLogger("gradflow_export")
 
-PROBE_SECONDS, RETRY_SECONDS = 5.0, 10.0
+PROBE_SECONDS, RETRY_SECONDS = 15.0, 10.0
+TOLD = "told"
+"""Key of the run's summary that holds what was told, so that a resumed run does not tell it again."""
+
 _DOWN = 500
 
 
@@ -36,21 +39,27 @@ class Alerts:
 
     Args:
         module: wandb, or a module like it.
-        cooldown: As for :class:`AlertBudget`.
-        most: As for :class:`AlertBudget`.
+        cooldown: As for :class:`Incidents`.
+        most: As for :class:`Incidents`.
+        healed: As for :class:`Incidents`.
     """
 
-    def __init__(self, module: Module, cooldown: float, most: int) -> None:
-        self._module, self._budget = module, AlertBudget(cooldown, most)
-        self._waiting: deque[Issue] = deque(maxlen=max(most, 1))
-        self._lane, self._again = Lane(), 0.0
+    def __init__(self, module: Module, cooldown: float, most: int, *, healed: bool = False) -> None:
+        self._module, self._incidents = module, Incidents(cooldown, most, healed=healed)
+        self._waiting: deque[Alert] = deque(maxlen=max(most, 1))
+        self._lane, self._again, self._limited = Lane(), 0.0, False
 
-    def add(self, issue: Issue, now: float) -> None:
-        """Have an issue told, unless it was told a moment ago; ``now`` is the records' clock."""
-        if self._budget.allows(issue, now):
-            self._waiting.append(issue)
+    def begin(self, rows: Rows) -> None:
+        """Learn from the run's summary what an earlier session of it told."""
+        if getattr(rows.run, "resumed", False):
+            told = rows.summary(TOLD)
+            self._incidents.remember([str(cause) for cause in told] if isinstance(told, (list, tuple)) else ())
 
-    def send(self, rows: RideRows) -> None:
+    def add(self, record: StepRecord) -> None:
+        """Take in what a record says of issues."""
+        self._waiting.extend(self._incidents.add(record.issues, record.wall_time))
+
+    def send(self, rows: Rows) -> None:
         """Send what waits, unless the server did not answer a moment ago."""
         limited = not getattr(rows.run, "offline", True) and wandb_runs.finish_limit(rows.run)
         if self._waiting and not limited:
@@ -58,8 +67,15 @@ class Alerts:
         elif self._waiting and time.monotonic() >= self._again:
             self._lane.put(partial(self._try, rows))
 
-    def finish(self, rows: RideRows, deadline: float) -> None:
-        """Send what waits now or never; ``deadline`` is of the monotonic clock."""
+    def finish(self, rows: Rows, deadline: float) -> None:
+        """Send what waits now or never.
+
+        Args:
+            rows: Of the run that ends.
+            deadline: Of the monotonic clock. A server that is still thinking about the question whether it is there is
+                given as long as the user gives the run itself.
+        """
+        self._waiting.extend(self._incidents.rest())
         self._again = 0.0
         self.send(rows)
         self._lane.wait(max(0.0, deadline - time.monotonic()))
@@ -73,19 +89,25 @@ class Alerts:
             )
         self._waiting.clear()
 
-    def _try(self, rows: RideRows) -> None:
+    def _try(self, rows: Rows) -> None:
         if answers(rows.run):
             self._hand_over(rows)
         else:
             self._again = time.monotonic() + RETRY_SECONDS
 
-    def _hand_over(self, rows: RideRows) -> None:
+    def _hand_over(self, rows: Rows) -> None:
+        handed = False
         with contextlib.suppress(IndexError):  # the run's end may have taken the last meanwhile
             while True:
-                issue = self._waiting.popleft()
-                rows.try_to("an alert", partial(self._module.alert, rows.run, issue, rows.prefix))
-                if not self._waiting and self._budget.spent and self._budget.sent:
-                    _log.warning("gradflow: %d alerts were sent; no more in this run", self._budget.sent)
+                alert = self._waiting.popleft()
+                if rows.try_to("an alert", partial(self._module.alert, rows.run, alert)):
+                    handed = True
+                    _log.info("gradflow: alert handed to W&B: %s", alert.title)
+        if handed:
+            rows.summarise({TOLD: self._incidents.known})
+            if self._incidents.spent and not self._limited:
+                self._limited = True
+                _log.warning("gradflow: %d alerts were sent; no more in this run", self._incidents.sent)
 
 
 def answers(run: Any) -> bool:

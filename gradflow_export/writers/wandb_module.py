@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any, final
 
 from gradflow_export.errors import ArgumentTypeError
-from gradflow_export.records import Issue
-from gradflow_export.writers import wandb_runs
-from gradflow_export.writers.wandb_tables import alert_text, alert_title, level
+from gradflow_export.writers import wandb_private, wandb_runs
+from gradflow_export.writers.wandb_incidents import Alert
 
 _NEEDED = ("init", "Table", "Histogram")
+_NEEDED_OF_RUN = ("log", "finish")
 
 
 def parameters(call: Callable[..., Any]) -> frozenset[str]:
@@ -32,22 +32,27 @@ class Module:
 
     Args:
         module: wandb or a module like it.
+        run: The one run to use; by default the one that is active.
 
     Attributes:
         module: The same.
 
     Raises:
-        ArgumentTypeError: It has not what every such module has.
+        ArgumentTypeError: It has not what every such module has, or the run is none.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, run: Any = None) -> None:
         missing = [name for name in _NEEDED if not callable(getattr(module, name, None))]
         if missing:
             raise ArgumentTypeError(
                 f"module expects wandb or a module like it, got {module!r}, which has no {', '.join(missing)}; "
                 "pass the module itself, such as module=trackio"
             )
-        self.module = module
+        if run is not None and not all(callable(getattr(run, name, None)) for name in _NEEDED_OF_RUN):
+            raise ArgumentTypeError(
+                f"run expects what {getattr(module, '__name__', 'the module')}.init() returned, got {run!r}"
+            )
+        self.module, self._given, self._used = module, run, None
         self._current: Any = None
         if not self.tells_every_thread:
             self._current = getattr(getattr(module, "context_vars", None), "current_run", None)
@@ -60,13 +65,28 @@ class Module:
 
     @property
     def run(self) -> Any:
-        """The active run; ``None`` when there is none."""
-        return self.module.run if self.tells_every_thread else self._look() or self._seen
+        """The active run; ``None`` when there is none.
+
+        One of ``reinit="create_new"`` does not become ``wandb.run``: it is used where it is the only one alive, and
+        then for as long as it is.
+        """
+        if self._given is not None:
+            return self._given
+        if not self.tells_every_thread:
+            return self._look() or self._seen
+        if self.module.run is not None:
+            return self.module.run
+        alive = wandb_private.alive(self.module)
+        if not any(run is self._used for run in alive):
+            self._used = alive[0] if len(alive) == 1 else None
+        return self._used
 
     @property
     def how_to_begin(self) -> str:
         """What a user does to get records into a run of this module."""
         name = getattr(self.module, "__name__", "the module")
+        if self.tells_every_thread and len(wandb_private.alive(self.module)) > 1:
+            return "several runs are alive and none is wandb.run: pass the one to use, WandbWriter(run=run)"
         if self.tells_every_thread:
             return f"records wait for {name}.init(). To have one started, pass WandbWriter(project='...') as a backend"
         return (
@@ -84,6 +104,21 @@ class Module:
         self._seen = wandb_runs.start(self.module, init) if limited else self.module.init(**init)
         return self._seen
 
+    def start_beside(self, run: Any) -> Any:
+        """Start a run of the same group as another one, beside it.
+
+        Args:
+            run: A run of the module.
+        """
+        return wandb_runs.start(
+            self.module,
+            {
+                "project": run.project, "entity": run.entity or None, "group": run.group or run.id,
+                "job_type": "gradflow", "name": f"{run.name or run.id}-gradflow", "reinit": "create_new",
+                "mode": "offline" if getattr(run, "offline", False) else "online",
+            },
+        )  # fmt: skip
+
     def describe(self, run: Any, prefix: str, described: Mapping[str, Any]) -> None:
         """Put the run's description into its config."""
         config = getattr(run, "config", None)
@@ -98,25 +133,24 @@ class Module:
         if summary is not None:
             summary.update(values)
 
-    def alert(self, run: Any, issue: Issue, prefix: str) -> None:
-        """Raise an alert on an issue, where the module knows alerts.
+    def alert(self, run: Any, alert: Alert) -> None:
+        """Raise an alert, where the module knows alerts.
 
         Args:
             run: A run of the module.
-            issue: What was found.
-            prefix: Beginning of the title.
+            alert: What to tell.
         """
         raise_it = getattr(run, "alert", None)
         if raise_it is None:
             return
-        how, levels, known = level(issue.severity), getattr(self.module, "AlertLevel", None), parameters(raise_it)
-        more: dict[str, Any] = {"level": how if levels is None else levels[how]}
+        levels, known = getattr(self.module, "AlertLevel", None), parameters(raise_it)
+        more: dict[str, Any] = {"level": alert.level if levels is None else levels[alert.level]}
         if "wait_duration" in known:
             # Our own cooldown rules; W&B would hold back the same title for a minute otherwise.
             more["wait_duration"] = 1
         if "step" in known:
-            more["step"] = issue.step
-        raise_it(alert_title(issue, prefix), alert_text(issue), **more)
+            more["step"] = alert.step
+        raise_it(alert.title, alert.text, **more)
 
     def _look(self) -> Any:
         return None if self._current is None else self._current.get()

@@ -1,4 +1,4 @@
-"""How rows get into a W&B run beside the user's own ``run.log`` calls, without a row of either being lost."""
+"""What goes into a W&B run: values within rows of the user's, its summary, or rows of our own where that is safe."""
 
 from __future__ import annotations
 
@@ -7,49 +7,65 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from gradflow_export.writers import wandb_private
+from gradflow_export.writers.wandb_fold import Fold, Row, Span
 from gradflow_export.writers.wandb_module import parameters
 
 _log = logging.getLogger("gradflow_export")
 
-Row = dict[str, Any]
-
 PATIENCE = 10
 """Failures in a row after which nothing more is sent to a run."""
+
+LIVE_SECONDS, HINT_SECONDS = 15.0, 60.0
+"""How long no row of the user's must have come before the summary is brought up to date, and before that is said."""
+
+_ASK_SECONDS = 0.004
 
 
 @final
 class RowQueue:
-    """Rows that wait, oldest first; beyond ``limit`` two neighbours become one, so that the whole run stays covered.
+    """Rows of a run, oldest first; beyond ``limit`` two neighbours become one, so that the whole run stays covered.
 
     Args:
-        limit: Greatest number of rows that wait.
+        limit: Greatest number of rows that are kept.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rows: deque[Row] = deque()
-        self.merged = 0
+        self._each, self._filled = 1, 1
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def put(self, row: Row) -> None:
-        """Take in one row."""
+        """Take in one row; once neighbours were joined, as many of the newer ones become one too."""
+        if self._filled < self._each:
+            self._rows[-1] = merge(self._rows[-1], row)
+            self._filled += 1
+            return
         self._rows.append(row)
+        self._filled = 1
         if len(self._rows) > self._limit:
             rows = list(self._rows)
             pairs = zip(rows[0::2], rows[1::2], strict=False)
             rest = rows[-1:] if len(rows) % 2 else []
             self._rows = deque([*(merge(older, newer) for older, newer in pairs), *rest])
-            self.merged += len(rows) - len(self._rows)
+            self._filled += 0 if rest else self._each
+            self._each *= 2
 
     def take(self) -> Row:
         """Give the oldest row."""
         return self._rows.popleft()
+
+    def rows(self) -> list[Row]:
+        """Return all rows."""
+        return list(self._rows)
 
 
 def merge(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row:
@@ -64,54 +80,66 @@ def merge(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row:
 
 
 @final
-class RideRows:
-    """Sends the rows of one prefix to one run.
+class Rows:
+    """Sends the values of one prefix to one run; all calls are safe from any thread, and none raises.
 
-    W&B drops a row whose step is not ahead of the last one, and merges rows of one step. So a row of ours never moves
-    the step: it goes out with ``commit=False`` and rides on the user's next row, at most one of ours per W&B step; the
-    rest waits. What is left goes out in the run's early teardown, where no row of the user's can follow. All calls are
-    safe from any thread, and none raises. A run whose ``log`` knows no ``commit`` gets every row at once,
-    at its own step.
+    The newest values go out within the next row that the user logs (see :class:`Fold`), with the extremes since the
+    last one. What no row took stands in the run's summary at the end, and while it lives where the user logs nothing.
+    A run whose ``log`` knows no ``commit`` drops no row, whatever its step, and gets every row at once, at its step.
 
     Args:
-        run: A W&B run.
+        module: wandb, or a module like it.
+        run: A run of it.
         prefix: First part of every key.
-        limit: Greatest number of rows that wait.
         own: Send every row as a row of its own, at once: for a run in which nobody passes ``step=``.
 
     Attributes:
         run: The run.
         prefix: First part of every key.
-        used: Whether a writer sends rows through this object.
-        ended: Whether the run takes no more rows.
+        own: Whether every row is one of its own.
+        used: Whether a writer sends values through this object.
+        ended: Whether the run takes nothing more.
         refused: Whether it was given up because it refused them.
-        before_end: Called when the run ends, before the rows that wait go out.
+        before_end: Called when the run ends.
+        ask: Called when a row was taken, for the values to be renewed before the next.
     """
 
-    def __init__(self, run: Any, prefix: str, *, limit: int, own: bool = False) -> None:
+    def __init__(self, module: Any, run: Any, prefix: str, *, own: bool = False) -> None:
         self.run, self.prefix = run, prefix
         self.used, self.ended, self.refused = True, False, False
         self.before_end: Callable[[], None] | None = None
+        self.ask: Callable[[], None] | None = None
         self._takes = parameters(run.log)
-        # Without commit= nothing can ride; the modules that lack it drop no row, whatever its step.
         self._commits = "commit" in self._takes
-        self._own = own or not self._commits or getattr(getattr(run, "settings", None), "mode", "") == "shared"
-        self._queue = RowQueue(limit)
-        self._lock = threading.RLock()
-        self._carries: int | None = None
+        self.own = own or not self._commits
+        self._lock = threading.Lock()
+        self._pending: Row = {}
+        self._waiting, self._carried, self._row = Span(), Span(), -1
+        self._latest: Row = {}
         self._defined: set[str] = set()
-        self._failures, self._told, self._merging = 0, False, False
+        self._failures, self._told = 0, False
+        self._asked = 0.0
+        self._taken, self._shown = time.monotonic(), time.monotonic()
+        self.carried = False
         self._pid = os.getpid()
-        self.hooked = self._hook()
+        # A script that ends without finish() gets no teardown hook; registered after wandb's own, this comes before it.
+        atexit.register(self.end)
+        self.hooked = wandb_private.before_end(run, self.end)
+        if self._commits:
+            wandb_private.leave_out_of_recap(run, prefix)
+        self._fold: Fold | None = None
+        if not self.own:
+            self._fold = Fold.on(module, run)
+            self._fold.sources[prefix] = self
 
     @classmethod
-    def of(cls, run: Any, prefix: str, *, limit: int, own: bool = False) -> RideRows:
+    def of(cls, module: Any, run: Any, prefix: str, *, own: bool = False) -> Rows:
         """Return rows for a run, under a prefix that no other exporter uses in it.
 
         Args:
-            run: A W&B run.
+            module: wandb, or a module like it.
+            run: A run of it.
             prefix: Wanted first part of every key; when it is in use, ``_2``, ``_3`` ... is added.
-            limit: As for the class.
             own: As for the class.
         """
         hooks = tuple(getattr(run, "_teardown_hooks", ()))
@@ -126,60 +154,76 @@ class RideRows:
         if name in known:
             known[name].used = True
             return known[name]
-        return cls(run, name, limit=limit, own=own)
+        return cls(module, run, name, own=own)
 
-    @property
-    def waiting(self) -> int:
-        """Number of rows that wait."""
-        return len(self._queue)
-
-    def put(self, row: Row) -> None:
-        """Take in one row, and send what can be sent now."""
-        with self._lock:
-            if not self.ended:
-                self._queue.put(row)
-                self.pump()
-                if self._queue.merged and not self._merging:
-                    self._merging = True
-                    _log.warning(
-                        "gradflow: so many rows wait for run.log() calls of yours to ride on that neighbours become "
-                        "one; WandbWriter(rows='own') sends each at once, if you never pass step= to log()"
-                    )
-
-    def pump(self) -> None:
-        """Send what can be sent now without touching a row of the user's."""
-        with self._lock:
-            while len(self._queue) and not self.ended:
-                if self._own:
-                    self._send(self._queue.take())
-                    continue
-                step = self._step()
-                if step is None or step == self._carries:
-                    return
-                self._send(self._queue.take(), commit=False)
-                # Read again: the user may have committed in between, and then the row lies in a later step.
-                after = self._step()
-                self._carries = step if after is None else after
-
-    def add(self, values: Row, step: int) -> None:
-        """Add values to the W&B step that is open now; for keys that :meth:`put` never sends, for it takes no lock.
+    def put(self, row: Row, worst: tuple[float, str] | None = None) -> None:
+        """Take in the values of a step.
 
         Args:
-            values: What to add.
-            step: Where it belongs in a run whose ``log`` knows no ``commit``.
+            row: Values by key without the prefix; what was there before stays until a row took it.
+            worst: How bad the worst layer is, and its name.
         """
-        self._send(values, **({"commit": False} if self._commits else {"step": step}))
-
-    def finish(self) -> None:
-        """Send everything; rows of the user's that pass ``step=`` may be dropped by W&B after this."""
+        if self.ended:
+            return
+        self._define(row)
         with self._lock:
-            self.pump()
-            while len(self._queue) and not self.ended:
-                step = self._step() if self._carries is not None else None
-                if step is not None and step == self._carries:
-                    self.try_to("a row", lambda: self.run.log({}))  # closes the step that holds a row of ours
-                self._carries = None
-                self._send(self._queue.take())
+            self._latest.update({key: value for key, value in row.items() if isinstance(value, (float, int))})
+            self._pending.update(row)
+            self._waiting.add(row, worst)
+        if self.own:
+            self._send(self.take(self._row + 1), row["step"])
+        else:
+            self._keep_alive()
+
+    def add(self, values: Row, step: int) -> None:
+        """Add values such as tables: to the next row, or as a row of their own where rows are our own."""
+        if self.ended:
+            return
+        self._define(values)
+        if self.own:
+            self._send(self._named({"step": step, **values}), step)
+        else:
+            with self._lock:
+                self._pending.update(values)
+
+    def take(self, row: int) -> Row:
+        """Return what is new since the last row; a part of the interface of :class:`Fold`."""
+        with self._lock:
+            if not self._pending:
+                return {}
+            if row != self._row:
+                self._row, self._carried = row, Span()
+            self._carried.join(self._waiting)
+            values, self._pending, self._waiting = self._pending, {}, Span()
+            values.update(self._carried.values())
+            self._latest.update(self._carried.values())
+        self.carried, now = True, time.monotonic()
+        self._taken = now
+        if self.ask is not None and now - self._asked > _ASK_SECONDS:
+            self._asked = now
+            self.ask()
+        return self._named(values)
+
+    def conclude(self, values: Row) -> None:
+        """Put the newest values, and these, into the run's summary."""
+        with self._lock:
+            latest = {**self._latest, **self._waiting.values(), **values}
+        if self._fold is not None:  # or the row that is open would put its older values over these
+            self.try_to("values within your open row", self._fold.complete)
+        self.summarise(latest)
+
+    def summarise(self, values: Row) -> bool:
+        """Put values into the run's summary, where it has one."""
+        summary = getattr(self.run, "summary", None)
+        if summary is None:
+            return False
+        return self.try_to("values for its summary", lambda: summary.update(self._named(values)))
+
+    def summary(self, name: str) -> Any:
+        """Return a value of the run's summary; ``None`` where there is none."""
+        got: list[Any] = []
+        self.try_to("a question for its summary", lambda: got.append(self.run.summary.get(f"{self.prefix}/{name}")))
+        return got[0] if got else None
 
     def try_to(self, what: str, call: Callable[[], Any]) -> bool:
         """Call something of wandb; say the first failure, and give the run up after many in a row.
@@ -205,45 +249,8 @@ class RideRows:
         self._failures = 0
         return True
 
-    def _send(self, row: Row, **how: Any) -> None:
-        new = [key for key in row if key not in self._defined]
-        if new:
-            self._defined.update(new)
-            self.try_to("the definition of metrics", lambda: self._define(new))
-        if not self._commits:
-            step = how.get("step", row.get(f"{self.prefix}/step"))
-            how = {"step": step} if "step" in self._takes else {}
-        self.try_to("a row", lambda: self.run.log(row, **how))
-
-    def _define(self, keys: list[str]) -> None:
-        if not hasattr(self.run, "define_metric"):
-            return
-        # Exact names only: of two overlapping globs, the user's or a framework's "*" among them, W&B picks at random.
-        axis = f"{self.prefix}/step"
-        for key in keys:
-            if key == axis:
-                self.run.define_metric(key, hidden=True)
-            else:
-                self.run.define_metric(key, step_metric=axis, step_sync=False)
-
-    def _step(self) -> int | None:
-        got: list[int] = []
-        self.try_to("a question for its step", lambda: got.append(int(self.run.step)))
-        return got[0] if got else None
-
-    def _hook(self) -> bool:
-        # A script that ends without finish() gets no teardown hook; registered after wandb's own, this comes before it.
-        atexit.register(self.end)
-        try:
-            from wandb.sdk.wandb_run import TeardownHook, TeardownStage  # noqa: PLC0415 - not public, may be gone
-
-            self.run._teardown_hooks.append(TeardownHook(self.end, TeardownStage.EARLY))  # noqa: SLF001 - no public one
-        except Exception:
-            return False
-        return True
-
     def end(self) -> None:
-        """Send everything, for the run ends now; calling it again does nothing."""
+        """Say all that is left to say, for the run ends now; calling it again does nothing."""
         if self.ended or os.getpid() != self._pid:  # a fork: the run belongs to the parent
             return
         atexit.unregister(self.end)
@@ -251,6 +258,47 @@ class RideRows:
             if self.before_end is not None:
                 self.before_end()
         except Exception:
-            _log.warning("gradflow: the last rows could not be made for W&B", exc_info=True)
-        self.finish()
+            _log.warning("gradflow: the last values could not be made for W&B", exc_info=True)
         self.ended = True
+
+    def _keep_alive(self) -> None:
+        """Show the newest values in the summary while no row of the user's takes them; say so once."""
+        now = time.monotonic()
+        if now - self._taken < LIVE_SECONDS or now - self._shown < LIVE_SECONDS:
+            return
+        self._shown = now
+        with self._lock:
+            latest = dict(self._latest)
+        self.summarise(latest)
+        if not self.carried and now - self._taken >= HINT_SECONDS:
+            self.carried = True
+            _log.warning(
+                "gradflow: nothing was logged to this W&B run for %.0f s; until you call run.log(), its summary shows "
+                "the newest values. WandbWriter(rows='own') draws curves in a run that nobody passes step= to",
+                now - self._taken,
+            )
+
+    def _named(self, values: Row) -> Row:
+        return {f"{self.prefix}/{key}": value for key, value in values.items()}
+
+    def _send(self, row: Row, step: int) -> None:
+        how = {"step": step} if not self._commits and "step" in self._takes else {}
+        self.try_to("a row", lambda: self.run.log(row, **how))
+
+    def _define(self, row: Mapping[str, Any]) -> None:
+        new = [key for key in row if key not in self._defined]
+        if not new or not hasattr(self.run, "define_metric"):
+            return
+        if not self._defined:
+            new += [key for key in Span.KEYS if key not in new]
+        self._defined.update(new)
+        self.try_to("the definition of metrics", lambda: self._define_each(new))
+
+    def _define_each(self, keys: list[str]) -> None:
+        # Exact names only: of two overlapping globs, the user's or a framework's "*" among them, W&B picks at random.
+        axis = f"{self.prefix}/step"
+        for key in keys:
+            if key == "step":
+                self.run.define_metric(axis, hidden=True)
+            else:
+                self.run.define_metric(f"{self.prefix}/{key}", step_metric=axis, step_sync=False)

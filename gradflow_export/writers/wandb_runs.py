@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradflow_export.errors import ArgumentError, MissingPackageError, nearest
+from gradflow_export.writers import wandb_private
 
 _log = logging.getLogger("gradflow_export")
 
@@ -29,13 +30,9 @@ def load(name: str = "wandb") -> Any:
         module = importlib.import_module(name)
     except ImportError as error:
         raise MissingPackageError(
-            f"the wandb backend expects the package {name}, got: {error}; install it with: pip install 'wandb>=0.19'"
+            f"the wandb backend expects the package {name}, got: {error}; install it with: pip install 'wandb>=0.28'"
         ) from error
-    # W&B imports these with the first table: then on a thread beside the training loop, which would wait for the GIL.
-    with contextlib.suppress(Exception):
-        generated = importlib.import_module(f"{name}.sdk.artifacts._generated")
-        importlib.import_module(f"{name}.sdk.artifacts._internal_artifact")
-        _ = generated.ARTIFACT_TYPE_GQL, generated.ArtifactType
+    wandb_private.preload(name)
     return module
 
 
@@ -68,11 +65,21 @@ def start(module: Any, init: Mapping[str, Any]) -> Any:
         return module.init(**arguments)
     except module.errors.Error as error:
         reason = " ".join(str(error).split())
-        _log.warning(
-            "gradflow: W&B could not start a run (%s); recording offline, `wandb sync <run directory>` sends it later",
-            reason[:200],
-        )
-        return module.init(**{**arguments, "mode": "offline"})
+    _log.warning(
+        "gradflow: W&B could not start a run (%s); recording offline, `wandb sync <run directory>` sends it later",
+        reason[:200],
+    )
+    if not wandb_private.alive(module):
+        with contextlib.suppress(Exception):
+            module.teardown()  # what is left of the attempt still holds the run's id
+    offline = {**arguments, "mode": "offline"}
+    try:
+        return module.init(**offline)
+    except module.errors.Error:
+        if "id" not in init:
+            raise
+    _log.warning("gradflow: W&B does not record run %s a second time in this process; it gets another id", init["id"])
+    return module.init(**{**offline, "id": None, "resume": None, "name": init.get("name") or init["id"]})
 
 
 def finish_limit(run: Any) -> float:

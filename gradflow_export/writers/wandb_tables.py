@@ -1,4 +1,4 @@
-"""What W&B tables and alerts say: the health of each layer, and the issues of a run. Plain Python values only."""
+"""What W&B tables say: the health of each layer, and the issues of a run. Plain Python values only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import Issue, Reading, Severity, StepRecord
+from gradflow_export.records import Issue, Reading, StepRecord
 
-TITLE = 64
 MOST_ROWS = 1000
-LEVELS = ("INFO", "INFO", "WARN", "ERROR", "ERROR")
-"""W&B's alert level by severity."""
 
 HEALTH_COLUMNS = ("layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend", "step")
 ISSUE_COLUMNS = (
@@ -26,30 +23,6 @@ Floats = npt.NDArray[np.float64]
 
 _FAST, _SLOW = 0.2, 0.02
 _MOVED = math.log(1.5)
-
-
-def alert_title(issue: Issue, prefix: str) -> str:
-    """Return at most 64 characters; a long layer name keeps its end, which is what tells layers apart."""
-    head = f"{prefix}: {issue.issue_type.value} in "
-    where, room = issue.layer or "the whole model", TITLE - len(head)
-    if room < 8:
-        return f"{head}{where}"[:TITLE]
-    return head + (where if len(where) <= room else f"...{where[-(room - 3) :]}")
-
-
-def alert_text(issue: Issue) -> str:
-    """Return where, what, since when and what to do."""
-    others = f" and {len(issue.layers) - 1} more" if len(issue.layers) > 1 else ""
-    return "\n".join(
-        (
-            f"{issue.message}",
-            f"Layer: {issue.layer or 'the whole model'}{others}",
-            f"Value: {issue.value:.6g} (threshold {issue.threshold:.6g})",
-            f"Since step: {issue.step}",
-            f"Severity: {issue.severity.name}",
-            f"Do: {issue.advice}",
-        )
-    )
 
 
 @final
@@ -195,38 +168,3 @@ def _trend(moves: Sequence[float]) -> str:
         return "unknown"
     move = max(known, key=abs)
     return "steady" if abs(move) < _MOVED else "rising" if move > 0 else "falling"
-
-
-@final
-class AlertBudget:
-    """Says which issues may be told: each cause once in a while, and not too many in a run.
-
-    Args:
-        cooldown: Seconds of the records' clock before the same type in the same layer is told again.
-        most: Alerts in a run.
-    """
-
-    def __init__(self, cooldown: float, most: int) -> None:
-        self._cooldown, self._most = cooldown, most
-        self._told: dict[tuple[str, str], float] = {}
-        self.sent = 0
-
-    def allows(self, issue: Issue, now: float) -> bool:
-        """Return whether to tell this issue now, and count it when so."""
-        cause = issue.issue_type.value, issue.layer
-        last = self._told.get(cause)
-        if self.sent >= self._most or (last is not None and 0 <= now - last < self._cooldown):
-            return False
-        self._told[cause] = now
-        self.sent += 1
-        return True
-
-    @property
-    def spent(self) -> bool:
-        """Whether no further alert will be allowed."""
-        return self.sent >= self._most
-
-
-def level(severity: Severity) -> str:
-    """Return the W&B alert level of a severity."""
-    return LEVELS[severity]

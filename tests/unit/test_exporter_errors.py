@@ -49,12 +49,12 @@ BAD = {
     "backend of a wrong type": (
         lambda: Exporter(net(), backends=[3]),
         ArgumentTypeError,
-        ("expects a name or a writer", "got 3", "pass 'tensorboard'"),
+        ("expects a name, a writer", "got 3", "pass 'tensorboard'"),
     ),
     "backend class": (
         lambda: Exporter(net(), backends=[MemoryWriter]),
         ArgumentTypeError,
-        ("expects a name or a writer", "MemoryWriter", "an instance"),
+        ("expects a name, a writer", "MemoryWriter", "an instance"),
     ),
     "unknown keyword": (
         lambda: Exporter(net(), gradient_explosion_treshold=3.0, backends="memory"),

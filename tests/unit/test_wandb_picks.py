@@ -1,18 +1,19 @@
-"""Which numbers go to W&B: the worst layers first, none hidden that broke, and few charts."""
+"""Which numbers go to W&B: the same layers in every run of a model, none hidden that broke, and few charts."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import Histogram, Reading, StepRecord
-from gradflow_export.writers.wandb_picks import PER_SITE, Picks, few_bins, matches
+from gradflow_export.records import Histogram, Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.writers.wandb_picks import Picks, few_bins, matches, worst
 
 SITES = tuple(f"net.{number}.weight" for number in range(200))
 
 
-def picks(metrics=PER_SITE, top=8, layers=()):
+def picks(metrics=None, top=5, layers=()):
     return Picks(metrics, top, layers)
 
 
@@ -22,55 +23,95 @@ def norms(values, step=1, metric="parameter.gradient_norm"):
 
 def sent(chooser, record):
     """Return the numbers of the layers that are sent."""
-    return [int(key.split(".")[-2]) for key in chooser.scalars(record)]
+    return [int(key.split(".")[-2]) for key in chooser.scalars(record) if not key.startswith("flagged/")]
 
 
 def test_a_small_model_is_sent_whole():
     """Where there are no more layers than places, all go."""
-    assert sent(picks(), norms([1.0] * 8)) == list(range(8))
+    assert sent(picks(), norms([1.0] * 5)) == list(range(5))
 
 
-def test_the_worst_layers_are_sent():
-    """Norms far from the median in either direction are worst, NaN and Inf worst of all."""
-    values = [1.0] * 200
-    values[7], values[9], values[100], values[150] = 1e-9, 1e6, math.nan, math.inf
-    assert sent(picks(top=4), norms(values)) == [7, 9, 100, 150]
+@pytest.mark.parametrize("count", [6, 7, 50, 200])
+def test_layers_are_spread_over_depth_and_stay(count):
+    """First, last and between at equal distances, whatever the values are, so that runs can be compared."""
+    random = np.random.default_rng(count)
+    choices = {
+        tuple(sent(chooser, norms(random.lognormal(sigma=5, size=count).tolist(), step)))
+        for chooser in (picks(), picks())
+        for step in range(1, 51)
+    }
+    ((first, *_, last),) = choices
+    assert (first, last) == (0, count - 1)
+    assert len(next(iter(choices))) == 5
 
 
-def test_gains_are_judged_by_their_marks():
-    """A gain of 1 is good wherever the other layers are."""
-    gains = [3.0] * 20
-    gains[4], gains[5] = 1.0, 1e-3
-    assert 5 in sent(picks(top=3), norms(gains, metric="block.gain"))
-    assert 4 not in sent(picks(top=19), norms(gains, metric="block.gain"))
+def test_gains_begin_at_the_second_block():
+    """The first has none."""
+    chooser = picks(metrics=("block.gain",), top=3)
+    assert sent(chooser, norms([None, *[1.0] * 20], metric="block.gain")) == [1, 11, 20]
 
 
-def test_curves_have_no_gaps():
-    """The choice does not follow every step's noise."""
-    random, chooser = np.random.default_rng(0), picks()
-    choices = {tuple(sent(chooser, norms(random.lognormal(size=200), step))) for step in range(1, 101)}
-    assert len(choices) == 1
+def flagged(values):
+    return {key: value for key, value in values.items() if key.startswith("flagged/")}
 
 
 def test_a_layer_that_breaks_is_sent_at_once():
-    """NaN is not held back until the next choice."""
-    chooser = picks(top=4)
+    """NaN is not held back, and the layer stays in a section of its own."""
+    chooser = picks()
     values = [float(1 + number % 3) for number in range(200)]
-    before = sent(chooser, norms(values))
+    assert flagged(chooser.scalars(norms(values))) == {}
     values[177] = math.nan
-    after = chooser.scalars(norms(values, 2))
-    assert 177 not in before
-    assert math.isnan(after["parameter.gradient_norm/net.177.weight"])
+    after = flagged(chooser.scalars(norms(values, 2)))
+    values[177] = 2.0
+    later = flagged(chooser.scalars(norms(values, 3)))
+    key = "flagged/parameter.gradient_norm:net.177.weight"
+    assert list(after) == list(later) == [key]
+    assert math.isnan(after[key])
+    assert later[key] == 2.0
 
 
-def test_the_number_of_charts_is_bounded():
-    """However the worst layers change, no more than 64 of a metric ever get a chart."""
+def test_an_issue_flags_its_layer():
+    """Under a metric that knows the layer, or a parameter in it; one that has a curve anyway is not shown twice."""
+    chooser = picks()
+    issues = [
+        Issue(IssueType.DEAD, Severity.HIGH, layer, 1, 1.0, 0.5, "Dead.", "Mend.", (layer,), None)
+        for layer in ("net.3", "net.0.weight", "nowhere")
+    ]
+    record = dataclasses.replace(norms([1.0] * 200), issues=tuple(issues))
+    assert flagged(chooser.scalars(record)) == {"flagged/parameter.gradient_norm:net.3.weight": 1.0}
+
+
+def test_no_more_than_six_are_ever_flagged():
+    """However many layers break."""
     chooser, seen = picks(), set()
-    for step in range(1, 2000):
+    for step in range(1, 500):
         values = [1.0] * 200
         values[step % 200] = math.inf
-        seen.update(sent(chooser, norms(values, step)))
-    assert len(seen) == 64
+        seen.update(flagged(chooser.scalars(norms(values, step))))
+    assert len(seen) == 6
+
+
+def test_the_count_of_nonfinite_gradients_comes_with_the_first():
+    """A panel of zeros says nothing."""
+    chooser = picks()
+    counts = [
+        chooser.scalars(StepRecord(step, 1.0, (Reading.run("gradient.nonfinite", count),)))
+        for step, count in enumerate((0.0, 0.0, 3.0, 0.0), 1)
+    ]
+    assert [flagged(values) for values in counts] == [
+        {}, {}, {"flagged/gradient.nonfinite": 3.0}, {"flagged/gradient.nonfinite": 0.0},
+    ]  # fmt: skip
+
+
+def test_the_worst_layer_is_known_by_name():
+    """Gains by their distance from 1, norms by that from the median; NaN and Inf are worst of all."""
+    values = [1.0] * 200
+    values[7], values[9] = 1e-9, 1e6
+    assert worst(norms(values))[1] == "net.7.weight"
+    values[150] = math.inf
+    assert worst(norms(values))[1] == "net.150.weight"
+    assert worst(norms([3.0, 1.0, 1e-3], metric="block.gain"))[1] == "net.2.weight"
+    assert worst(StepRecord(1, 1.0)) is None
 
 
 def test_chosen_layers_are_always_sent():
@@ -107,15 +148,16 @@ def test_other_layers_may_come():
     chooser = picks(top=2)
     chooser.scalars(norms([1.0] * 50))
     other = StepRecord(2, 2.0, (Reading.of("parameter.gradient_norm", ("x", "y", "z"), [1.0, 1e9, 1e-9]),))
-    assert list(chooser.scalars(other)) == ["parameter.gradient_norm/y", "parameter.gradient_norm/z"]
+    assert list(chooser.scalars(other)) == ["parameter.gradient_norm/x", "parameter.gradient_norm/z"]
 
 
-def test_an_unknown_metric_is_answered_with_the_nearest():
-    """A run-level metric has no layers to choose from."""
+def test_any_metric_can_be_asked_for():
+    """One of the whole model is one curve; an unknown one is answered with the nearest."""
+    assert picks(metrics=("gain.min",)).scalars(StepRecord(1, 1.0, (Reading.run("gain.min", 2.0),))) == {
+        "gain.min": 2.0
+    }
     with pytest.raises(ArgumentError, match=r"did you mean 'block\.gain'"):
         picks(metrics=("block.gian",))
-    with pytest.raises(ArgumentError, match="read per layer, got 'loss'"):
-        picks(metrics=("loss",))
 
 
 def test_histograms_have_at_most_32_bins():
@@ -133,13 +175,16 @@ def test_edges_that_are_no_scale_leave_the_count(edges):
     """Of a tensor that is all NaN, how many are NaN is still sent."""
     histogram = Histogram("parameter.gradient", "a", edges, [1] * (len(edges) - 1), 7)
     got = picks().histograms(StepRecord(1, 1.0, (), (histogram,)), dict)
-    assert got == {"parameter.gradient_nonfinite/a": 7}
+    assert got == {"flagged/parameter.gradient_nonfinite:a": 7}
 
 
 def test_few_histograms_are_sent_and_always_the_same():
-    """The first layers seen and those the user chose."""
-    chooser = picks(top=2, layers=("z",))
-    for names in ("abz", "cbaz"):
-        one = [Histogram("parameter.weight", name, [0.0, 1.0], [1]) for name in names]
+    """Two, and those of layers that the user chose; how many entries were not finite, once there were any."""
+    chooser = picks(layers=("y",))
+    for names, broken in (("abcyz", 0), ("zcbay", 3)):
+        one = [Histogram("parameter.weight", name, [0.0, 1.0], [1], broken) for name in names]
         got = chooser.histograms(StepRecord(1, 1.0, (), tuple(one)), dict)
-        assert [key for key in got if "nonfinite" not in key] == [f"parameter.weight/{name}" for name in "abz"]
+        drawn = [key for key in got if not key.startswith("flagged/")]
+        assert drawn == ["histogram/first", "parameter.weight/y", "histogram/last"]
+        assert len(got) - len(drawn) == (3 if broken else 0)
+    assert chooser.drawn == {("parameter.weight", "a"): "histogram/first", ("parameter.weight", "z"): "histogram/last"}

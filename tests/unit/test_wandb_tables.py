@@ -1,22 +1,17 @@
-"""What tables and alerts say, and how often alerts may come."""
+"""What tables say."""
 
-import itertools
 import math
 
 import pytest
 
 from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
-from gradflow_export.writers.wandb_rows import RowQueue, merge
+from gradflow_export.writers.wandb_rows import merge
 from gradflow_export.writers.wandb_tables import (
     HEALTH_COLUMNS,
     ISSUE_COLUMNS,
     MOST_ROWS,
-    AlertBudget,
     HealthBook,
     IssueBook,
-    alert_text,
-    alert_title,
-    level,
 )
 
 
@@ -111,59 +106,6 @@ def test_the_list_of_issues_is_bounded():
         book.add(issue(step=step))
     assert len(book.rows()) == MOST_ROWS
     assert book.found == MOST_ROWS + 50
-
-
-@pytest.mark.parametrize("layer", ["a", "", "transformer.h.11.attn.c_proj.weight", "x" * 300, "é" * 70])
-@pytest.mark.parametrize("kind", list(IssueType))
-def test_titles_fit(layer, kind):
-    """W&B takes 64 characters; the end of a name tells layers apart."""
-    title = alert_title(issue(kind, layer=layer), "gradflow")
-    assert len(title) <= 64
-    assert title.startswith(f"gradflow: {kind.value} in ")
-    assert title.endswith((layer or "the whole model")[-10:])
-
-
-def test_the_text_says_everything():
-    """Layer, value, threshold, since when and advice."""
-    text = alert_text(issue(layers=("a", "b", "c")))
-    for part in ("It explodes.", "Layer: a and 2 more", "Value: 38", "threshold 2", "Since step: 3", "Do: Clip."):
-        assert part in text
-
-
-def test_levels_follow_severity():
-    """W&B has three."""
-    assert [level(severity) for severity in Severity] == ["INFO", "INFO", "WARN", "ERROR", "ERROR"]
-
-
-def test_the_same_problem_is_told_again_only_after_a_while():
-    """A layer that opens and heals all the time raises one alert; another layer or type has its own."""
-    budget = AlertBudget(600.0, 50)
-    assert budget.allows(issue(step=1), 0.0)
-    assert not budget.allows(issue(step=2), 599.0)
-    assert budget.allows(issue(layer="b"), 1.0)
-    assert budget.allows(issue(IssueType.DEAD), 1.0)
-    assert budget.allows(issue(step=9), 600.0)
-    assert budget.sent == 4
-
-
-def test_alerts_are_capped():
-    """A run sends no more than it may, and none when it may none."""
-    budget = AlertBudget(0.0, 3)
-    assert [budget.allows(issue(step=step), 0.0) for step in range(5)] == [True, True, True, False, False]
-    assert not AlertBudget(0.0, 0).allows(issue(), 0.0)
-
-
-def test_rows_that_wait_are_bounded_and_cover_the_whole_run():
-    """Neighbours are merged when there are too many; the first and the last step stay in reach."""
-    queue = RowQueue(64)
-    for step in range(10_000):
-        queue.put({"step": step})
-        assert len(queue) <= 64
-    steps = [queue.take()["step"] for _ in range(len(queue))]
-    assert steps == sorted(steps)
-    assert steps[-1] == 9999
-    assert len(steps) + queue.merged == 10_000
-    assert max(b - a for a, b in itertools.pairwise(steps)) < 1000
 
 
 def test_merging_hides_no_broken_value():

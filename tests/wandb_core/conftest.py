@@ -25,7 +25,7 @@ def pytest_terminal_summary(terminalreporter):
     if lines:
         terminalreporter.section("rows in W&B by way of logging")
         terminalreporter.line(f"{'pattern':<28}{'logged':>6}{'kept':>6}{'here':>6}{'ours':>8}{'here':>6}")
-        terminalreporter.line("kept: by wandb without us; here: in the run's log beside the other's rows")
+        terminalreporter.line("kept: by wandb without us; here: in the run's log with our values in them")
         for line in lines:
             terminalreporter.line(line)
 

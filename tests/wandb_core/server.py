@@ -76,6 +76,7 @@ class LoopbackServer:
     Attributes:
         down: A status that every request is answered with, such as 503; ``None`` while it is up.
         hanging: Whether requests are taken and left without an answer.
+        slow: Seconds before each answer.
         refused: How many requests were answered with ``down`` or not at all.
         alerts: What alerts were asked for.
         runs: What is known of each run.
@@ -88,7 +89,7 @@ class LoopbackServer:
 
     def __init__(self):
         self.lock = threading.RLock()
-        self.down, self.hanging = None, False
+        self.down, self.hanging, self.slow = None, False, 0.0
         self.refused = 0
         self.connections = []
         self.stopped = threading.Event()
@@ -134,6 +135,8 @@ class LoopbackServer:
                 self.refused += 1
             self.stopped.wait()
             raise ConnectionAbortedError
+        if self.slow:
+            self.stopped.wait(self.slow)
         with self.lock:
             if self.down:
                 self.refused += 1
@@ -168,6 +171,8 @@ class LoopbackServer:
             "id": identity("User:1"), "entity": ENTITY, "username": ENTITY, "name": ENTITY, "email": "t@example.com",
             "admin": False, "flags": "{}", "teams": teams,
         }}  # fmt: skip
+
+    do_GetViewer = do_Viewer  # what wandb 0.28 calls it
 
     def do_ServerFeaturesQuery(self, v):
         return {"serverInfo": {"features": []}}
@@ -278,6 +283,26 @@ class LoopbackServer:
         return {
             "upsertView": {"view": {"id": identity(f"View:{len(self.views)}"), "name": v["name"]}, "inserted": True}
         }
+
+    def do_ProjectInternalId(self, v):
+        return {"project": {"id": identity("Project:1"), "internalId": identity("ProjectInternalId:1")}}
+
+    def do_GetProjects(self, v):
+        page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+        nodes = [
+            {"__typename": "Project", "id": identity(f"Project:{name}"), "name": name, "entityName": v["entity"],
+             "createdAt": "2025-01-01T00:00:00", "isBenchmark": False, "user": None}
+            for name in self.projects
+        ]  # fmt: skip
+        return {"models": {"pageInfo": page, "edges": [{"node": node} for node in nodes]}}
+
+    def do_upsertView(self, v):
+        self.views.append(v)
+        project = {"id": identity("Project:1"), "name": v["projectName"], "entityName": v["entityName"]}
+        view = {"id": identity(f"View:{len(self.views)}"), "type": v["type"], "name": v["name"], "project": project,
+                "displayName": v["displayName"], "description": v["description"] or "", "spec": v["spec"],
+                "updatedAt": "2025-01-01T00:00:00"}  # fmt: skip
+        return {"upsertView": {"view": view, "inserted": True}}
 
     def do_QueryRunInfo(self, v):
         return {"project": {"run": {"displayName": "a-run", "summaryMetrics": json.dumps(self.summary(v["run"]))}}}

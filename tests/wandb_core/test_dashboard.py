@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from gradflow_export.catalog import CATALOG
 from gradflow_export.cli import main
-from gradflow_export.writers.wandb_picks import PER_SITE
+from gradflow_export.writers.wandb_fold import Span
+from gradflow_export.writers.wandb_picks import HISTOGRAM_KEYS, RUN_KEYS
 
 WITHOUT_TORCH = """
 import sys
@@ -63,30 +63,55 @@ def dashboard(*words, **more):
 def test_every_section_is_there_in_reading_order(printed):
     """What is wrong comes first, then where, then the curves."""
     assert list(sections(printed())) == [
-        "Verdict", "Gain report", "Headline numbers", "Gains", "Gradient norms", "Updates", "Activations", "Runtime",
+        "Verdict", "Compare runs", "Flagged layers", "Gain report", "Gains", "Gradients and updates",
+        "Loss and policy", "Histograms",
     ]  # fmt: skip
     assert all(section["panels"] for section in sections(printed()).values())
 
 
 def test_every_number_that_is_sent_has_a_curve(printed):
-    """Each headline metric of the catalogue and each metric read per layer is drawn once, over our own step."""
+    """Each key that is sent by default is drawn once, over our own step; per layer by a pattern."""
     described = printed()
     curves = panels(described, "Run History Line Plot")
     drawn = [key for curve in curves for key in curve.get("metrics", [])]
     patterns = [re.compile(curve["metricRegex"]) for curve in curves if curve.get("useMetricRegex")]
-    headlines = [f"gradflow/{metric.name}" for metric in CATALOG.values() if metric.headline and metric.kind == "run"]
-    assert sorted(drawn) == sorted([*headlines, "gradflow/open_issues", "gradflow/alerts"])
-    for metric in PER_SITE:
-        assert len([pattern for pattern in patterns if pattern.match(f"gradflow/{metric}/encoder.3")]) == 1
+    numbers = [key for key in Span.KEYS if "worst" not in key]
+    assert sorted(drawn) == sorted(f"gradflow/{name}" for name in (*RUN_KEYS, *numbers, "open_issues"))
+    for key in ("block.gain/encoder.3", "parameter.gradient_norm/encoder.3.weight", "flagged/block.gain:encoder.3"):
+        assert len([pattern for pattern in patterns if pattern.match(f"gradflow/{key}")]) == 1
     assert not [pattern for pattern in patterns if pattern.match("gradflow/block_gain/a")]
     assert {curve["xAxis"] for curve in curves} == {"gradflow/step"}
+
+
+def test_runs_are_set_against_each_other(printed):
+    """A bar per run for gain, gradient and issues, and the settings that differ."""
+    described = printed()
+    assert [panel["metrics"] for panel in panels(described, "Bar Chart")] == [
+        ["gradflow/gain.depth"], ["gradflow/since_last/gradient_norm_max"], ["gradflow/issues_found"],
+    ]  # fmt: skip
+    assert len(panels(described, "Run Comparer")) == 1
+    assert len(panels(described, "Parallel Coordinates Plot")) == 1
+
+
+def test_a_report_has_the_same_panels(place, server, printed):
+    """The same sections under headings, saved to the project."""
+    login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": server.settings()["api_key"]}
+    done = dashboard("me/test", "--report", "--name", "Mine", **login)
+    assert done.returncode == 0, done.stderr
+    (view,) = server.views
+    assert (view["entityName"], view["projectName"], view["displayName"]) == ("me", "test", "Mine")
+    assert all(f'"{title}"' in view["spec"] for title in sections(printed()))
+    assert view["spec"].count("gradflow/gain_report") == 1
 
 
 def test_tables_report_and_chart_are_shown(printed):
     """The keys are those that the writer sends."""
     described = printed()
     text = json.dumps(described)
-    assert all(f'"gradflow/{key}"' in text for key in ("health", "issues", "gain_report", "gain_chart_table"))
+    assert all(
+        f'"gradflow/{key}"' in text
+        for key in ("health", "issues", "steps", "gain_report", "gain_chart_table", *HISTOGRAM_KEYS)
+    )
     (chart,) = panels(described, "Vega2")
     assert chart["panelDefId"] == "wandb/lineseries/v0"
     assert "summary:gradflow/verdict" in text

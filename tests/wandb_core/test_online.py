@@ -50,25 +50,51 @@ def test_everything_arrives(server, begin, make):
     assert ours(server, run.id) == [(step, 0.5) for step in range(1, 31)]
     assert [alert["title"] for alert in server.alerts] == ["gradflow: EXPLODING in fc"]
     assert [alert["severity"] for alert in server.alerts] == ["ERROR"]
-    assert len([row for row in rows if "gradflow/health" in row]) == 2
-    assert len([artifact for artifact in server.artifacts.values() if artifact["committed"]]) >= 4
+    summary = server.summary(run.id)
+    assert {f"gradflow/{name}" for name in ("health", "issues", "steps", "verdict", "told")} <= set(summary)
+    kept = [artifact["name"] for artifact in server.artifacts.values() if artifact["committed"]]
+    assert len([name for name in kept if name.startswith("run-")]) >= 4
+    assert len([name for name in kept if name.startswith(f"gradflow-{run.id}-")]) == 1
     assert [name for name in server.uploads if "health" in name and name.endswith("table.json")]
-    assert server.summary(run.id)["gradflow/verdict"] == "EXPLODING in fc"
+    assert [name for name in server.uploads if name.endswith(".parquet")]
+    assert summary["gradflow/verdict"] == "EXPLODING in fc"
     assert '"Net"' in server.runs[run.id]["config"]
 
 
-def test_a_resumed_run_goes_on(server, begin, make):
-    """Rows of both sessions are there, each with its own step."""
-    for first in (1, 11):
-        run = begin(id="resumed", resume="allow", settings=server.settings())
-        writer = make.writer()
-        for step in range(first, first + 10):
-            writer.write(make.record(step, Reading.run("loss", 0.5)))
-            run.log({"mine": step})
-        writer.close()
+def resumed(server, begin, make, every, how, *, alone):
+    """Log two sessions of 150 steps each into one run, as a user would; return the rows that the server has."""
+    for first in (0, 150):
+        run = begin(id=f"{how}-{every}-{alone}", resume="allow", settings=server.settings())
+        writer = None if alone else make.writer()
+        for step in range(first, first + 150):
+            if writer:
+                writer.write(make.record(step + 1, issues=(make.issue(step=step + 1),) if step % 150 == 3 else ()))
+            if step % every == 0:
+                run.log({"mine": step}, **({"step": step} if how == "step" else {}))
+        if writer and first:
+            writer.close()
         run.finish()
-    assert [row["mine"] for row in server.history("resumed") if "mine" in row] == list(range(1, 21))
-    assert ours(server, run.id) == [(step, 0.5) for step in range(1, 21)]
+        if writer:
+            writer.close()
+    rows = server.history(run.id)
+    return [{key: row[key] for key in ("_step", "mine") if key in row} for row in rows], rows
+
+
+@pytest.mark.parametrize("how", ["step", "plain"])
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_resumed_run_has_the_rows_that_it_has_without_us(server, begin, make, capfd, every, how):
+    """Every row of the user's is there at its step, none is added, and no alert is told twice."""
+    alone, _ = resumed(server, begin, make, every, how, alone=True)
+    capfd.readouterr()
+    got, rows = resumed(server, begin, make, every, how, alone=False)
+    assert got == alone
+    assert len(alone) == 300 // every
+    newest = [1 + step for step in range(0, 300, every)]
+    if how == "step":  # W&B keeps the last row of a session open: it has the newest values of the session
+        newest[150 // every - 1], newest[-1] = 150, 300
+    assert [row["gradflow/step"] for row in rows] == newest
+    assert [alert["title"] for alert in server.alerts] == ["gradflow: EXPLODING in a"]
+    assert "less than the current step" not in "".join(capfd.readouterr())
 
 
 SOON = {
@@ -118,7 +144,7 @@ def test_a_server_in_trouble_does_not_keep_the_end_waiting(server, make, read, h
     assert not closing.is_alive()
     assert wandb.run is None
     rows = [row for row in read(run).history if "gradflow/loss" in row]
-    assert [row["gradflow/step"] for row in rows] == list(range(1, 51))
+    assert [row["gradflow/step"] for row in rows] == list(range(2, 51))
 
 
 @pytest.mark.parametrize("whose", ["ours", "the user's"])
@@ -133,8 +159,10 @@ def test_an_alert_does_not_keep_the_end_waiting(server, begin, make, read, said,
     server.hanging = True
     if how == "gone":
         server.stop()
-    for step in range(2, 21):
-        writer.write(make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),) if step < 4 else ()))
+    for step in range(2, 31):
+        writer.write(
+            make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),) if step in (2, 15) else ())
+        )
         run.log({"mine": step})
     ending = threading.Thread(target=run.finish if whose == "the user's" else writer.close)
     ending.start()
@@ -142,7 +170,7 @@ def test_an_alert_does_not_keep_the_end_waiting(server, begin, make, read, said,
     assert not ending.is_alive()
     writer.close()
     log = read(run)
-    assert [row["gradflow/step"] for row in log.history if "gradflow/loss" in row] == list(range(1, 21))
+    assert [row["gradflow/step"] for row in log.history if "gradflow/loss" in row] == list(range(2, 31))
     assert log.alerts == []
     assert said("does not answer") == [
         "gradflow: the W&B server does not answer; 2 alerts are not sent, the issues are in the table gradflow/issues"
@@ -154,18 +182,19 @@ def test_alerts_held_back_are_sent_when_the_server_is_back(server, begin, make, 
     monkeypatch.setattr(wandb_alerts, "RETRY_SECONDS", 0.0)
     run, writer = begin(settings={**server.settings(), **SOON, "finish_timeout": 100.0}), make.writer()
     server.down = 503
-    for step in (1, 2):
-        writer.write(make.record(step, issues=(make.issue(layer=f"layer{step}", step=step),)))
+    for step in range(1, 31):
+        issues = (make.issue(layer=f"layer{step}", step=step),) if step in (1, 15) else ()
+        writer.write(make.record(step, issues=issues))
         assert writer._alerts._lane.wait(100)
         run.log({"mine": step})
     held = len(server.alerts)
     server.down = None
-    writer.write(make.record(3))
+    writer.write(make.record(31))
     assert writer._alerts._lane.wait(100)
     run.finish()
     writer.close()
     assert held == 0
-    assert [alert["title"][-6:] for alert in server.alerts] == ["layer1", "layer2"]
+    assert [alert["title"][-7:] for alert in server.alerts] == [" layer1", "layer15"]
 
 
 def test_whether_a_server_answers(server, place):
@@ -183,15 +212,16 @@ def test_whether_a_server_answers(server, place):
 
 
 def test_a_server_that_never_was_means_offline(beside_server, make, read, said):
-    """A run of our own is recorded where it can be, and one line says how to send it later."""
+    """A run of our own is recorded where it can be, under the id that it was given, and one line says how to send it."""
     with beside_server.LoopbackServer() as server:
         settings = server.settings()
-    writer = make.writer(project="test", settings={**settings, "init_timeout": 1.0})
+    writer = make.writer(project="test", id="chosen", settings={**settings, "init_timeout": 1.0})
     run = wandb.run
     writer.write(make.record(1))
+    run.log({"mine": 1})
     writer.close()
     assert run.offline
-    assert [row["gradflow/step"] for row in read(run).history if "gradflow/loss" in row] == [1]
+    assert (run.id, [row["gradflow/step"] for row in read(run).history]) == ("chosen", [1])
     assert len(said("recording offline")) == 1
 
 

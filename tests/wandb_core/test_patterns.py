@@ -1,4 +1,4 @@
-"""However the user logs: each row of theirs that wandb keeps without us, and each of ours, is there, at its step."""
+"""However the user logs: the rows are those that wandb keeps without us, with the newest values of ours in them."""
 
 import threading
 
@@ -12,12 +12,14 @@ class User:
     """Logs rows that can be counted, each under the step it was given."""
 
     def __init__(self, run, tick):
-        self.run, self.tick, self.rows, self.steps, self.runs = run, tick, [], {}, [run]
+        self.run, self.tick, self.rows, self.steps, self.runs, self.newest = run, tick, [], {}, [run], []
+        self.ticks = []
 
     def log(self, step=None, key="u", via=None, **how):
         """Log one number that was never logged before."""
         row = key, len(self.rows)
         self.rows.append(row)
+        self.newest.append(self.ticks[-1] if self.ticks else 0)
         if step is not None:
             self.steps[row] = how["step"] = step
         (via or self.run.log)({key: row[1]}, **how)
@@ -84,6 +86,13 @@ def step_with_gaps(user):
     for i in range(0, N * 10, 10):
         user.tick()
         user.log(i)
+
+
+def through_an_earlier_reference(user):
+    log = user.run.log
+    for i in range(N):
+        user.tick()
+        user.log(i, via=log)
 
 
 def step_of_epochs(user):
@@ -281,6 +290,7 @@ def log_after_finish(user):
 
 PATTERNS = (
     plain_before, plain_after, step_before, step_after, step_from_one, step_in_pieces, step_with_gaps, step_of_epochs,
+    through_an_earlier_reference,
     rare_plain, rare_steps, pieces_without_step, pieces_with_step, left_uncommitted, never, late_with_steps,
     stops_early, plain_then_steps, steps_then_plain, module_function, ours_ten_times_as_often,
     theirs_ten_times_as_often, threads_plain, threads_steps, threads_pieces, user_globs,
@@ -288,26 +298,20 @@ PATTERNS = (
     new_run_midway, reinit_finishes_previous, reinit_returns_previous, reinit_creates_new, log_after_finish,
 )  # fmt: skip
 
-DROPPED = {step_far_ahead, far_ahead_then_plain, step_backwards, step_restarts, plain_then_behind}
-"""Patterns of whose rows wandb itself drops or overwrites some: the same ones without us."""
-
-
-def theirs(logs):
-    """Return the user's rows of some runs: key, value and step."""
-    rows = (row for log in logs for row in log.history)
-    return [(key, row[key], row["_step"]) for row in rows for key in ("u", "v", "w") if key in row]
+THREADS = {threads_plain, threads_steps, threads_pieces}
+"""Patterns in which the order of the calls differs from run to run."""
 
 
 def play(pattern, begin, make, number):
-    """Log as a user does, beside a writer where one can be made; returns the user and the steps that were recorded."""
-    run, writer, ticks = begin(), make.writer() if make else None, []
+    """Log as a user does, beside a writer where one can be made; returns the user."""
+    run, writer = begin(), make.writer() if make else None
 
     def tick():
         if writer:
             # What comes while no run is there belongs to none.
             if wandb.run is not None:
-                ticks.append(len(ticks) + 1)
-            writer.write(make.record(ticks[-1]))
+                user.ticks.append(len(user.ticks) + 1)
+            writer.write(make.record(user.ticks[-1]))
 
     user = User(run, tick)
     pattern(user)
@@ -317,41 +321,57 @@ def play(pattern, begin, make, number):
         begun.finish()
     if writer:
         writer.close()
-    return user, ticks
+    return user
 
 
 @pytest.fixture(scope="module")
 def played(begin, make, read):
-    """Play every pattern with the writer closed before and after the run, and those with losses without; read all."""
+    """Play every pattern with the writer closed before and after the run, and without; read all."""
     out = {pattern: play(pattern, begin, make, number) for number, pattern in enumerate(PATTERNS)}
-    alone = {pattern: play(pattern, begin, None, 0)[0] for pattern in DROPPED}
-    logs = {user: [read(run) for run in user.runs] for user in (*alone.values(), *(user for user, _ in out.values()))}
+    alone = {pattern: play(pattern, begin, None, 0) for pattern in PATTERNS}
+    logs = {user: [read(run) for run in user.runs] for user in (*alone.values(), *out.values())}
     return {
-        pattern.__name__: (logs[user], user, ticks, theirs(logs[alone[pattern]]) if pattern in alone else None)
-        for pattern, (user, ticks) in out.items()
+        pattern.__name__: (logs[user], user, logs[alone[pattern]], pattern in THREADS) for pattern, user in out.items()
     }
 
 
+def rows_of(logs):
+    """Return the rows of some runs without our keys and the clock."""
+    ours = ("gradflow/", "_timestamp", "_runtime")
+    return [[{key: row[key] for key in row if not key.startswith(ours)} for row in log.history] for log in logs]
+
+
 @pytest.mark.parametrize("name", [pattern.__name__ for pattern in PATTERNS])
-def test_every_row_is_there(name, played, ours, record_property):
-    """All rows that wandb keeps without us are there at their steps, and all of ours in order on our own axis."""
-    logs, user, ticks, alone = played[name]
-    got = theirs(logs)
-    kept = len(user.rows) if alone is None else len(alone)
-    rows = [row for log in logs for row in ours(log) if "loss" in row]
-    steps = [row["step"] for row in rows]
-    sent = f"{len(user.rows):>6}{kept:>6}{len(got):>6}{len(ticks):>8}{len(steps):>6}"
-    record_property("pattern", f"{name:<28}{sent}")
-    if alone is None:
-        assert sorted((value, key) for key, value, _ in got) == [(value, key) for key, value in user.rows]
-        assert {(key, value): step for key, value, step in got if (key, value) in user.steps} == user.steps
+def test_rows_are_those_without_us(name, played, record_property):
+    """Rows, their steps and their keys are those of a run without us, and each has the newest values, once."""
+    logs, user, alone, threads = played[name]
+    got, wanted = rows_of(logs), rows_of(alone)
+    if threads:
+        assert [[row["_step"] for row in rows] for rows in got] == [[row["_step"] for row in rows] for rows in wanted]
+        assert sorted(value for rows in got for row in rows for key, value in row.items() if key != "_step") == list(
+            range(len(user.rows))
+        )
     else:
-        assert got == alone
-        assert 0 < len(alone) < len(user.rows)
-    assert steps == ticks
-    assert [row["loss"] for row in rows] == pytest.approx([1 / step for step in ticks])
+        assert got == wanted
+    shown = []
+    for log in logs:
+        for row in log.history:
+            # A row that is still open when the run ends gets the newest values.
+            last = (N, user.ticks[-1]) if row is log.history[-1] and user.ticks else ()
+            logged = [row[key] for key in ("u", "v", "w") if key in row]
+            newest = max(user.newest[number] for number in logged)
+            if not threads and newest > max(shown, default=0) and newest:
+                assert row["gradflow/step"] in (newest, *last)
+            if "gradflow/step" in row:
+                shown.append(row["gradflow/step"])
+    assert shown == sorted(set(shown))
+    summary = logs[0].summary
+    assert summary["gradflow/step"] == summary["gradflow/last_step"]
     assert logs[0].metrics["gradflow/loss"].step_metric == "gradflow/step"
     assert not [key for key in logs[0].metrics if key.startswith("glob gradflow")]
+    kept = sum(map(len, got))
+    sent = f"{len(user.rows):>6}{sum(map(len, wanted)):>6}{kept:>6}{len(user.ticks):>8}{len(shown):>6}"
+    record_property("pattern", f"{name:<28}{sent}")
 
 
 def test_the_users_own_definitions_stay(played):
@@ -361,15 +381,15 @@ def test_the_users_own_definitions_stay(played):
     assert logs[0].metrics["u"].summary.max
 
 
-def test_each_run_of_several_has_its_own_rows(played, ours):
-    """Rows go to the run that is active; one that only the user holds gets none of ours."""
-    counts = {
-        name: [len([row for row in ours(log) if "loss" in row]) for log in played[name][0]]
+def test_each_run_of_several_has_its_own_values(played):
+    """Values go to the run that is active; one that only the user holds gets none of ours."""
+    last = {
+        name: [log.summary.get("gradflow/last_step") for log in played[name][0]]
         for name in ("new_run_midway", "reinit_finishes_previous", "reinit_returns_previous", "reinit_creates_new")
     }
-    assert counts == {
-        "new_run_midway": [N, N],
-        "reinit_finishes_previous": [N, N],
+    assert last == {
+        "new_run_midway": [N, 2 * N],
+        "reinit_finishes_previous": [N, 2 * N],
         "reinit_returns_previous": [2 * N],
-        "reinit_creates_new": [2 * N, 0],
+        "reinit_creates_new": [2 * N, None],
     }

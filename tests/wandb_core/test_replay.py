@@ -1,5 +1,9 @@
 """``gradflow replay``: a finished run in W&B, step for step."""
 
+from pathlib import Path
+
+import numpy as np
+
 from gradflow_export.cli import main
 from gradflow_export.records import Reading, RunInfo, StepRecord
 from gradflow_export.writers import TensorBoardWriter
@@ -22,6 +26,29 @@ def test_a_finished_run_is_sent_step_for_step(place, offline, tmp_path, capsys):
     got = [(row["gradflow/step"], row["gradflow/loss"]) for row in rows if "gradflow/loss" in row]
     assert [step for step, _ in got] == [2 * step for step in range(1, 31)]
     assert [loss for _, loss in got] == [float(Reading.run("loss", 1 / step).values[0]) for step in range(1, 31)]
+
+
+def test_the_files_of_a_run_are_sent_again(place, begin, make, read, offline, tmp_path, capsys):
+    """What the artifact of a run holds becomes a run again: every step, its values and its issues."""
+    run, writer = begin(), make.writer()
+    for step in range(1, 31):
+        gains = Reading.of("block.gain", ("a", "b"), [1.0 * step, None if step % 2 else float("nan")])
+        writer.write(
+            make.record(step, Reading.run("loss", 1 / step), gains, issues=(make.issue(),) if step == 3 else ())
+        )
+    writer.close()
+    run.finish()
+    (folder,) = Path(run.dir).parent.glob("gradflow/gradflow")
+    before = set(place.glob("wandb/offline-run-*"))
+    assert main(["replay", str(folder), "--to", "wandb", "--project", "test", "--offline"]) == 0
+    assert "30 steps sent to an offline run" in capsys.readouterr().out
+    (again,) = set(place.glob("wandb/offline-run-*")) - before
+    log = offline.wait_for_log(again)
+    rows = [row for row in log.history if "gradflow/loss" in row]
+    assert [row["gradflow/step"] for row in rows] == list(range(1, 31))
+    assert [row["gradflow/loss"] for row in rows] == [float(np.float32(1 / step)) for step in range(1, 31)]
+    assert [row["gradflow/open_issues"] for row in rows] == [0, 0] + [1] * 28
+    assert log.config["gradflow"]["model"] == "Net"
 
 
 def test_a_folder_without_runs_is_said_so(tmp_path, capsys):
