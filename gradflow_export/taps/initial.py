@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.hooks import torch_private
-from gradflow_export.metrics.local import local, shards
+from gradflow_export.metrics.local import shards
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending, Sample
@@ -180,9 +180,7 @@ class InitialTap:
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
         there: list[tuple[str, Tensor]] = [(name, weight) for name, weight in held if weight is not None]
-        return [
-            (n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1 and local(w) is w
-        ][:MATRICES]
+        return [(n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1][:MATRICES]
 
 
 def _is_own(module: nn.Module) -> bool:
