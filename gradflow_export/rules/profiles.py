@@ -21,7 +21,7 @@ from gradflow_export.rules.modes import WrongMode
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
-from gradflow_export.rules.progress import LostOnGrids, LostUpdates, Stagnation
+from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation
 from gradflow_export.rules.rate import LearningRate
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.related import CopiedTargets, UnrelatedTargets
@@ -111,7 +111,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         EpsilonDominated(),
         OutdatedSecondMoment(),
         Stagnation(),
-        LostOnGrids(),
+        LostUpdates(),
         TakenBack(),
         Subcritical(),
         Supercritical(),
@@ -122,7 +122,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         NotTraining(),
         LeftFrozen(),
         Reloaded(),
-        LostUpdates(),
+        RoundedUpdates(),
         ClearedGradients(),
         StaleGradient(),
         NestedLosses(),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -25,11 +23,6 @@ UNCHOSEN = "not chosen"
 
 _MISSING = np.float32(np.nan)
 _SHUT = ("activation.zero_share", "activation.saturated_share")
-
-
-_FOLLOWS: Mapping[str, tuple[IssueType, ...]] = MappingProxyType(
-    {ROUNDING: (IssueType.VANISHING, IssueType.NOT_TRAINING), ZERO_GRADIENT: (IssueType.VANISHING,)}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +83,6 @@ class Stagnation(Rule):
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
-        if NO_GRADIENT in reasons:  # of what forward() never calls NOT_TRAINING tells
-            uncalled = _with(history, Wiring.UNCALLED)
-            reasons[NO_GRADIENT] = tuple(site for site in reasons[NO_GRADIENT] if site not in uncalled)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
         first = dict(zip(sites, since.tolist(), strict=True))
@@ -160,13 +150,13 @@ class Stagnation(Rule):
             _advice(why, layers[0]),
             since=since,
             cause=why,
-            follows_from=_FOLLOWS.get(why, ()),
+            follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostUpdates(Rule):
-    """Find runs in coarse number formats, which then do not train, whose updates are nearly all rounded away.
+    """Find runs in coarse number formats, or on declared grids, whose updates are nearly all rounded away.
 
     What an optimizer meant is compared with what arrived, entry by entry, so that a model in which a few weights still
     move is found too, and sooner than by waiting for bits that rest.
@@ -185,7 +175,6 @@ class LostUpdates(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "lost-updates"
-    on_grids: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ("update.lost_share",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
@@ -194,9 +183,6 @@ class LostUpdates(Rule):
         share, arrived = record.value("update.lost_share"), record.value("update.effectiveness")
         each = record.get("parameter.lost_share")
         if share is None or arrived is None or each is None or converged(record, history):
-            return ()
-        grids = record.get("parameter.grid")
-        if self.on_grids != (grids is not None and bool(grids.present.any())):
             return ()
         if not (share >= self.lost and arrived <= self.effectiveness):
             return ()
@@ -208,26 +194,38 @@ class LostUpdates(Rule):
         )
         return (
             Finding(
-                IssueType.STAGNATION if self.on_grids else IssueType.NOT_TRAINING,
+                IssueType.STAGNATION,
                 Severity.HIGH,
                 layers,
                 share,
                 self.lost,
                 message,
-                _OFF_GRID if self.on_grids else _advice(ROUNDING, layers[0]),
+                _OFF_GRID if _on_grids(record) else _advice(ROUNDING, layers[0]),
                 cause=ROUNDING,
                 follows_from=(IssueType.VANISHING,),
-                origin="" if self.on_grids else ROUNDING,
             ),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LostOnGrids(LostUpdates):
-    """The same of weights on the grids that a user declared: training goes on, and what is used stands still."""
+class RoundedUpdates(LostUpdates):
+    """Say of runs whose updates a number format rounds away that they do not train: the mistake behind what rests."""
 
-    name: ClassVar[str] = "lost-on-grids"
-    on_grids: ClassVar[bool] = True
+    name: ClassVar[str] = "rounded-updates"
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the updates of this record; a grid that the user declared is no mistake."""
+        if _on_grids(record):
+            return ()
+        return tuple(
+            replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)
+            for finding in super().check(record, history)
+        )
+
+
+def _on_grids(record: StepRecord) -> bool:
+    grids = record.get("parameter.grid")
+    return grids is not None and bool(grids.present.any())
 
 
 _OFF_GRID = (

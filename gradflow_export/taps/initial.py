@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradflow_export.catalog import MetricSpec, spec
 from gradflow_export.hooks import torch_private
-from gradflow_export.metrics.local import shards
+from gradflow_export.metrics.local import local, shards
 from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.samples import even_sample
 from gradflow_export.taps.base import Drained, Pending, Sample

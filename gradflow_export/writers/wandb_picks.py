@@ -15,7 +15,10 @@ from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records import RUN_SITE, Histogram, Reading, StepRecord
 from gradflow_export.stats import median
 
-RUN_KEYS = ("loss", "gradient.total_norm", "update.ratio", "learning_rate", "gain.depth", "policy.entropy")
+RUN_KEYS = (
+    "loss", "gradient.total_norm", "gradient.norm_before_clip", "update.ratio", "learning_rate", "gain.depth",
+    "policy.entropy",
+)  # fmt: skip
 """Numbers of the whole model that are sent by default."""
 
 CHAIN, NO_CHAIN = "block.gain", "parameter.gradient_norm"

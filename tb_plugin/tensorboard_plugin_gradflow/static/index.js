@@ -1,4 +1,4 @@
-// sources sha256:14b0a062cec9ed94fe3a313c0b76b46ff56d663a54bd6043f752e89fac4b22a7
+// sources sha256:f2149b26c19251e2686cd3cab230d93d3655f9593066a3e326d590746efa2a83
 /* Contains uPlot, less what this panel does not draw with.
 The MIT License (MIT)
 
