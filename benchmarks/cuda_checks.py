@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export import Exporter
-from gradflow_export.metrics.entries import entry_statistics
-from gradflow_export.metrics.onelaunch import device_statistics
+from gradflow_export.metrics.arrays.entries import entry_statistics
+from gradflow_export.metrics.arrays.one_launch import device_statistics
 from gradflow_export.schedule import INTERVALS
 
 Watch = Callable[[nn.Module, nn.Module], contextlib.AbstractContextManager[object]]

@@ -35,11 +35,11 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from instruments import Trainer
 from workloads import workloads
 
 from gradflow_export import AsyncTrainingLogger, TrainingDebugger
-from gradflow_export.debugging.api import create_app, serving
+from gradflow_export.debugging.service.api import create_app, serving
+from instruments import Trainer
 
 REQUESTS = 200
 KINDS = ("quiet", "asked", "again")

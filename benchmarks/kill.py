@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from gradflow_export.errors import StorageError
-from gradflow_export.store import read_run
+from gradflow_export.storage.reader import read_run
 
 MOST_SECONDS = 1.0
 CHILD = """

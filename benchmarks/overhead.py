@@ -26,9 +26,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from instruments import INSTRUMENTS
 from timing import Row, apart, measure
 from workloads import workloads
+
+from instruments import INSTRUMENTS
 
 YARDSTICK = "gradflow_every_step"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 
-from gradflow_export.framing import frame, version_event
-from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.storage.event_codec import frame, version_event
 from gradflow_export.writers.tensorboard import TensorBoardWriter
 
 LAYERS = 200

@@ -26,11 +26,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import overhead
 import scaling
-from instruments import INSTRUMENTS
 from performance_plots import plot_overhead, plot_scaling
 from scaling_runs import Opening, StepsRow
 from timing import Row
 from workloads import workloads
+
+from instruments import INSTRUMENTS
 
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES, SAVED = ROOT / "docs" / "performance.md", ROOT / "docs" / "images", ROOT / "build" / "performance.json"

@@ -13,11 +13,11 @@ import time
 import numpy as np
 import torch.distributed as dist
 
-from gradflow_export.across import Joiner
-from gradflow_export.column import Column
-from gradflow_export.exchange import Exchange, height_of
-from gradflow_export.shares import encode
-from gradflow_export.taps.shards import Layout
+from gradflow_export.distributed.rank_reduce import Joiner
+from gradflow_export.distributed.rank_shares import encode
+from gradflow_export.distributed.rank_transport import Exchange, height_of
+from gradflow_export.hooks.shard_layout import Layout
+from gradflow_export.records.column import Column
 
 PLAIN = ("parameter.gradient_norm",)
 SAMPLED = (

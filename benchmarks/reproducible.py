@@ -37,8 +37,8 @@ from tqdm import tqdm
 from typing_extensions import Self
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.catalog import CATALOG
-from gradflow_export.records import StepRecord
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import StepRecord
 
 CORPUS = (
     "dev/zero_grad_before_step",

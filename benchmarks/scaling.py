@@ -29,10 +29,11 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from instruments import INSTRUMENTS
 from scaling_runs import Opening, StepsRow, measure_opening, measure_steps
 from timing import Row, apart, keep_memory, measure
 from workloads import Workload
+
+from instruments import INSTRUMENTS
 
 PARAMETERS = (1_000_000, 5_000_000, 20_000_000, 100_000_000, 500_000_000)
 TENSORS = (100, 300, 1_000, 3_000, 10_000)

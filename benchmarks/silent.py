@@ -46,7 +46,7 @@ from silent.common import TYPES
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.issues import Severity
+from gradflow_export.records.issues import Severity
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "silent-mistakes.md"

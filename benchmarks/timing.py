@@ -20,9 +20,10 @@ from typing import ParamSpec, TypeVar
 
 import psutil
 import torch
-from instruments import Instrument, Trainer
 from tqdm import tqdm
 from workloads import Workload
+
+from instruments import Instrument, Trainer
 
 WARM_UP = 3
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.catalog import CATALOG
+from gradflow_export.records.catalog import CATALOG
 from gradflow_export.rules.sampled import SURE
 from gradflow_export.schedule import INTERVALS
 

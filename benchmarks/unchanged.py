@@ -36,7 +36,7 @@ from reproducible import is_timed
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.records import StepRecord
+from gradflow_export.records.step_record import StepRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 SPLITS = ("dev", "heldout", "second", "third")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gradflow_export.analyzers.policy import RLPolicyAnalyzer
     from gradflow_export.analyzers.recurrent import RecurrentAnalyzer
     from gradflow_export.analyzers.transformer import TransformerAnalyzer
-    from gradflow_export.catalog import CATALOG, MetricSpec
     from gradflow_export.debugging import (
         AsyncTrainingLogger,
         DebugLevel,
@@ -51,7 +50,8 @@ if TYPE_CHECKING:
     )
     from gradflow_export.exporter import Exporter
     from gradflow_export.monitor import GradientGainMonitor
-    from gradflow_export.records import (
+    from gradflow_export.records.catalog import CATALOG, MetricSpec
+    from gradflow_export.records.step_record import (
         Histogram,
         Issue,
         IssueType,
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
         Severity,
         StepRecord,
     )
-    from gradflow_export.records import Severity as IssueSeverity
-    from gradflow_export.store import find_runs, read_run
+    from gradflow_export.records.step_record import Severity as IssueSeverity
+    from gradflow_export.storage.reader import find_runs, read_run
     from gradflow_export.writers import (
         ConsoleWriter,
         JsonlWriter,
@@ -135,7 +135,7 @@ _HOMES = (
     ("analyzers.policy", ("RLPolicyAnalyzer",)),
     ("analyzers.recurrent", ("RecurrentAnalyzer",)),
     ("analyzers.transformer", ("TransformerAnalyzer",)),
-    ("catalog", ("CATALOG", "MetricSpec")),
+    ("records.catalog", ("CATALOG", "MetricSpec")),
     (
         "debugging",
         (
@@ -167,8 +167,8 @@ _HOMES = (
     ("errors", ("ArgumentError", "ArgumentTypeError", "GradflowError", "MissingPackageError", "StorageError")),
     ("exporter", ("Exporter",)),
     ("monitor", ("GradientGainMonitor",)),
-    ("records", ("Histogram", "Issue", "IssueType", "Reading", "RunInfo", "Severity", "StepRecord")),
-    ("store", ("find_runs", "read_run")),
+    ("records.step_record", ("Histogram", "Issue", "IssueType", "Reading", "RunInfo", "Severity", "StepRecord")),
+    ("storage.reader", ("find_runs", "read_run")),
     ("writers", ("ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "WandbWriter", "Writer")),
 )
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradflow_export.clock import FLOOR_SECONDS, SHARE
+from gradflow_export.engine.step_timer import FLOOR_SECONDS, SHARE
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
-from gradflow_export.rules.profiles import THRESHOLDS
+from gradflow_export.hooks.compiled_calls import INSIDE, Inside
+from gradflow_export.profiles import THRESHOLDS
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
-from gradflow_export.taps.compiled import INSIDE, Inside
 
 SECTION = "diagnostics"
 AUTOMATIC: tuple[float | None, float] = SHARE, FLOOR_SECONDS

@@ -15,7 +15,22 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.arguments import (
+from gradflow_export.config import make_settings
+from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
+from gradflow_export.engine.exporter_report import CLOSE_SECONDS, Reports
+from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.training_loop import TrainingLoop
+from gradflow_export.engine.transfer import Bundle
+from gradflow_export.engine.worker import Worker
+from gradflow_export.errors import ArgumentError
+from gradflow_export.hooks.discover import unwrap
+from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.copies import Copies
+from gradflow_export.instruments.discrete.declared_grids import Grids
+from gradflow_export.instruments.discrete.nodes import Pairs
+from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
+from gradflow_export.records.step_record import Issue
+from gradflow_export.validation import (
     check_logdir,
     check_model,
     check_start,
@@ -23,21 +38,6 @@ from gradflow_export.arguments import (
     make_preflight,
     make_writers,
 )
-from gradflow_export.config import make_settings
-from gradflow_export.errors import ArgumentError
-from gradflow_export.guard import Guard
-from gradflow_export.loop import TrainingLoop
-from gradflow_export.records import Issue
-from gradflow_export.reports import CLOSE_SECONDS, Reports
-from gradflow_export.start import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
-from gradflow_export.taps.base import Drained
-from gradflow_export.taps.copies import Copies
-from gradflow_export.taps.discover import unwrap
-from gradflow_export.taps.grids import Grids
-from gradflow_export.taps.nodes import Pairs
-from gradflow_export.taps.runtime import MEGABYTE, RuntimeTap
-from gradflow_export.transfer import Bundle
-from gradflow_export.worker import Worker
 from gradflow_export.writers.base import Writer
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from gradflow_export import config, exporter, reports
+from gradflow_export import config, exporter
+from gradflow_export.engine import exporter_report as reports
 
 # Small models wait for each other's threads where other work shares the cores; bits do not depend on the machine either.
 torch.set_num_threads(1)

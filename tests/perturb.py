@@ -34,7 +34,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradflow_export import Exporter
-from gradflow_export.records import StepRecord
+from gradflow_export.records.step_record import StepRecord
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.judge import Judge
 

@@ -321,7 +321,7 @@ def test_everything_public_is_documented():
         "from gradflow_export.cli import main; assert main(['export', LOGDIR, '--format', 'csv']) == 0",
         "import tensorboard_plugin_gradflow.loader",
         "from tensorboard_plugin_gradflow.loader import GradflowLoader; GradflowLoader().define_flags",
-        "import gradflow_export.rules, gradflow_export.writers, gradflow_export.store",
+        "import gradflow_export.rules, gradflow_export.writers, gradflow_export.storage.reader",
     ],
 )
 def test_torch_is_not_pulled_in(statement, tmp_path):
@@ -334,7 +334,7 @@ def test_torch_is_not_pulled_in(statement, tmp_path):
 
 def write_run(folder: Path) -> None:
     """Write a run of one step."""
-    from gradflow_export.records import Reading, RunInfo, StepRecord
+    from gradflow_export.records.step_record import Reading, RunInfo, StepRecord
     from gradflow_export.writers import make_writer
 
     writer = make_writer("tensorboard", folder)

@@ -22,23 +22,23 @@ from gradflow_export.analyzers.objective import (
 )
 from gradflow_export.analyzers.preserve import preserved
 from gradflow_export.analyzers.vector import VectorFlow, examine_field
-from gradflow_export.arguments import check_model
-from gradflow_export.assemble import Assembler
 from gradflow_export.config import Settings, make_settings
+from gradflow_export.engine.assemble import Assembler
+from gradflow_export.engine.build import describe, is_compiled, make_loop
+from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.training_loop import TrainingLoop
+from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.exporter import suspended
-from gradflow_export.guard import Guard
-from gradflow_export.loop import TrainingLoop
-from gradflow_export.records import Issue, Reading, StepRecord
+from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
+from gradflow_export.instruments.runtime import RuntimeTap
+from gradflow_export.profiles import profile
+from gradflow_export.records.step_record import Issue, Reading, StepRecord
+from gradflow_export.report.summary import RunSummary, issue_lines
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.profiles import profile
 from gradflow_export.schedule import INTERVALS
-from gradflow_export.start import describe, is_compiled, make_loop
-from gradflow_export.summary import RunSummary, issue_lines
-from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
-from gradflow_export.taps.runtime import RuntimeTap
-from gradflow_export.transfer import Bundle
+from gradflow_export.validation import check_model
 
 InputFn = Callable[[], Any]
 LossFn = Callable[[Any], Any]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradflow_export.analyzers.base import Recording
+from gradflow_export.instruments.path import LEAST
 from gradflow_export.rules.base import number
-from gradflow_export.taps.path import LEAST
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.circular import CircularFlow, circular_flow
 from gradflow_export.analyzers.objective import Player
-from gradflow_export.records import Issue
+from gradflow_export.records.step_record import Issue
 from gradflow_export.rules.base import number
 
 

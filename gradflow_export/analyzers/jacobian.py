@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from gradflow_export.analyzers.objective import Objective
 from gradflow_export.analyzers.vector import twice_differentiable
 from gradflow_export.errors import MissingPackageError
+from gradflow_export.hooks.discover import NamedModule
+from gradflow_export.instruments.blocks import output_tensor
 from gradflow_export.metrics.jacobian import Linearized, Spectrum, spectrum
 from gradflow_export.rules.base import number
-from gradflow_export.taps.blocks import output_tensor
-from gradflow_export.taps.discover import NamedModule
 
 BLOCKS = 32
 """Blocks that are examined at most, evenly chosen."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
-from gradflow_export.taps.discover import site_name
+from gradflow_export.hooks.discover import site_name
 
 Player = str | nn.Module | Iterable[Tensor]
 Losses = tuple[Tensor, ...]

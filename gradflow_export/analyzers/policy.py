@@ -14,12 +14,12 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.objective import Losses
-from gradflow_export.arguments import check_number
+from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
-from gradflow_export.loop import TrainingLoop
-from gradflow_export.records import Issue, IssueType, Severity
+from gradflow_export.records.step_record import Issue, IssueType, Severity
 from gradflow_export.rules.base import number
 from gradflow_export.rules.policy import adequacy, collapse_risk
+from gradflow_export.validation import check_number
 
 Values = npt.NDArray[np.floating]
 ActionExtractor = Callable[[Any], Sequence[Any]]

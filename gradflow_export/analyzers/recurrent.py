@@ -17,16 +17,16 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.objective import Objective
-from gradflow_export.arguments import check_number
+from gradflow_export.engine.build import is_compiled
+from gradflow_export.hooks.discover import unwrap
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.instruments.recurrent import RecurrentTap
 from gradflow_export.metrics.recurrent import criticality, effective_radius, memory_length
 from gradflow_export.metrics.unrolled import Unrolled
-from gradflow_export.records import Issue, IssueType, Severity
+from gradflow_export.records.step_record import Issue, IssueType, Severity
 from gradflow_export.rules.base import Rule, number
 from gradflow_export.rules.recurrent import COMPOSES, Subcritical, Supercritical
-from gradflow_export.start import is_compiled
-from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.discover import unwrap
-from gradflow_export.taps.recurrent import RecurrentTap
+from gradflow_export.validation import check_number
 
 Trajectory = npt.NDArray[np.float64]
 

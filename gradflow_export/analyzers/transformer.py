@@ -14,13 +14,13 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Recording
 from gradflow_export.analyzers.objective import Objective
-from gradflow_export.arguments import check_number
-from gradflow_export.records import Issue, Reading
+from gradflow_export.engine.build import is_compiled
+from gradflow_export.hooks.discover import unwrap
+from gradflow_export.instruments.attention import AttentionTap
+from gradflow_export.records.step_record import Issue, Reading
 from gradflow_export.rules.attention import FixedDiversity, FixedEntropy, layer_of
 from gradflow_export.rules.base import Rule, number
-from gradflow_export.start import is_compiled
-from gradflow_export.taps.attention import AttentionTap
-from gradflow_export.taps.discover import unwrap
+from gradflow_export.validation import check_number
 
 Weights = npt.NDArray[np.floating]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradflow_export.analyzers.objective import Objective
+from gradflow_export.hooks.optimizer_steps import names_of
 from gradflow_export.metrics.vector import (
     Circulation,
     NoiseScale,
@@ -23,9 +24,8 @@ from gradflow_export.metrics.vector import (
     gradient_field,
     noise_scale,
 )
-from gradflow_export.records import Issue, IssueType, Severity
+from gradflow_export.records.step_record import Issue, IssueType, Severity
 from gradflow_export.rules.base import number
-from gradflow_export.taps.optimizers import names_of
 
 BATCHES = 8
 """Batches whose gradients are compared."""

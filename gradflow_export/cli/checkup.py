@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, StorageError
-from gradflow_export.issues import Issue, Severity, issue_to_json
+from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, merged, worst
 
 if TYPE_CHECKING:
-    from gradflow_export.scripts import Outcome
+    from gradflow_export.cli.script_runner import Outcome
 
 FORMATS = ("text", "json", "sarif")
 STEPS = 50
@@ -60,7 +60,7 @@ def examine_script(script: Path, words: Sequence[str], given: argparse.Namespace
         raise ArgumentError(f"--steps expects a number of steps of at least 1, got {steps}; for example --steps 50.")
     if output is not None:
         _check_place(output)
-    from gradflow_export.scripts import run_script
+    from gradflow_export.cli.script_runner import run_script
 
     # What the script prints must not get among findings that another program reads.
     quiet = contextlib.nullcontext() if kind == "text" else contextlib.redirect_stdout(sys.stderr)

@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, GradflowError, MissingPackageError
-from gradflow_export.writers.wandb_fold import Span
-from gradflow_export.writers.wandb_gains import CHART
-from gradflow_export.writers.wandb_picks import CHAIN, FLAGGED, HISTOGRAM_KEYS, NO_CHAIN
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.writers.wandb.fold import Span
+from gradflow_export.writers.wandb.gains import CHART
+from gradflow_export.writers.wandb.picks import CHAIN, FLAGGED, HISTOGRAM_KEYS, NO_CHAIN
 
 PLACE = re.compile(r"[\w.-]+/[\w .-]+")
 

@@ -228,7 +228,7 @@ def check_wandb() -> Finding:
     """Look for the names of wandb that are not public and make the wandb backend better."""
     import wandb
 
-    from gradflow_export.writers import wandb_private
+    from gradflow_export.writers.wandb import private as wandb_private
 
     missing = wandb_private.missing(wandb)
     if not missing:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradflow_export.cli.folders import read_first, runs_below
 from gradflow_export.errors import StorageError
-from gradflow_export.long_form import FORMATS, write_table
+from gradflow_export.storage.table import FORMATS, write_table
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.store import Run, find_runs, read_run
+from gradflow_export.storage.reader import Run, find_runs, read_run
 
 
 def runs_below(logdir: Path) -> dict[str, Path]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gradflow_export.cli.folders import read_first, runs_below
-from gradflow_export.long_form import StepTables
-from gradflow_export.records import RunInfo
-from gradflow_export.store import Run
+from gradflow_export.records.step_record import RunInfo
+from gradflow_export.storage.reader import Run
+from gradflow_export.storage.table import StepTables
 
 FINISH_SECONDS = 600.0
 """How long a run may take to be sent to the end."""

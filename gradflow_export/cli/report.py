@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gradflow_export.cli.folders import runs_below
-from gradflow_export.lost import LostSteps
-from gradflow_export.store import Run, read_run
-from gradflow_export.summary import RunSummary
+from gradflow_export.records.lost import LostSteps
+from gradflow_export.report.summary import RunSummary
+from gradflow_export.storage.reader import Run, read_run
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

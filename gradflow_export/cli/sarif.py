@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gradflow_export.issues import Issue, IssueType, Severity, number_to_json
+from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

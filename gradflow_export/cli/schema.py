@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from gradflow_export.catalog import CATALOG, MetricSpec
+from gradflow_export.records.catalog import CATALOG, MetricSpec
 
 KIND_TITLES: tuple[tuple[str, str, str], ...] = (
     ("run", "One value per step", "Written as the tag `gradflow/<metric>` where it is a headline metric."),
@@ -58,7 +58,7 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
     lines = [
         "# What is measured",
         "",
-        "Written by `gradflow schema --markdown` from `gradflow_export/catalog/`; a test compares the two.",
+        "Written by `gradflow schema --markdown` from `gradflow_export/records/catalog/`; a test compares the two.",
         "",
         "Cost counts passes over tensors: G all gradients, P all parameters, H all block outputs, c a constant.",
         "Batches says of which micro-batches of a step a metric is, where gradients are accumulated.",

@@ -39,61 +39,61 @@ __all__ = [
 
 _HOMES = (
     (
-        "anomaly",
+        "nan.anomaly",
         (
             "AnomalyMode",
             "anomaly_mode",
         ),
     ),
     (
-        "async_logger",
+        "service.async_logger",
         (
             "AsyncTrainingLogger",
             "TrainingPhase",
         ),
     ),
     (
-        "config",
+        "nan.config",
         (
             "GradientClippingConfig",
             "NaNHandlingConfig",
             "PyTorchDebuggingConfig",
         ),
     ),
-    ("debugger", ("PyTorchDebugger",)),
-    ("devices", ("CudaDevices",)),
-    ("diffusion", ("DiffusionModelDebugger",)),
-    ("faults", ("NumericalAnomalyError",)),
+    ("inspect.debugger", ("PyTorchDebugger",)),
+    ("service.devices", ("CudaDevices",)),
+    ("inspect.diffusion", ("DiffusionModelDebugger",)),
+    ("nan.faults", ("NumericalAnomalyError",)),
     (
-        "gradcheck",
+        "inspect.gradcheck",
         (
             "GradientCheck",
             "check_gradients",
         ),
     ),
     (
-        "leaks",
+        "service.leaks",
         (
             "MemoryWatch",
             "TensorCensus",
         ),
     ),
-    ("levels", ("DebugLevel",)),
-    ("manager", ("PyTorchDebuggingManager",)),
-    ("plots", ("plot_debug_session",)),
-    ("profiling", ("ProfilerWindow",)),
-    ("schedules", ("NoiseSchedule",)),
+    ("inspect.levels", ("DebugLevel",)),
+    ("service.manager", ("PyTorchDebuggingManager",)),
+    ("service.plots", ("plot_debug_session",)),
+    ("service.profiling", ("ProfilerWindow",)),
+    ("inspect.schedules", ("NoiseSchedule",)),
     (
-        "stability",
+        "nan.stability",
         (
             "NumericalStabilityManager",
             "TrainingWrapper",
             "create_training_wrapper",
         ),
     ),
-    ("tensor_info", ("TensorInfo",)),
-    ("training", ("TrainingDebugger",)),
-    ("watch", ("debug_context",)),
+    ("inspect.tensor_info", ("TensorInfo",)),
+    ("inspect.training", ("TrainingDebugger",)),
+    ("inspect.watch", ("debug_context",)),
 )
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from gradflow_export.diagnostics.series import GRADIENTS, LOSS, TIMING, UPDATES, Series, SeriesBook
 from gradflow_export.diagnostics.stability import WINDOW, converged, improvement, pflug, slope_of_log
-from gradflow_export.records import number_to_json
-from gradflow_export.stats import spread_of
+from gradflow_export.records.statistics import spread_of
+from gradflow_export.records.step_record import number_to_json
 
 _MUCH_RATE, _MUCH_DAMPING = 1.0, 0.5
 

@@ -26,13 +26,13 @@ from gradflow_export.diagnostics.series import GRADIENTS, LOSS, TIMING, UPDATES,
 from gradflow_export.diagnostics.stability import StabilityCounts
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError
 from gradflow_export.exporter import Exporter
-from gradflow_export.patterns import FlowPatterns
-from gradflow_export.records import Issue, StepRecord, issue_to_json, number_to_json
-from gradflow_export.rules.profiles import THRESHOLDS
+from gradflow_export.instruments.discrete.declared_grids import Grids
+from gradflow_export.instruments.discrete.nodes import ROWS, Pairs
+from gradflow_export.profiles import THRESHOLDS
+from gradflow_export.records.step_record import Issue, StepRecord, issue_to_json, number_to_json
+from gradflow_export.report.flow_pattern import FlowPatterns
+from gradflow_export.report.summary import write_json
 from gradflow_export.rules.unclipped import before_clipping
-from gradflow_export.summary import write_json
-from gradflow_export.taps.grids import Grids
-from gradflow_export.taps.nodes import ROWS, Pairs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -197,7 +197,7 @@ class BackwardPassDiagnostics:
         Args:
             name: A short word.
             analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
-                :class:`~gradflow_export.records.StepRecord` and returns ``{key: number}`` or ``None``.
+                :class:`~gradflow_export.records.step_record.StepRecord` and returns ``{key: number}`` or ``None``.
 
         Raises:
             ArgumentTypeError: ``analyzer`` is neither.

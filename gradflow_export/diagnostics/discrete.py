@@ -12,8 +12,8 @@ from torch import Tensor
 from gradflow_export.errors import ArgumentError
 from gradflow_export.metrics.discrete import SCORES, signal_to_noise, update_scores
 from gradflow_export.metrics.grids import on_grid
-from gradflow_export.records import Reading, StepRecord, number_to_json
-from gradflow_export.stats import Welford
+from gradflow_export.records.statistics import Welford
+from gradflow_export.records.step_record import Reading, StepRecord, number_to_json
 
 _PER_PARAMETER = (
     ("effectiveness", "parameter.update_effectiveness"),

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import StepRecord
-from gradflow_export.stats import Welford
+from gradflow_export.records.statistics import Welford
+from gradflow_export.records.step_record import StepRecord
 
 GRADIENTS: Mapping[str, str] = MappingProxyType(
     {

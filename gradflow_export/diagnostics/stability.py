@@ -10,9 +10,9 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import StepRecord
+from gradflow_export.records.statistics import theil_sen
+from gradflow_export.records.step_record import StepRecord
 from gradflow_export.rules.sampled import margin
-from gradflow_export.stats import theil_sen
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.stats import median
+from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
 Kind = Literal["classes", "soft", "binary", "squared", "absolute", "huber"]

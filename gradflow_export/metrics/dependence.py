@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.metrics.algebra import least_squares, product
-from gradflow_export.stats import median
+from gradflow_export.metrics.arrays.algebra import least_squares, product
+from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
 LEAST_ROWS = 16

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.norms import dense_entries
-from gradflow_export.metrics.sketch import mixed
+from gradflow_export.metrics.arrays.norms import dense_entries
+from gradflow_export.metrics.arrays.sketch import mixed
 
 TENSORS = 4
 EXACT = 2**14

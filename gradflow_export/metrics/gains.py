@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradflow_export.stats import theil_sen
+from gradflow_export.records.statistics import theil_sen
 
 AMPLIFYING = 2.0
 DAMPING = 0.5

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.algebra import singular_values
-from gradflow_export.metrics.local import local
-from gradflow_export.metrics.norms import l2_norm, l2_norms
+from gradflow_export.metrics.arrays.algebra import singular_values
+from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.arrays.norms import l2_norm, l2_norms
 
 SPREAD_ROWS, SPREAD_FEATURES = 32, 64
 RANK_ROWS, RANK_FEATURES = 256, 512

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.metrics.algebra import product
+from gradflow_export.metrics.arrays.algebra import product
 from gradflow_export.metrics.direction import coherence
 
 Floats = npt.NDArray[np.float64]

@@ -10,10 +10,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.metrics.algebra import product, singular_values
+from gradflow_export.metrics.arrays.algebra import product, singular_values
 from gradflow_export.metrics.outputs import rank_of_spectrum
 from gradflow_export.metrics.spectra import spectral_norm, spectral_radius
-from gradflow_export.stats import median
+from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
 

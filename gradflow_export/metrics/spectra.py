@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.metrics.algebra import eigenvalues
+from gradflow_export.metrics.arrays.algebra import eigenvalues
 
 Floats = npt.NDArray[np.float64]
 

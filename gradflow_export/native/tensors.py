@@ -58,7 +58,7 @@ class Sums:
     Attributes:
         places: Of each tensor, where its entries begin among the sums, or what tells it from the others. Shape:
             ``[tensors]``.
-        signs: What :func:`gradflow_export.metrics.sketch.signs` returns.
+        signs: What :func:`gradflow_export.metrics.arrays.sketch.signs` returns.
         buckets: How many sums; a power of two of at least 1024 where entries share them.
         direct: Whether each entry has a place of its own.
         wide: Whether sums are of float64, as where entries are, else of float32.

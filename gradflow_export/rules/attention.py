@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats, converged, solved
-from gradflow_export.stats import median
 
 LEARNED = 0.2
 """Share of the loss that must have gone while a reading left its healthy range, for it to count as learned."""

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.history import History
 
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved
-from gradflow_export.stats import median
 
 
 @dataclass(frozen=True, kw_only=True)

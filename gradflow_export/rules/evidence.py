@@ -7,9 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import RUN_SITE, StepRecord
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import RUN_SITE, StepRecord
 from gradflow_export.rules.history import History
-from gradflow_export.stats import median
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.statistics import median, theil_sen
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import SURE
 from gradflow_export.rules.signals import Chain, Floats, chains, converged, outlying
-from gradflow_export.stats import median, theil_sen
 
 _STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
 

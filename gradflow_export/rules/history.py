@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import RUN_SITES, BoolArray, FloatArray, Reading, StepRecord
+from gradflow_export.records.step_record import RUN_SITES, BoolArray, FloatArray, Reading, StepRecord
 
 
 class RunSeries:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gradflow_export.records import Issue, IssueType, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History
 from gradflow_export.rules.unclipped import before_clipping
@@ -46,7 +46,7 @@ class Judge:
     """Asks every rule about every record, in order, and keeps the issues of a run; gradient norms are before clipping.
 
     Args:
-        rules: What to look for, as :func:`gradflow_export.rules.profiles.profile` returns them.
+        rules: What to look for, as :func:`gradflow_export.profiles.profile` returns them.
         strict: Let a failing rule raise; for tests. Otherwise it is logged once, counted and set aside.
         keep: How many healed issues are remembered; the oldest go first.
     """

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.statistics import median, theil_sen, theil_sen_bounds
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats
-from gradflow_export.stats import median, theil_sen, theil_sen_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import off
 from gradflow_export.rules.signals import solved
-from gradflow_export.stats import median
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History, RunSeries, SiteSeries
 from gradflow_export.rules.signals import converged, inside
-from gradflow_export.stats import median
 
 _MOVES = ("parameter.update_norm", "parameter.weight_norm")
 

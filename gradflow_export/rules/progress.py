@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.catalog.wiring import Wiring
-from gradflow_export.records import FloatArray, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.step_record import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.signals import converged, owner, pattern, taking_turns

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import settled, solved, stuck

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.catalog import spec
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.catalog import spec
+from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.history import History
 
 SURE = 3.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.history import History
-from gradflow_export.stats import median
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.statistics import median, theil_sen_bounds
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import margins
 from gradflow_export.rules.signals import Floats
-from gradflow_export.stats import median, theil_sen_bounds
 
 
 def residuals(logs: Floats, width: int = 9) -> Floats:

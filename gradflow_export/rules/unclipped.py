@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradflow_export.records import FloatArray, Reading, StepRecord
+from gradflow_export.records.step_record import FloatArray, Reading, StepRecord
 
 _TOTAL, _BEFORE, _LEFT = "gradient.total_norm", "gradient.norm_before_clip", "gradient.clip_scale"
 _OF_PARAMETERS = "parameter.gradient_norm"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from gradflow_export.records import RunInfo, StepRecord
+from gradflow_export.records.step_record import RunInfo, StepRecord
 
 
 @runtime_checkable

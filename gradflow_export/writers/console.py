@@ -6,7 +6,7 @@ import sys
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import Issue, RunInfo, StepRecord
+from gradflow_export.records.step_record import Issue, RunInfo, StepRecord
 
 _HEADLINES = (
     ("loss", "loss"),

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.step_record import Reading, StepRecord
 
 GAIN, NORM = "block.gain", "block.gradient_norm"
 PARAMETER_NORM = "parameter.gradient_norm"

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gradflow_export.records import Issue
+from gradflow_export.records.step_record import Issue
 from gradflow_export.writers.gain_advice import gain_advice
 from gradflow_export.writers.gain_book import NORM, Flags, Floats, GainMap, Profile, extremeness
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradflow_export.errors import StorageError
-from gradflow_export.records import Gap
+from gradflow_export.records.step_record import Gap
 from gradflow_export.writers.places import AppendFile
 
 _log = logging.getLogger("gradflow_export")

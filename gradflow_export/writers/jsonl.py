@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import final
 
 from gradflow_export.errors import StorageError
-from gradflow_export.lines import LineEncoder
-from gradflow_export.records import Gap, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
+from gradflow_export.storage.jsonl import LineEncoder
 from gradflow_export.writers.journal import Journal
 from gradflow_export.writers.places import prepare_directory
 
 
 @final
 class JsonlWriter:
-    """Writes one JSON object per line, each line as soon as it is known; see :mod:`gradflow_export.lines`.
+    """Writes one JSON object per line, each line as soon as it is known; see :mod:`gradflow_export.storage.jsonl`.
 
     What was written is readable after ``kill -9``: at most the last line is cut short, and readers skip it. A disk that
     is full or gone is waited for, and a file that was removed is begun anew; see

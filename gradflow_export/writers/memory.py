@@ -7,7 +7,7 @@ from collections import deque
 from typing import final
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import RunInfo, StepRecord
+from gradflow_export.records.step_record import RunInfo, StepRecord
 
 MEASURED_EVERY = 8
 """Of so many records one is measured; those between are taken for like it."""

@@ -6,7 +6,7 @@ import sys
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import Issue, IssueType, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, RunInfo, Severity, StepRecord
 
 
 @final

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final, runtime_checkable
 
-from gradflow_export.records import RunInfo, StepRecord, info_to_json
-from gradflow_export.writers.wandb_incidents import Alert, Incidents
-from gradflow_export.writers.wandb_picks import LAYERS, Picks
-from gradflow_export.writers.wandb_tables import HEALTH_COLUMNS, ISSUE_COLUMNS, Cell, HealthBook, IssueBook
+from gradflow_export.records.step_record import RunInfo, StepRecord, info_to_json
+from gradflow_export.writers.wandb.incidents import Alert, Incidents
+from gradflow_export.writers.wandb.picks import LAYERS, Picks
+from gradflow_export.writers.wandb.tables import HEALTH_COLUMNS, ISSUE_COLUMNS, Cell, HealthBook, IssueBook
 
 _log = logging.getLogger("gradflow_export")
 

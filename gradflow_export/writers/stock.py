@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 
-from gradflow_export.catalog import CATALOG
-from gradflow_export.framing import summary_metadata, tensor_proto
-from gradflow_export.records import Histogram, StepRecord
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import Histogram, StepRecord
+from gradflow_export.storage.event_codec import summary_metadata, tensor_proto
 
 MOST_SCALARS = 20
 """More than a few tags make the Scalars page slow and unreadable; the panel has the rest."""

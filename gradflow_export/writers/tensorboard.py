@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from gradflow_export.chunks import DRAFTS, pack_end, pack_gap, pack_info
 from gradflow_export.errors import ArgumentError, StorageError
-from gradflow_export.framing import blob_event, frame, version_event
-from gradflow_export.packing import Packer
-from gradflow_export.records import Gap, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
+from gradflow_export.storage.event_chunks import DRAFTS, pack_end, pack_gap, pack_info
+from gradflow_export.storage.event_codec import blob_event, frame, version_event
+from gradflow_export.storage.event_packing import Packer
 from gradflow_export.writers.journal import Journal
 from gradflow_export.writers.places import DraftFile, prepare_directory
 from gradflow_export.writers.stock import StockPages
@@ -28,7 +28,7 @@ _KEEP = 0.5
 class TensorBoardWriter:
     """Writes one event file per session, and keeps it open.
 
-    Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.chunks` describes: when
+    Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.storage.event_chunks` describes: when
     ``rows`` of them wait, when the flush interval is over, at once when a record carries an issue (at most every 2 s),
     when the phase changes, and on ``flush`` and ``close``. What waits for that is drafted twice a second into a second
     file, which readers of ours look at, so that ``kill -9`` costs at most a second; ``close`` removes it. A disk that

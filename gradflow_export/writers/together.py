@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradflow_export.records import Gap, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
 from gradflow_export.writers.base import Writer
 
 _log = logging.getLogger("gradflow_export")

@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from gradflow_export.catalog import SITE_KINDS, UNITS
-from gradflow_export.chunks import FORMAT, MISSING_BITS, NAN_BITS
-from gradflow_export.records import IssueType, Severity
+from gradflow_export.records.catalog import SITE_KINDS, UNITS
+from gradflow_export.records.step_record import IssueType, Severity
+from gradflow_export.storage.event_chunks import FORMAT, MISSING_BITS, NAN_BITS
 
 TARGET = Path(__file__).parent / "src" / "schema.ts"
 

@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from gradflow_export.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
-from gradflow_export.records import Severity
+from gradflow_export.records.catalog import CATALOG, MetricSpec, spec
+from gradflow_export.records.step_record import Severity
 from tensorboard_plugin_gradflow.derived import DERIVED, stored_name
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.headline import headline

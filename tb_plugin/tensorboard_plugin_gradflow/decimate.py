@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.catalog import MetricSpec
-from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS, NAN_BITS
+from gradflow_export.records.catalog import MetricSpec
+from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS, NAN_BITS
 
 REDUCERS = frozenset({"extreme", "min", "max", "mean"})
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.catalog import MetricSpec
-from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
+from gradflow_export.records.catalog import MetricSpec
+from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 
 Stored = npt.NDArray[np.float32]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gradflow_export.chunks import Blob, parse_tag
-from gradflow_export.store import drafts_in
+from gradflow_export.storage.event_chunks import Blob, parse_tag
+from gradflow_export.storage.reader import drafts_in
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, decode_content
 from tensorboard_plugin_gradflow.sound import is_whole
 

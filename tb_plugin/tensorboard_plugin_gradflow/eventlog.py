@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tensorboard.compat.proto import event_pb2
 
-from gradflow_export.framing import FrameReader, event_blobs
+from gradflow_export.storage.event_codec import FrameReader, event_blobs
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME
 
 PLUGINS = (PLUGIN_NAME, "hparams")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
-from gradflow_export.stats import ENDS, Ends
+from gradflow_export.records.statistics import ENDS, Ends
+from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.source import Source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gradflow_export.catalog import CUSTOM_PREFIX, MetricSpec
+from gradflow_export.records.catalog import CUSTOM_PREFIX, MetricSpec
 
 _WATCH = "exporter = Exporter(model).watch(criterion)"
 _OBSERVE = "exporter.observe(logits=logits, targets=targets)"

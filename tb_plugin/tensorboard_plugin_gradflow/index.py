@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from gradflow_export.chunks import Tag, parse_tag
+from gradflow_export.storage.event_chunks import Tag, parse_tag
 from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gradflow_export.chunks import FORMAT, PLUGIN_NAME
+from gradflow_export.storage.event_chunks import FORMAT, PLUGIN_NAME
 
 __all__ = ["FORMAT", "MOST_CONTENT", "PLUGIN_NAME", "TAB_NAME", "decode_content"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gradflow_export.chunks import ABSENT_BITS, MISSING_BITS
-from gradflow_export.records import RUN_SITE
+from gradflow_export.records.step_record import RUN_SITE
+from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 from tensorboard_plugin_gradflow.data import site_tables, value_chunks
 from tensorboard_plugin_gradflow.derived import compute
 from tensorboard_plugin_gradflow.errors import RequestError

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.chunks import ABSENT_BITS
 from gradflow_export.errors import nearest
-from gradflow_export.records import RUN_SITE
+from gradflow_export.records.step_record import RUN_SITE
+from gradflow_export.storage.event_chunks import ABSENT_BITS
 from tensorboard_plugin_gradflow.data import all_issues, describe, site_tables, value_chunks
 from tensorboard_plugin_gradflow.decimate import REDUCERS, Columns, column_width, neutral_value
 from tensorboard_plugin_gradflow.derived import compute

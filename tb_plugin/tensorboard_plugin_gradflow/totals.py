@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradflow_export.records import IssueType
+from gradflow_export.records.step_record import IssueType
 from tensorboard_plugin_gradflow.data import all_issues
 from tensorboard_plugin_gradflow.index import RunIndex
 from tensorboard_plugin_gradflow.metadata import FORMAT

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from gradflow_export.catalog import CATALOG
+from gradflow_export.records.catalog import CATALOG
 from tensorboard_plugin_gradflow.howto import how_to_read
 
 SICK = "&p.gradflow.run=sick"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.writers.gain_book import GainBook
 from gradflow_export.writers.gain_report import gain_report
 

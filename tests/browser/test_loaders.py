@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 from tensorboard.compat.proto import event_pb2
 
-from gradflow_export.framing import FrameReader, frame
+from gradflow_export.storage.event_codec import FrameReader, frame
 
 
 def declare_large(path):

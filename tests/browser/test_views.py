@@ -8,8 +8,8 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from gradflow_export.catalog import CATALOG
 from gradflow_export.cli import main
+from gradflow_export.records.catalog import CATALOG
 from tensorboard_plugin_gradflow import standalone
 
 SICK = "&p.gradflow.run=sick"

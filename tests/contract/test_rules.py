@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.profiles import PROFILES, THRESHOLDS, profile
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import FixedDiversity, FixedEntropy
 from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.profiles import PROFILES, THRESHOLDS, profile
 
 ASKED_FOR = (FixedEntropy(), FixedDiversity())
 ALL = (*{type(rule): rule for name in PROFILES for rule in profile(name)}.values(), *ASKED_FOR)

@@ -13,27 +13,27 @@ from torch.nn.modules import module as global_modules
 from torch.optim import optimizer as global_optimizers
 
 import gradflow_export.taps
-from gradflow_export.catalog import CATALOG
-from gradflow_export.metrics.norms import l2_norms
-from gradflow_export.taps.activations import ActivationTap
-from gradflow_export.taps.attention import AttentionTap
-from gradflow_export.taps.base import Pending, Sample
-from gradflow_export.taps.blocks import BlockTap
-from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.clipping import ClippingTap
-from gradflow_export.taps.discover import find_blocks
-from gradflow_export.taps.discrete import DiscreteTap
-from gradflow_export.taps.hooks import ModuleHook
-from gradflow_export.taps.inputs import InputTap
-from gradflow_export.taps.loss import LossTap
-from gradflow_export.taps.moments import MomentTap
-from gradflow_export.taps.optimizers import OptimizerSteps
-from gradflow_export.taps.parameters import GradientTap
-from gradflow_export.taps.policy import PolicyTap
-from gradflow_export.taps.recurrent import RecurrentTap
-from gradflow_export.taps.replicas import ReplicaTap
-from gradflow_export.taps.runtime import RuntimeTap
-from gradflow_export.taps.updates import UpdateTap
+from gradflow_export.checks.batch_evidence import InputTap
+from gradflow_export.hooks.discover import find_blocks
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.hooks.module_hooks import ModuleHook
+from gradflow_export.hooks.optimizer_steps import OptimizerSteps
+from gradflow_export.hooks.readings import Pending, Sample
+from gradflow_export.instruments.activations.modules import ActivationTap
+from gradflow_export.instruments.attention import AttentionTap
+from gradflow_export.instruments.blocks import BlockTap
+from gradflow_export.instruments.discrete.updates import DiscreteTap
+from gradflow_export.instruments.gradients.clipping import ClippingTap
+from gradflow_export.instruments.gradients.parameters import GradientTap
+from gradflow_export.instruments.loss import LossTap
+from gradflow_export.instruments.moments import MomentTap
+from gradflow_export.instruments.policy import PolicyTap
+from gradflow_export.instruments.recurrent import RecurrentTap
+from gradflow_export.instruments.replicas import ReplicaTap
+from gradflow_export.instruments.runtime import RuntimeTap
+from gradflow_export.instruments.updates import UpdateTap
+from gradflow_export.metrics.arrays.norms import l2_norms
+from gradflow_export.records.catalog import CATALOG
 
 TAPS = (
     "blocks",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
-from gradflow_export.store import read_run
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import ConsoleWriter, JsonlWriter, MemoryWriter, TensorBoardWriter, Writer, make_writer
 
 INFO = RunInfo("1700000000123-0", 1700000000.123, "Net", 10, ("a", "b"), 0, 1, {"every": 1}, {"torch": "2"})
@@ -120,7 +120,7 @@ def test_writing_before_open_says_so(name, tmp_path):
 
 FULL_DISK = """
 import resource, signal, sys
-from gradflow_export.records import Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Reading, RunInfo, StepRecord
 from gradflow_export.writers import make_writer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))
@@ -152,7 +152,7 @@ def test_a_full_disk_is_reported_once_and_costs_only_the_end(name, tmp_path):
 
 KILLED = """
 import sys
-from gradflow_export.records import Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Reading, RunInfo, StepRecord
 from gradflow_export.writers import make_writer
 writer = make_writer(sys.argv[1], sys.argv[2])
 writer.open(RunInfo("1-0", 1.0))
@@ -198,7 +198,7 @@ def test_importing_writers_and_store_loads_no_torch():
     """Reading and writing records needs no framework, and naming the writers loads none of them."""
     code = (
         "import sys, gradflow_export.writers as w; assert 'gradflow_export.writers.tensorboard' not in sys.modules;"
-        "assert 'tensorboard' not in sys.modules; w.TensorBoardWriter, w.JsonlWriter; import gradflow_export.store;"
+        "assert 'tensorboard' not in sys.modules; w.TensorBoardWriter, w.JsonlWriter; import gradflow_export.storage.reader;"
         "assert not {'torch', 'tensorflow', 'wandb'} & set(sys.modules);"
         "assert 'tensorboard.summary.writer.event_file_writer' not in sys.modules"
     )

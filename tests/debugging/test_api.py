@@ -24,7 +24,7 @@ from gradflow_export import (
     StorageError,
     TrainingDebugger,
 )
-from gradflow_export.debugging.api import create_app, serve, serving
+from gradflow_export.debugging.service.api import create_app, serve, serving
 
 TOKEN = "a-token-of-some-length"
 LOCAL = "http://127.0.0.1:8008"
@@ -197,7 +197,7 @@ def test_a_bad_address_is_told(host, port):
 
 def test_without_the_packages_it_says_what_to_install():
     """The error holds the pip command."""
-    code = "import sys; sys.modules['starlette'] = None; import gradflow_export.debugging.api"
+    code = "import sys; sys.modules['starlette'] = None; import gradflow_export.debugging.service.api"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'gradflow-export[api]'" in done.stderr
 

@@ -21,7 +21,7 @@ from gradflow_export import (
     MemoryWriter,
     TrainingPhase,
 )
-from gradflow_export.debugging.loglines import LogLines
+from gradflow_export.debugging.service.loglines import LogLines
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_lines_that_a_slow_sink_cannot_take_are_counted_and_said(caplog):
 
 def test_a_sink_that_hangs_does_not_keep_the_run_from_ending(monkeypatch):
     """After a limited time the end comes, and what was not written is counted."""
-    monkeypatch.setattr("gradflow_export.debugging.loglines._GRACE", 0.05)
+    monkeypatch.setattr("gradflow_export.debugging.service.loglines._GRACE", 0.05)
     gate = threading.Event()
     with Sink(gate) as sink:
         lines = LogLines(logging.getLogger("gradflow_export"), drain=0.05)

@@ -22,8 +22,8 @@ from gradflow_export import (
     create_training_wrapper,
     plot_debug_session,
 )
-from gradflow_export.debugging.files import SessionFiles
-from gradflow_export.debugging.session import StepFacts
+from gradflow_export.debugging.service.files import SessionFiles
+from gradflow_export.debugging.service.session import StepFacts
 
 KINDS = ("history", "anomalies", "gradients", "memory")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import distributed, nn
 
-from gradflow_export import Exporter, MemoryWriter, exchange
+from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.distributed import rank_transport as exchange
 from gradflow_export.schedule import INTERVALS
 
 STEPS, BATCH = 6, 16

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradflow_export import exchange
-from gradflow_export.across import Joiner
-from gradflow_export.catalog import CATALOG
-from gradflow_export.catalog.metric import ACROSS
-from gradflow_export.column import Column
-from gradflow_export.exchange import KEPT, Exchange, children_of, height_of
-from gradflow_export.shares import Field, Merger, Schemas, Share, decode, encode
-from gradflow_export.taps.shards import Layout
+from gradflow_export.distributed import rank_transport as exchange
+from gradflow_export.distributed.rank_reduce import Joiner
+from gradflow_export.distributed.rank_shares import Field, Merger, Schemas, Share, decode, encode
+from gradflow_export.distributed.rank_transport import KEPT, Exchange, children_of, height_of
+from gradflow_export.hooks.shard_layout import Layout
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.catalog.metric import ACROSS
+from gradflow_export.records.column import Column
 
 SITES = ("a", "b")
 GAP = "parameter.replica_gap"

@@ -11,7 +11,8 @@ import json, logging, sys
 import torch
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from gradflow_export import Exporter, MemoryWriter, exchange
+from gradflow_export.distributed import rank_transport as exchange
+from gradflow_export import Exporter, MemoryWriter
 
 folder, rank, first = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "first"
 exchange.PATIENCE_SECONDS = 0.5

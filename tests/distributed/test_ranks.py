@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradflow_export.assemble import histogram_of
-from gradflow_export.records import IssueType
+from gradflow_export.engine.assemble import histogram_of
+from gradflow_export.records.step_record import IssueType
 
 TOLERANCE = 1e-5
 """Relative; training is in float64, records are float32, and gloo adds in another order than one process does."""

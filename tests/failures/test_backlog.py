@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from gradflow_export import Exporter, JsonlWriter, MemoryWriter, backlog
+from gradflow_export import Exporter, JsonlWriter, MemoryWriter
 from gradflow_export import exporter as exporter_module
 from gradflow_export.cli.report import summarise
-from gradflow_export.lines import LineEncoder
-from gradflow_export.records import Gap, Reading, RunInfo, StepRecord
-from gradflow_export.store import read_run
+from gradflow_export.engine import backlog
+from gradflow_export.records.step_record import Gap, Reading, RunInfo, StepRecord
+from gradflow_export.storage.jsonl import LineEncoder
+from gradflow_export.storage.reader import read_run
 
 
 class Slow:

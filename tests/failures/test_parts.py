@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gradflow_export import Exporter, JsonlWriter, MemoryWriter
-from gradflow_export import worker as worker_module
-from gradflow_export.store import read_run
-from gradflow_export.taps.stephooks import listen
+from gradflow_export.engine import worker as worker_module
+from gradflow_export.hooks.optimizer_hooks import listen
+from gradflow_export.storage.reader import read_run
 
 
 class Broken:
@@ -74,20 +74,20 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
 
 
 PARTS = {
-    "gradients": "gradflow_export.taps.parameters.GradientTap.read",
-    "updates": "gradflow_export.taps.updates._Plan.keep",
-    "updates after": "gradflow_export.taps.updates._Plan.compare",
-    "updates settled": "gradflow_export.taps.changed.Checksums.compare",
-    "blocks": "gradflow_export.taps.sent.SentOutputs.take",
-    "blocks backward": "gradflow_export.taps.returned.GradientStore._read",
-    "blocks drain": "gradflow_export.taps.blocks.BlockTap.drain",
-    "activations": "gradflow_export.taps.activations.ActivationTap._unit_dim",
-    "loss": "gradflow_export.taps.loss.LossTap.observe_loss",
-    "loss logits": "gradflow_export.taps.loss.as_samples",
-    "origin": "gradflow_export.taps.origin._seen",
-    "moments": "gradflow_export.taps.moments._read",
-    "clipping": "gradflow_export.taps.clipping._total",
-    "transfer": "gradflow_export.loop.pack",
+    "gradients": "gradflow_export.instruments.gradients.parameters.GradientTap.read",
+    "updates": "gradflow_export.instruments.updates._Plan.keep",
+    "updates after": "gradflow_export.instruments.updates._Plan.compare",
+    "updates settled": "gradflow_export.instruments.change_check.Checksums.compare",
+    "blocks": "gradflow_export.hooks.output_stats.SentOutputs.take",
+    "blocks backward": "gradflow_export.hooks.gradient_hooks.GradientStore._read",
+    "blocks drain": "gradflow_export.instruments.blocks.BlockTap.drain",
+    "activations": "gradflow_export.instruments.activations.modules.ActivationTap._unit_dim",
+    "loss": "gradflow_export.instruments.loss.LossTap.observe_loss",
+    "loss logits": "gradflow_export.instruments.loss.as_samples",
+    "origin": "gradflow_export.instruments.origin._seen",
+    "moments": "gradflow_export.instruments.moments._read",
+    "clipping": "gradflow_export.instruments.gradients.clipping._total",
+    "transfer": "gradflow_export.engine.training_loop.pack",
 }
 STILL = {"gradients": "loss", "updates": "loss", "blocks": "loss", "activations": "loss", "loss": "gradient.total_norm"}
 

@@ -30,8 +30,8 @@ def without(path):
     setattr(owner, name, was)  # torch itself needs it
     import gradflow_export
     from gradflow_export import Exporter, MemoryWriter
-    from gradflow_export.debugging.batch import copied_buffers, restore_buffers
-    import gradflow_export.debugging.gradcheck
+    from gradflow_export.debugging.nan.batch import copied_buffers, restore_buffers
+    import gradflow_export.debugging.inspect.gradcheck
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
     optimizer, memory = torch.optim.Adam(model.parameters(), 0.01), MemoryWriter()
     exporter = Exporter(model, backends=[memory]).watch(nn.CrossEntropyLoss())

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gradflow_export import Exporter, JsonlWriter, MemoryWriter
 from gradflow_export.cli import main
 from gradflow_export.cli.report import summarise
-from gradflow_export.store import read_run
+from gradflow_export.storage.reader import read_run
 
 
 class Foreign:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention as bound_earlier
 from torch.utils.checkpoint import checkpoint
 
+from gradflow_export.instruments.attention import AttentionTap
 from gradflow_export.schedule import INTERVALS
-from gradflow_export.taps.attention import AttentionTap
 
 WIDTH, HEADS, LENGTH = 12, 3, 6
 

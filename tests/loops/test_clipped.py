@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.catalog import CATALOG
 from gradflow_export.diagnostics import BackwardPassDiagnostics
+from gradflow_export.records.catalog import CATALOG
 from gradflow_export.rules.unclipped import before_clipping
 from gradflow_export.schedule import DENSE_STEPS, INTERVALS, SETTLING_INTERVAL
 from gradflow_export.writers.stock import StockPages
-from gradflow_export.writers.wandb_picks import Picks
+from gradflow_export.writers.wandb.picks import Picks
 
 SELDOM = dict.fromkeys(INTERVALS, 10**6)
 STEPS = 16

@@ -217,7 +217,7 @@ def test_a_tap_that_cannot_attach_leaves_nothing(monkeypatch):
     def broken(*_hooks):
         raise RuntimeError("no room")
 
-    monkeypatch.setattr("gradflow_export.taps.optimizers.listen", broken)
+    monkeypatch.setattr("gradflow_export.hooks.optimizer_steps.listen", broken)
     with pytest.raises(RuntimeError, match="no room"):
         exporter.watch(criterion)
     exporter.close()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
 
-from gradflow_export.taps.hooks import ModuleHook
+from gradflow_export.hooks.module_hooks import ModuleHook
 
 
 class Net(nn.Module):

@@ -197,7 +197,7 @@ def test_loss_components_are_means_over_micro_batches_and_shares_of_their_sizes(
 
 def test_many_parameters_take_turns(monkeypatch):
     """With more than fit into one step each is read again after as many steps as there are turns."""
-    monkeypatch.setattr("gradflow_export.taps.discrete.AT_ONCE", 2)
+    monkeypatch.setattr("gradflow_export.instruments.discrete.updates.AT_ONCE", 2)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)).bfloat16()
     optimizer = SGD(model.parameters())
     memory = MemoryWriter()

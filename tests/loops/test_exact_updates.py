@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gradflow_export import IssueType
-from gradflow_export.metrics.sketch import NORM_ERROR
-from gradflow_export.taps import updates
+from gradflow_export.instruments import updates
+from gradflow_export.metrics.arrays.sketch import NORM_ERROR
 
 EVERY = {"updates": 1}
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as world
 
 from gradflow_export import ArgumentError, ArgumentTypeError, BackwardPassDiagnostics, Exporter, MemoryWriter
-from gradflow_export.taps.passed import ForwardUse
+from gradflow_export.hooks.forward_inputs import ForwardUse
 
 PLACES = ("inside the step", "after the step", "before the forward pass", "in a hook of the layer", "in forward")
 

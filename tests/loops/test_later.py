@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from gradflow_export import IssueType
+from gradflow_export.hooks.optimizer_steps import only_reads
+from gradflow_export.instruments.gradients import parameters
+from gradflow_export.instruments.gradients import reader as reading
 from gradflow_export.native.tensors import HEAD
 from gradflow_export.schedule import INTERVALS
-from gradflow_export.taps import parameters, reading
-from gradflow_export.taps.optimizers import only_reads
 
 STEPS = 18
 LATER = (11, 12, 13, 14, 16, 17, 18)

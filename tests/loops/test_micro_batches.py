@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradflow_export.catalog import CATALOG
+from gradflow_export.records.catalog import CATALOG
 
 SIZES = {
     "one": (10,),

@@ -234,7 +234,7 @@ def test_one_optimizer_has_no_metrics_of_its_own(watching, recorded):
 
 def test_with_one_optimizer_nobody_asks_which_parameters_a_pass_reaches(watching, recorded, monkeypatch):
     """A plain loop, with micro-batches or not, pays nothing for what only several optimizers need."""
-    from gradflow_export.taps.stamps import GradientStamps
+    from gradflow_export.instruments.gradients.stamps import GradientStamps
 
     model = trunk()
     optimizer, exporter, looks = torch.optim.SGD(model.parameters(), lr=0.1), watching(model), []

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.taps.root import listen
+from gradflow_export.hooks.backward_listener import listen
 
 X, Y = torch.linspace(-1, 1, 64).reshape(16, 4), torch.linspace(0, 1, 16).reshape(16, 1)
 

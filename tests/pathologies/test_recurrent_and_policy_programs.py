@@ -225,7 +225,7 @@ def test_policies_that_explore_are_left_in_peace(log_std):
 
 def test_the_profile_holds_these_rules():
     """The default profile judges recurrent layers and policies."""
-    from gradflow_export.rules.profiles import profile
+    from gradflow_export.profiles import profile
 
     assert {Subcritical(), Supercritical(), PolicyCollapse(), ExcessExploration()} <= set(profile())
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.issues import Severity
+from gradflow_export.records.issues import Severity
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.writers.tensorboard import TensorBoardWriter
 
 EPOCH = 1_732_143_600.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradflow_export.catalog import CATALOG
+from gradflow_export.records.catalog import CATALOG
 
 ROOT = Path(__file__).parents[2]
 FRONTEND = ROOT / "tb_plugin" / "frontend"

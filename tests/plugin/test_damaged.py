@@ -12,10 +12,17 @@ import pytest
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from werkzeug.test import Client
 
-from gradflow_export.chunks import Blob, pack_gap, pack_info
-from gradflow_export.framing import FrameReader, blob_event, frame, masked_crc, summary_metadata, version_event
-from gradflow_export.packing import Packer
-from gradflow_export.records import Gap, Histogram, Note, Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, Histogram, Note, Reading, RunInfo, StepRecord
+from gradflow_export.storage.event_chunks import Blob, pack_gap, pack_info
+from gradflow_export.storage.event_codec import (
+    FrameReader,
+    blob_event,
+    frame,
+    masked_crc,
+    summary_metadata,
+    version_event,
+)
+from gradflow_export.storage.event_packing import Packer
 from tensorboard_plugin_gradflow import gate, series
 from tensorboard_plugin_gradflow.eventlog import EventLog
 from tensorboard_plugin_gradflow.sound import guarded

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from gradflow_export.catalog import MetricSpec
 from gradflow_export.cli.report import summarise
-from gradflow_export.records import IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.catalog import MetricSpec
+from gradflow_export.records.step_record import IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.schedule import INTERVALS
-from gradflow_export.store import read_run
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import TensorBoardWriter
 from tensorboard_plugin_gradflow import standalone
 from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta

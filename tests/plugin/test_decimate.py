@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradflow_export.catalog import spec
-from gradflow_export.chunks import MISSING_BITS, NAN_BITS
+from gradflow_export.records.catalog import spec
+from gradflow_export.storage.event_chunks import MISSING_BITS, NAN_BITS
 from tensorboard_plugin_gradflow.decimate import Columns, column_width, neutral_value
 
 MISSING = np.array([MISSING_BITS], np.uint32).view(np.float32)[0]

@@ -9,7 +9,7 @@ import pytest
 from tensorboard import context as tensorboard_context
 from tensorboard.data.provider import RunTagFilter
 
-from gradflow_export.store import read_run
+from gradflow_export.storage.reader import read_run
 from tensorboard_plugin_gradflow.data import list_runs, run_issues, run_meta
 from tensorboard_plugin_gradflow.eventlog import EventLog
 from tensorboard_plugin_gradflow.histograms import list_histograms

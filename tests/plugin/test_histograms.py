@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradflow_export.records import Histogram, StepRecord
+from gradflow_export.records.step_record import Histogram, StepRecord
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.step_record import Reading, StepRecord
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.moment import read_moment
 

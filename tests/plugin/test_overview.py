@@ -6,8 +6,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 from werkzeug.test import Client
 
-from gradflow_export.framing import frame, summary_metadata, version_event
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.storage.event_codec import frame, summary_metadata, version_event
 from tensorboard_plugin_gradflow.hyperparameters import Hyperparameters
 from tensorboard_plugin_gradflow.standalone import ViewerApp
 

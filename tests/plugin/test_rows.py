@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from gradflow_export.chunks import MISSING_BITS
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.storage.event_chunks import MISSING_BITS
 from tensorboard_plugin_gradflow.derived import gain_from_loss
 from tensorboard_plugin_gradflow.rows import Rows
 from tensorboard_plugin_gradflow.tree import nodes_of

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.chunks import MISSING_BITS, NAN_BITS
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.storage.event_chunks import MISSING_BITS, NAN_BITS
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.series import Query, read_series
 

@@ -15,7 +15,7 @@ import pytest
 from werkzeug.test import Client
 
 from gradflow_export.cli import main
-from gradflow_export.records import Histogram, StepRecord
+from gradflow_export.records.step_record import Histogram, StepRecord
 from tensorboard_plugin_gradflow import standalone
 from tensorboard_plugin_gradflow.snapshot import render_snapshot
 

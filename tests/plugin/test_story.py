@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from gradflow_export import Exporter
-from gradflow_export.records import Note, Reading, StepRecord
+from gradflow_export.records.step_record import Note, Reading, StepRecord
 from tensorboard_plugin_gradflow.standalone import open_source
 from tensorboard_plugin_gradflow.story import architecture, ramps_of, time_axis
 

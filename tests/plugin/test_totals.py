@@ -1,6 +1,6 @@
 """The summaries are counted from the log."""
 
-from gradflow_export.records import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from tensorboard_plugin_gradflow.totals import summary, training_summary
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradflow_export.taps import initial
+from gradflow_export.checks import initial_weights as initial
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gradflow_export.taps.firstbroken import first_broken
+from gradflow_export.autograd_graph.first_broken import first_broken
 
 WIDTH, PROGRAMS = 6, 150
 MARK = "given_out"

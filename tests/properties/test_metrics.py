@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradflow_export.assemble import histogram_of, root_of_squares
+from gradflow_export.engine.assemble import histogram_of, root_of_squares
+from gradflow_export.metrics.arrays.entries import ENTRY_STATISTICS, entry_statistics
+from gradflow_export.metrics.arrays.norms import l2_norms, norm
+from gradflow_export.metrics.arrays.samples import even_sample, rows_of
 from gradflow_export.metrics.direction import cosine
-from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
 from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics, target_means, target_sums
-from gradflow_export.metrics.norms import l2_norms, norm
 from gradflow_export.metrics.outputs import ranks
-from gradflow_export.metrics.samples import even_sample, rows_of
 from gradflow_export.metrics.units import greatest_outputs, zero_share
-from gradflow_export.records import Reading, to_float32
+from gradflow_export.records.step_record import Reading, to_float32
 
 UNIT = st.floats(-1, 1, width=32).map(lambda x: 0.0 if abs(x) < 1e-3 else x)
 ENTRIES = st.lists(UNIT, min_size=1, max_size=40)

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
-from gradflow_export.store import read_run
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter
 
 VALUES = st.one_of(

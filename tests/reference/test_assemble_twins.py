@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradflow_export.assemble import Assembler, histogram_of, root_of_squares
-from gradflow_export.taps.base import Pending, Sample
-from gradflow_export.transfer import Bundle, pack
+from gradflow_export.engine.assemble import Assembler, histogram_of, root_of_squares
+from gradflow_export.engine.transfer import Bundle, pack
+from gradflow_export.hooks.readings import Pending, Sample
 
 SITES = ("a", "b", "c", "d")
 

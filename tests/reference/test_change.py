@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from gradflow_export.metrics import sketch
-from gradflow_export.metrics.change import Kept
-from gradflow_export.metrics.checksum import checksum
+from gradflow_export.metrics.arrays import sketch
+from gradflow_export.metrics.arrays.change import Kept
+from gradflow_export.metrics.arrays.checksum import checksum
+from gradflow_export.metrics.arrays.one_pass import tensor_reader
+from gradflow_export.metrics.arrays.sketch import BLOCK, NORM_ERROR, seed_of, signed_sums, signs, touched_rows
 from gradflow_export.metrics.direction import (
     BUCKETS,
     COSINE_ERROR,
@@ -18,8 +20,6 @@ from gradflow_export.metrics.direction import (
     gradient_pieces,
     products,
 )
-from gradflow_export.metrics.onepass import tensor_reader
-from gradflow_export.metrics.sketch import BLOCK, NORM_ERROR, seed_of, signed_sums, signs, touched_rows
 from gradflow_export.native.tensors import Sums
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

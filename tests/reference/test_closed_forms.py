@@ -9,12 +9,12 @@ from scipy import integrate, optimize, stats
 from torch import nn
 
 from gradflow_export import Exporter, GradientGainMonitor, MemoryWriter
+from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
 from gradflow_export.metrics.logits import LOGIT_METRICS, logit_statistics
-from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.outputs import rank_of_spectrum, ranks
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
-from gradflow_export.stats import Welford, theil_sen, theil_sen_bounds
+from gradflow_export.records.statistics import Welford, theil_sen, theil_sen_bounds
 
 DEPTH = 12
 

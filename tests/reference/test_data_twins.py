@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from gradflow_export.checks.batch_evidence import _rows as some_rows
 from gradflow_export.metrics.constants import constant_loss, losses
 from gradflow_export.metrics.dependence import any_dependence, dependence, dependence_on_tokens, unbent
-from gradflow_export.taps.inputs import _rows as some_rows
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(40, 3))

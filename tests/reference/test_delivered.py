@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.metrics.samples import rows_of
-from gradflow_export.taps.activations import WINDOW
+from gradflow_export.instruments.activations.modules import WINDOW
+from gradflow_export.metrics.arrays.samples import rows_of
 
 STEPS = 12
 

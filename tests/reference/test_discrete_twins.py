@@ -11,7 +11,9 @@ from scipy import stats
 from torch import nn
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.discrete_totals import discrete_totals
+from gradflow_export.engine.discrete_totals import discrete_totals
+from gradflow_export.instruments.discrete.expected_update import meant_update
+from gradflow_export.metrics.arrays.samples import row_sample
 from gradflow_export.metrics.discrete import SCORES, signal_to_noise, update_scores
 from gradflow_export.metrics.phase import (
     correlations,
@@ -22,9 +24,7 @@ from gradflow_export.metrics.phase import (
     row_gradients,
     wrap,
 )
-from gradflow_export.metrics.samples import row_sample
 from gradflow_export.metrics.upstream import upstream_statistics
-from gradflow_export.taps.expected import meant_update
 
 
 def scores_twin(actual, expected):

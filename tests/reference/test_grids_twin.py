@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.instruments.discrete.node_history import (
+    ALL,
+    FEW,
+    SMALL,
+    WINDOW,
+    NodeBook,
+    Part,
+    effectiveness,
+    small,
+)
 from gradflow_export.metrics.discrete import SCORES, update_scores
 from gradflow_export.metrics.grids import on_grid
 from gradflow_export.schedule import INTERVALS
-from gradflow_export.taps.nodebook import ALL, FEW, SMALL, WINDOW, NodeBook, Part, effectiveness, small
 
 PLACES = st.lists(st.integers(-3000, 3000), min_size=2, max_size=12)
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, GradientGainMonitor, MemoryWriter
+from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.discrete import update_scores
 from gradflow_export.metrics.jacobian import Linearized, spectrum
-from gradflow_export.metrics.norms import l2_norms
 from gradflow_export.metrics.recurrent import Layer, largest_lyapunov, run
 from gradflow_export.metrics.vector import circulation, gradient_field, noise_scale
 

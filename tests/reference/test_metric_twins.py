@@ -8,8 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gradflow_export.metrics.arrays.entries import ENTRY_STATISTICS, entry_statistics
+from gradflow_export.metrics.arrays.norms import (
+    dense_entries,
+    l2_norms,
+    linf,
+    norm,
+    scaled_l2,
+)
+from gradflow_export.metrics.arrays.samples import even_sample, rows_of
 from gradflow_export.metrics.direction import TENSORS, cosine, evenly_chosen, gradient_pieces
-from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.gains import depth_gain, gains, log_gains, summary_stats
 from gradflow_export.metrics.logits import (
     LOGIT_METRICS,
@@ -19,15 +27,7 @@ from gradflow_export.metrics.logits import (
     target_means,
     target_sums,
 )
-from gradflow_export.metrics.norms import (
-    dense_entries,
-    l2_norms,
-    linf,
-    norm,
-    scaled_l2,
-)
 from gradflow_export.metrics.outputs import is_floating, output_rms, output_spreads, rank_of_spectrum, ranks
-from gradflow_export.metrics.samples import even_sample, rows_of
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)

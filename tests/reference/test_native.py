@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gradflow_export import native
-from gradflow_export.metrics.entries import ENTRY_STATISTICS, entry_statistics
-from gradflow_export.metrics.norms import l2_norms
-from gradflow_export.metrics.onepass import native_statistics, tensor_reader
-from gradflow_export.metrics.sketch import signs
+from gradflow_export.metrics.arrays.entries import ENTRY_STATISTICS, entry_statistics
+from gradflow_export.metrics.arrays.norms import l2_norms
+from gradflow_export.metrics.arrays.one_pass import native_statistics, tensor_reader
+from gradflow_export.metrics.arrays.sketch import signs
 from gradflow_export.native.tensors import HEAD, Sums
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

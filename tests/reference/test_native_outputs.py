@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradflow_export.metrics.onepass import interface
+from gradflow_export.metrics.arrays.one_pass import interface
+from gradflow_export.metrics.arrays.samples import rows_of, size_of_rows
 from gradflow_export.metrics.outputs import output_spreads
-from gradflow_export.metrics.samples import rows_of, size_of_rows
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, zero_share
 from gradflow_export.native.changes import ChangeReader
 from gradflow_export.native.outputs import GradientReader, OutputReader, grid_of, read_rectified

@@ -18,8 +18,8 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
+from gradflow_export.instruments.policy import PolicyTap
 from gradflow_export.metrics.policy import discrete_entropy, gaussian_entropy, mean_std
-from gradflow_export.taps.policy import PolicyTap
 
 
 def plain_entropy(rows):

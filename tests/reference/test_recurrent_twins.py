@@ -11,10 +11,10 @@ from scipy.sparse.linalg import eigs
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.instruments.recurrent import RecurrentTap
 from gradflow_export.metrics.recurrent import Layer, criticality, dynamics, largest_lyapunov, memory_length, run
 from gradflow_export.metrics.spectra import spectral_norm, spectral_radius
-from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.recurrent import RecurrentTap
 
 KINDS = {
     "tanh": lambda **given: nn.RNN(3, 5, **given),

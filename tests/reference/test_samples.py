@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from gradflow_export.metrics.arrays.samples import rows_of, scattered, size_of_rows
 from gradflow_export.metrics.moments import epsilon_share, ratio_error, second_moment_ratio, share_error
 from gradflow_export.metrics.outputs import output_spreads, ranks
-from gradflow_export.metrics.samples import rows_of, scattered, size_of_rows
 
 DRAWS = 200
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gradflow_export.metrics import tensors as module
-from gradflow_export.metrics.tensors import EntryStatistics, entries_of_each, quick_entries_of_each
+from gradflow_export.metrics.arrays import tensors as module
+from gradflow_export.metrics.arrays.tensors import EntryStatistics, entries_of_each, quick_entries_of_each
 
 
 def slow(entries):

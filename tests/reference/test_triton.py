@@ -14,9 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradflow_export.metrics import onelaunch
-from gradflow_export.metrics.entries import ENTRY_STATISTICS
-from gradflow_export.metrics.onepass import native_statistics
+from gradflow_export.metrics.arrays import one_launch as onelaunch
+from gradflow_export.metrics.arrays.entries import ENTRY_STATISTICS
+from gradflow_export.metrics.arrays.one_pass import native_statistics
 
 KINDS = ("float32", "float64", "bfloat16", "float16")
 BLOCK, PIECE = 1024, 16_384

@@ -12,7 +12,8 @@ def interpret(arrays, joined):
     """Statistics of tensors given as (bytes, dtype, first entry); ``joined`` chooses what is returned."""
     import torch
 
-    from gradflow_export.metrics import entries, onelaunch
+    from gradflow_export.metrics.arrays import entries
+    from gradflow_export.metrics.arrays import one_launch as onelaunch
 
     tensors = [
         torch.frombuffer(bytearray(data) or bytearray(16), dtype=getattr(torch, dtype))[skip : skip + count]

@@ -24,7 +24,7 @@ from gradflow_export import (
     TrainingDebugger,
     TrainingPhase,
 )
-from gradflow_export.debugging.api import create_app, serving
+from gradflow_export.debugging.service.api import create_app, serving
 
 CONTEXT = """
 from gradflow_export import PyTorchDebugger, debug_context

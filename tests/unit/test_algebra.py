@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradflow_export.metrics.algebra import eigenvalues, least_squares, product, singular_values, use_one_thread
+from gradflow_export.metrics.arrays.algebra import eigenvalues, least_squares, product, singular_values, use_one_thread
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradflow_export.chunks import Unpacker, pack_info, parse_tag
-from gradflow_export.lines import LineDecoder, LineEncoder
-from gradflow_export.packing import Packer, SiteTables
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.storage.event_chunks import Unpacker, pack_info, parse_tag
+from gradflow_export.storage.event_packing import Packer, SiteTables
+from gradflow_export.storage.jsonl import LineDecoder, LineEncoder
 
 VALUES = st.one_of(
     st.none(), st.floats(width=32), st.sampled_from([0.0, -0.0, float("nan"), float("inf"), -float("inf")])

@@ -121,7 +121,7 @@ def test_what_is_found_after_the_last_step_is_told(tmp_path, capsys):
     path.write_text(
         "import torch\n"
         "from gradflow_export.exporter import watching\n"
-        "from gradflow_export.issues import Issue, IssueType, Severity\n"
+        "from gradflow_export.records.issues import Issue, IssueType, Severity\n"
         "model = torch.nn.Linear(4, 1)\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
         "model(torch.ones(2, 4)).square().mean().backward()\n"

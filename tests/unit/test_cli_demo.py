@@ -10,8 +10,8 @@ from gradflow_export.cli import main
 from gradflow_export.cli.demo import COMPARED, PROGRAMS, TOUR
 from gradflow_export.cli.programs import NAN_STEP, SPIKE_STEP
 from gradflow_export.cli.report import summarise
-from gradflow_export.records import IssueType, Severity
-from gradflow_export.store import read_run
+from gradflow_export.records.step_record import IssueType, Severity
+from gradflow_export.storage.reader import read_run
 
 KINDS = {
     "vanishing": IssueType.VANISHING,

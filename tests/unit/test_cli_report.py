@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gradflow_export.cli import main
-from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter, make_writer
 
 SICK = Issue(

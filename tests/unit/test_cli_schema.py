@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from gradflow_export.catalog import CATALOG
 from gradflow_export.cli import main
 from gradflow_export.cli.schema import KIND_TITLES, markdown
+from gradflow_export.records.catalog import CATALOG
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from gradflow_export import ArgumentError, Exporter
-from gradflow_export.clock import MOST, RELAXED, StepClock
+from gradflow_export.engine.step_timer import MOST, RELAXED, StepClock
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.schedule import Schedule
 

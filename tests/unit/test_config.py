@@ -8,7 +8,7 @@ from torch import nn
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, GradflowError, StorageError
 from gradflow_export.config import Settings, make_settings
 from gradflow_export.errors import nearest
-from gradflow_export.rules.profiles import THRESHOLDS
+from gradflow_export.profiles import THRESHOLDS
 
 YAML = """
 diagnostics:

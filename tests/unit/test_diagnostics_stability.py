@@ -9,8 +9,8 @@ import pytest
 from gradflow_export.diagnostics.analysis import notes, over_time
 from gradflow_export.diagnostics.series import SeriesBook
 from gradflow_export.diagnostics.stability import StabilityCounts, converged, improvement, pflug, slope_of_log
-from gradflow_export.records import Reading, StepRecord
-from gradflow_export.rules.profiles import THRESHOLDS
+from gradflow_export.profiles import THRESHOLDS
+from gradflow_export.records.step_record import Reading, StepRecord
 
 
 def record(step=1, **values):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, MemoryWriter
-from gradflow_export.taps.discover import find_blocks, named_blocks, site_name, unwrap
+from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
 
 
 class Basic(nn.Module):

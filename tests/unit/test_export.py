@@ -15,7 +15,7 @@ from torch import nn
 
 from gradflow_export import ArgumentError, Exporter, MemoryWriter, Reading, RunInfo, StepRecord, StorageError
 from gradflow_export.cli import main
-from gradflow_export.long_form import COLUMNS, write_csv, write_json, write_parquet, write_table
+from gradflow_export.storage.table import COLUMNS, write_csv, write_json, write_parquet, write_table
 from gradflow_export.writers import make_writer
 
 HARD = (0.1, -0.0, 1e-45, 3.4e38, math.nan, math.inf, -math.inf, 1 / 3, None)
@@ -104,7 +104,7 @@ def test_no_record_is_a_table_without_rows(tmp_path):
 
 def test_records_are_written_as_they_come(tmp_path, monkeypatch):
     """Neither form holds more than one group of rows: what was taken is on its way before the next is asked for."""
-    monkeypatch.setattr("gradflow_export.long_form.GROUP_ROWS", 20)
+    monkeypatch.setattr("gradflow_export.storage.table.GROUP_ROWS", 20)
     stream, path = io.StringIO(), tmp_path / "x.parquet"
 
     def watched(size, sizes):
@@ -182,7 +182,7 @@ def test_without_pyarrow_it_says_what_to_install():
     """The error holds the pip command and the way without it."""
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from gradflow_export.long_form import write_table\nwrite_table('x.parquet', ())"
+        "from gradflow_export.storage.table import write_table\nwrite_table('x.parquet', ())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'gradflow-export[parquet]', or write a .csv file" in done.stderr

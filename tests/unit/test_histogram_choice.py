@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from gradflow_export import Exporter
-from gradflow_export.pace import DELAY, FLAGGED, Pace
+from gradflow_export.engine.pace import DELAY, FLAGGED, Pace
+from gradflow_export.instruments.gradients.parameters import HISTOGRAMS, by_depth
 from gradflow_export.schedule import Schedule
-from gradflow_export.taps.parameters import HISTOGRAMS, by_depth
 from gradflow_export.writers import MemoryWriter
 
 

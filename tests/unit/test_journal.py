@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from gradflow_export.records import Gap, Reading, RunInfo, StepRecord
-from gradflow_export.store import read_run
+from gradflow_export.records.step_record import Gap, Reading, RunInfo, StepRecord
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter, journal, places
 
 INFO = RunInfo("1700000000123-ab-0", 1700000000.5, "Net")

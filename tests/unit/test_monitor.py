@@ -12,8 +12,8 @@ from torch.nn.modules import module as module_globals
 from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, GradientGainMonitor, MemoryWriter
+from gradflow_export.instruments.blocks import output_tensor
 from gradflow_export.monitor import label
-from gradflow_export.taps.blocks import output_tensor
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 

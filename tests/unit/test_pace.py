@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gradflow_export import ArgumentError, Exporter, MemoryWriter, backlog
+from gradflow_export import ArgumentError, Exporter, MemoryWriter
+from gradflow_export.engine import backlog
+from gradflow_export.engine.pace import AGAIN_STEPS, DELAY, Pace
 from gradflow_export.errors import ArgumentTypeError
-from gradflow_export.pace import AGAIN_STEPS, DELAY, Pace
 from gradflow_export.schedule import Schedule
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export.taps.parameternames import ParameterNames
+from gradflow_export.hooks.parameter_names import ParameterNames
 
 
 class Counting(nn.Module):

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.instruments.path import ENTRIES, LEAST, POINTS, Paths
+from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.rotation import Rotation
-from gradflow_export.taps.path import ENTRIES, LEAST, POINTS, Paths
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from statistics import mean, median, stdev
 import numpy as np
 import pytest
 
-from gradflow_export.patterns import PATTERNS, WINDOW, FlowPatterns, hoyer, quiet
-from gradflow_export.records import IssueType, Reading, StepRecord
-from gradflow_export.stats import spread_of
-from gradflow_export.summary import RunSummary
+from gradflow_export.records.statistics import spread_of
+from gradflow_export.records.step_record import IssueType, Reading, StepRecord
+from gradflow_export.report.flow_pattern import PATTERNS, WINDOW, FlowPatterns, hoyer, quiet
+from gradflow_export.report.summary import RunSummary
 
 SITES = ("a.weight", "b.weight", "c.weight", "d.weight")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradflow_export import ArgumentError
-from gradflow_export.records import (
+from gradflow_export.records.step_record import (
     Histogram,
     Issue,
     IssueType,

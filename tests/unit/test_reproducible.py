@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gradflow_export.catalog import CATALOG
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import Reading, StepRecord
 
 
 @pytest.fixture

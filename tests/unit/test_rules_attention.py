@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import (
     AttentionCollapse,
     FixedDiversity,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.judge import Judge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradflow_export.records import Reading, Severity, StepRecord
+from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.bottleneck import Bottleneck
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.stability import LossSpike, Unstable

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse, adequacy, collapse_risk, slope_of
 from gradflow_export.rules.recurrent import Subcritical, Supercritical

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.records import IssueType, Reading, Severity, StepRecord
+from gradflow_export.profiles import profile
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import RankCollapse
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.numerical import Numerical
-from gradflow_export.rules.profiles import profile
 from gradflow_export.rules.progress import Stagnation
 from gradflow_export.rules.stability import LossSpike, Unstable, residuals
 from gradflow_export.rules.units import Dead, Saturated

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from gradflow_export.catalog import CATALOG
-from gradflow_export.records import Reading, StepRecord
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.history import History
-from gradflow_export.rules.rate import LearningRate
 from gradflow_export.rules.sampled import SURE, margin, margins, site_margins
+from gradflow_export.rules.silent.rate import LearningRate
 from gradflow_export.rules.stability import Unstable
 
 

@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from gradflow_export.stats import Ends, Welford, Window, distinct, median, pair_slopes, theil_sen, theil_sen_bounds
+from gradflow_export.records.statistics import (
+    Ends,
+    Welford,
+    Window,
+    distinct,
+    median,
+    pair_slopes,
+    theil_sen,
+    theil_sen_bounds,
+)
 
 
 def test_nothing_seen_is_no_number():

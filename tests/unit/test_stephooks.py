@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from gradflow_export.taps.stephooks import listen
+from gradflow_export.hooks.optimizer_hooks import listen
 
 
 def hooks():

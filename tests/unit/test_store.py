@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tensorboard.compat.proto import event_pb2, summary_pb2
 
-from gradflow_export.chunks import Blob
 from gradflow_export.errors import StorageError
-from gradflow_export.framing import FrameReader, blob_event, event_blobs, frame, tensor_proto, version_event
-from gradflow_export.records import Histogram, Reading, RunInfo, StepRecord
-from gradflow_export.store import find_runs, read_run
+from gradflow_export.records.step_record import Histogram, Reading, RunInfo, StepRecord
+from gradflow_export.storage.event_chunks import Blob
+from gradflow_export.storage.event_codec import FrameReader, blob_event, event_blobs, frame, tensor_proto, version_event
+from gradflow_export.storage.reader import find_runs, read_run
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter, make_writer
 
 FILES = ("jsonl", "tensorboard")
@@ -289,7 +289,7 @@ def test_the_memory_of_a_reader_does_not_grow_with_the_run(tmp_path):
         writer.write(StepRecord(step, float(step), (Reading.of("block.gain", sites, values),)))
     writer.close()
     code = (
-        "import resource, sys\nfrom gradflow_export.store import read_run\n"
+        "import resource, sys\nfrom gradflow_export.storage.reader import read_run\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "before = peak()\nassert sum(1 for _ in read_run(sys.argv[1]).records) == 2000\nprint(peak() - before)"
     )

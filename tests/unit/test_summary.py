@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
-from gradflow_export.summary import HEALED, RunSummary
+from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.report.summary import HEALED, RunSummary
 
 
 def summed(losses, issues=()):

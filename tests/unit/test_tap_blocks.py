@@ -12,10 +12,10 @@ from torch.nn.modules import module as global_modules
 from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.guard import Guard
-from gradflow_export.taps.base import unguarded
-from gradflow_export.taps.blocks import BlockTap
-from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.engine.isolation import Guard
+from gradflow_export.hooks.guards import unguarded
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.instruments.blocks import BlockTap
 
 
 @pytest.fixture(autouse=True)

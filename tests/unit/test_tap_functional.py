@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.taps.activations import ActivationTap
-from gradflow_export.taps.calls import ModuleCalls
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.instruments.activations.modules import ActivationTap
 
 WAYS = {
     "F.relu": F.relu,

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.assemble import Assembler
-from gradflow_export.taps.base import Pending, Sample
-from gradflow_export.taps.calls import ModuleCalls
-from gradflow_export.taps.recurrent import LARGE, LEAST_STEPS, SEQUENCES, STEPS, WORK, RecurrentTap
-from gradflow_export.transfer import Bundle, pack
+from gradflow_export.engine.assemble import Assembler
+from gradflow_export.engine.transfer import Bundle, pack
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.hooks.readings import Pending, Sample
+from gradflow_export.instruments.recurrent import LARGE, LEAST_STEPS, SEQUENCES, STEPS, WORK, RecurrentTap
 
 
 class Own(nn.LSTMCell):

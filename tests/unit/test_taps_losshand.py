@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradflow_export.catalog import mistakes as known
-from gradflow_export.taps.losshand import forms_of
+from gradflow_export.autograd_graph.handwritten_loss import forms_of
+from gradflow_export.records.catalog import mistakes as known
 
 BATCH, CLASSES = 8, 5
 

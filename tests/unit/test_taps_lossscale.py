@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from gradflow_export.taps.lossscale import scales_that_fall
+from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 
 
 @pytest.fixture

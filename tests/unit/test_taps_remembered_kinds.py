@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradflow_export.taps.remembered import Found, Remembered
+from gradflow_export.checks.batch_pool import Found, Remembered
 
 
 def test_targets_of_another_kind_of_pass_count_as_well():

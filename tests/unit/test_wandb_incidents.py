@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradflow_export.records import Issue, IssueType, Severity
-from gradflow_export.writers.wandb_incidents import Incidents, alert_text, alert_title, level
+from gradflow_export.records.step_record import Issue, IssueType, Severity
+from gradflow_export.writers.wandb.incidents import Incidents, alert_text, alert_title, level
 
 
 def issue(kind=IssueType.EXPLODING, severity=Severity.HIGH, layer="a", step=3, healed=None, layers=()):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, Severity, StepRecord
-from gradflow_export.writers.wandb_picks import Picks, few_bins, matches, worst
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.writers.wandb.picks import Picks, few_bins, matches, worst
 
 SITES = tuple(f"net.{number}.weight" for number in range(200))
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradflow_export.writers.wandb_lane import Lane
-from gradflow_export.writers.wandb_rows import PATIENCE, RowQueue, Rows
+from gradflow_export.writers.wandb.lane import Lane
+from gradflow_export.writers.wandb.rows import PATIENCE, RowQueue, Rows
 
 
 class Run:
@@ -168,7 +168,7 @@ def test_the_end_fills_the_row_that_is_open_and_the_summary(ride):
 def test_where_nothing_is_logged_the_summary_lives(ride, caplog, monkeypatch):
     """The newest values stand there while the run lives, and one line says what to do."""
     now = [1000.0]
-    monkeypatch.setattr("gradflow_export.writers.wandb_rows.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("gradflow_export.writers.wandb.rows.time", SimpleNamespace(monotonic=lambda: now[0]))
     run = Run()
     rows = ride(run)
     for step in range(100):

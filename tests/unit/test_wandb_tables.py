@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from gradflow_export.records import Issue, IssueType, Reading, Severity, StepRecord
-from gradflow_export.writers.wandb_rows import merge
-from gradflow_export.writers.wandb_tables import (
+from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.writers.wandb.rows import merge
+from gradflow_export.writers.wandb.tables import (
     HEALTH_COLUMNS,
     ISSUE_COLUMNS,
     MOST_ROWS,

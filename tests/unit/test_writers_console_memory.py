@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.memory import MemoryLeak
 from gradflow_export.writers import ConsoleWriter, MemoryWriter

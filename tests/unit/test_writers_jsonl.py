@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gradflow_export.errors import StorageError
-from gradflow_export.records import Histogram, Reading, RunInfo, StepRecord
-from gradflow_export.store import read_run
+from gradflow_export.records.step_record import Histogram, Reading, RunInfo, StepRecord
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import JsonlWriter
 
 GOLDEN = """\

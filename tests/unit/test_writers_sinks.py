@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradflow_export.errors import MissingPackageError
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.writers import Writer, make_writer, trackers
 
 INFO = RunInfo("1-0", 1.0, "Net", 10, ("a", "b"))

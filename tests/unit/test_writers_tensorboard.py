@@ -16,11 +16,11 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.context import RequestContext
 from tensorboard.data.provider import RunTagFilter
 
-from gradflow_export.catalog import CATALOG
 from gradflow_export.errors import ArgumentError, StorageError
-from gradflow_export.framing import frame, version_event
-from gradflow_export.records import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
-from gradflow_export.store import read_run
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.storage.event_codec import frame, version_event
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import TensorBoardWriter
 from gradflow_export.writers.stock import MOST_SCALARS, StockPages, tag_of
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import wandb
 
-from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.writers import WandbWriter
 
 INFO = RunInfo("1700000000123-0", 1700000000.123, "Net", 10, ("a", "b"), 0, 1, {"every": 1}, {"torch": "2"})
@@ -115,8 +115,8 @@ def said(caplog):
 @pytest.fixture
 def unhurried(monkeypatch):
     """A run's end that waits longer for records on their way, whose thread may get its turn late."""
-    monkeypatch.setattr("gradflow_export.writers.wandb._QUIET_SECONDS", 3.0)
-    monkeypatch.setattr("gradflow_export.writers.wandb._SETTLE_SECONDS", 100.0)
+    monkeypatch.setattr("gradflow_export.writers.wandb.writer._QUIET_SECONDS", 3.0)
+    monkeypatch.setattr("gradflow_export.writers.wandb.writer._SETTLE_SECONDS", 100.0)
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from gradflow_export.cli import main
-from gradflow_export.writers.wandb_fold import Span
-from gradflow_export.writers.wandb_picks import HISTOGRAM_KEYS, RUN_KEYS
+from gradflow_export.writers.wandb.fold import Span
+from gradflow_export.writers.wandb.picks import HISTOGRAM_KEYS, RUN_KEYS
 
 WITHOUT_TORCH = """
 import sys

@@ -12,10 +12,11 @@ from torch import nn
 
 from gradflow_export import Exporter
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, MissingPackageError
-from gradflow_export.long_form import read_parquet
-from gradflow_export.records import Reading
-from gradflow_export.store import read_run
-from gradflow_export.writers import WandbWriter, wandb_runs
+from gradflow_export.records.step_record import Reading
+from gradflow_export.storage.reader import read_run
+from gradflow_export.storage.table import read_parquet
+from gradflow_export.writers import WandbWriter
+from gradflow_export.writers.wandb import runs as wandb_runs
 
 
 def train(place, run, rate=0.1, steps=60, seed=0, user=True, backends=("tensorboard", "wandb")):
@@ -142,7 +143,7 @@ def test_the_end_of_a_script_keeps_the_newest_values(place, offline):
 import sys, torch, wandb
 from torch import nn
 from gradflow_export import Exporter
-import gradflow_export.writers.wandb as limits
+import gradflow_export.writers.wandb.writer as limits
 limits._QUIET_SECONDS, limits._SETTLE_SECONDS, limits._LAST_SECONDS = 3.0, 100.0, 100.0
 run = wandb.init(project="test", settings=wandb.Settings(x_disable_stats=True, console="off"))
 model = nn.Linear(4, 2)

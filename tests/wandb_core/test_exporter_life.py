@@ -14,7 +14,7 @@ from torch import nn
 
 from gradflow_export import Exporter
 from gradflow_export.errors import MissingPackageError
-from gradflow_export.store import read_run
+from gradflow_export.storage.reader import read_run
 
 STEPS = 6
 
@@ -141,8 +141,8 @@ PROCESS = """
 import json, logging, os, sys, torch, wandb
 from torch import nn
 from gradflow_export import Exporter
-from gradflow_export.writers import wandb_runs
-import gradflow_export.writers.wandb as limits
+from gradflow_export.writers.wandb import runs as wandb_runs
+import gradflow_export.writers.wandb.writer as limits
 wandb_runs.FINISH_SECONDS = wandb_runs.INIT_SECONDS = limits._LAST_SECONDS = 100.0
 lines = []
 handler = logging.Handler()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradflow_export.records import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.writers import WandbWriter
 from gradflow_export.writers.gain_book import GainBook
 from gradflow_export.writers.gain_report import MOST_ROWS, gain_report
-from gradflow_export.writers.wandb_gains import GainViews, chart_rows
+from gradflow_export.writers.wandb.gains import GainViews, chart_rows
 
 HOSTILE = (
     "</title><script>bad()</script>", '"><img src=x onerror=bad()>', "a&lt;b&amp;", "'onload='bad()", "\x00\x1b[31m\u202e\ud800",

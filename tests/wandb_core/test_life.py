@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import wandb
 
-from gradflow_export.records import RunInfo, StepRecord
+from gradflow_export.records.step_record import RunInfo, StepRecord
 from gradflow_export.writers import WandbWriter, Writer, make_writer
 
 
@@ -55,7 +55,9 @@ def test_the_end_of_the_run_keeps_the_newest_values(begin, make, read, ours, mon
             thread.join()
         time.sleep(seconds)
 
-    monkeypatch.setattr("gradflow_export.writers.wandb.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(
+        "gradflow_export.writers.wandb.writer.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    )
     for step in range(1, 30):
         writer.write(make.record(step))
     run.finish()
@@ -280,7 +282,7 @@ def test_a_life_of_every_call_at_any_time(place, order):
 def test_names_of_wandb_that_are_gone_are_known(monkeypatch, name):
     """`gradflow doctor` says what follows where a release of wandb lacks a name that is not public."""
     from gradflow_export.cli.doctor import check_wandb
-    from gradflow_export.writers import wandb_private
+    from gradflow_export.writers.wandb import private as wandb_private
 
     assert wandb_private.missing(wandb) == []
     assert check_wandb().verdict == "ok"
@@ -291,13 +293,13 @@ def test_names_of_wandb_that_are_gone_are_known(monkeypatch, name):
 
 def test_without_any_private_name_the_writer_works(begin, make, read, ours, monkeypatch):
     """Rows have the newest values, and closing the writer keeps the summary."""
-    from gradflow_export.writers import wandb_private
+    from gradflow_export.writers.wandb import private as wandb_private
 
     for call in ("before_end", "leave_out_of_recap"):
         monkeypatch.setattr(wandb_private, call, lambda *more: False)
     monkeypatch.setattr(wandb_private, "alive", lambda module: [])
     run = begin()
-    monkeypatch.setattr("gradflow_export.writers.wandb_fold.HOOK", "_a_name_that_is_gone")
+    monkeypatch.setattr("gradflow_export.writers.wandb.fold.HOOK", "_a_name_that_is_gone")
     writer = make.writer()
     for step in range(1, 11):
         writer.write(make.record(step))
@@ -340,7 +342,7 @@ def test_a_companion_run_has_every_row(begin, make, read, ours):
 
 def test_a_full_disk_costs_views_and_files_only(begin, make, read, ours, said, monkeypatch):
     """Rows and summary are there, ``run.finish()`` raises nothing, and each thing is said once."""
-    from gradflow_export.long_form import PartWriter
+    from gradflow_export.storage.table import PartWriter
 
     def full(*more, **named):
         raise OSError(28, "No space left on device")

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from gradflow_export.catalog import CATALOG
-from gradflow_export.records import Histogram, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import Histogram, IssueType, Reading, Severity, StepRecord
 
 ODD = [None, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-45, 3.4e38, 0.1]
 SITES = tuple(f"layer/{number}.weight" for number in range(len(ODD)))

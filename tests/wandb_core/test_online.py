@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import wandb
 
-from gradflow_export.records import Reading
-from gradflow_export.writers import wandb_alerts
+from gradflow_export.records.step_record import Reading
+from gradflow_export.writers.wandb import alerts as wandb_alerts
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def server(beside_server):
 @pytest.fixture
 def brief(monkeypatch):
     """The shipped limit on the last tables, which wait for a server."""
-    monkeypatch.setattr("gradflow_export.writers.wandb._LAST_SECONDS", 2.0)
+    monkeypatch.setattr("gradflow_export.writers.wandb.writer._LAST_SECONDS", 2.0)
 
 
 def ours(server, run, key="loss"):
@@ -227,7 +227,7 @@ def test_a_server_that_never_was_means_offline(beside_server, make, read, said):
 
 KILLED = """
 import os, signal, wandb
-from gradflow_export.records import Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Reading, RunInfo, StepRecord
 from gradflow_export.writers import WandbWriter
 run = wandb.init(project="test", id="killed", settings=wandb.Settings(x_disable_stats=True, console="off"))
 writer = WandbWriter()

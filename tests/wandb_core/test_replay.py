@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from gradflow_export.cli import main
-from gradflow_export.records import Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Reading, RunInfo, StepRecord
 from gradflow_export.writers import TensorBoardWriter
 
 INFO = RunInfo("1700000000123-0", 1700000000.123, "Net", 10, ("a",))

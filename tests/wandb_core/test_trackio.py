@@ -12,7 +12,7 @@ from torch import nn
 
 from gradflow_export import Exporter, WandbSink
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
-from gradflow_export.records import Histogram, Reading
+from gradflow_export.records.step_record import Histogram, Reading
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,355 @@
+"""Losses written by hand: overlaps, logarithms, likelihoods with a scale, differences of which every pair was taken."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from gradflow_export.autograd_graph.loss_balance import scales_that_fall
+from gradflow_export.autograd_graph.loss_domain import sign_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, below, dim_of, kind_of, shape_of
+from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.records.catalog.mistakes import (
+    BROADCAST,
+    CLAMPED_SCORES,
+    COSINES_IN_CE,
+    FOCAL_OF_MEAN,
+    OVER_POSITIONS,
+    OVERLAP_MINIMISED,
+    RATES_IN_POISSON,
+    SCORES_IN_LOGARITHM,
+    SCORES_IN_OVERLAP,
+    SIGMOID_BEFORE_CE,
+    SOFTMAX_BEFORE_CE,
+    SOFTMAX_OVER_BATCH,
+    UNLIKELY,
+    WITHOUT_BOUND,
+)
+
+Node = Any
+Form = tuple[str, float, Node]
+"""What is wrong, its number, and the node that made the predictions."""
+
+_NEAR = 96
+_LINEAR = SHAPES | frozenset(
+    [
+        "Add",
+        "Cat",
+        "Div",
+        "Gather",
+        "MaskedFill",
+        "Mean",
+        "Mul",
+        "NanToNum",
+        "Neg",
+        "Rsub",
+        "Stack",
+        "Sub",
+        "Sum",
+        "Unbind",
+        "Where",
+    ]
+)
+_BENDS = frozenset(
+    [
+        "Abs",
+        "Clamp",
+        "ClampMax",
+        "ClampMin",
+        "Cosh",
+        "Log",
+        "Log1P",
+        "Maximum",
+        "Minimum",
+        "Pow",
+        "Relu",
+        "Softplus",
+        "Sqrt",
+    ]
+)
+_SQUASHED = MappingProxyType({"Softmax": SOFTMAX_BEFORE_CE, "Sigmoid": SIGMOID_BEFORE_CE})
+_SCORES = frozenset(("Addmm", "Addmv", "Convolution", "Linear"))
+_LIMITS = frozenset(("Clamp", "ClampMax", "ClampMin"))
+
+
+def forms_of(root: Any) -> list[Form]:
+    """Return what the structure of a loss that was written by hand proves to be wrong with it.
+
+    Args:
+        root: A scalar with a graph, before its backward pass.
+    """
+    found: list[Form] = []
+    waiting: deque[tuple[Node, float, bool, bool]] = deque([(root.grad_fn, 1.0, True, True)])
+    seen: set[Node] = {root.grad_fn}
+    while waiting and len(seen) < _NEAR:
+        node, sign, whole, bare = waiting.popleft()
+        kind = kind_of(node)
+        form = _form(node, kind, sign) or (_pairs(node, kind) if whole else None)
+        if form is None and bare and sign > 0 and kind in {"Gather", "Index"}:
+            form = _unlikely(node)
+        if form is not None:
+            found.append(form)
+            continue
+        if kind not in _LINEAR and kind not in _BENDS:
+            continue
+        for index in range(len(node.next_functions)):
+            source = below(node, index)
+            if source is not None and source not in seen:
+                seen.add(source)
+                turned = 0.0 if kind in _BENDS or _weighs(node, kind) else sign * sign_of(node, index)
+                # Only what is averaged over everything at once was not meant to be a table of pairs.
+                entire = whole and (kind not in {"Mean", "Sum"} or shape_of(node) == ())
+                waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {"Div", "Mul"}))
+    falling = scales_that_fall(root)
+    return found if falling is None else [*found, (WITHOUT_BOUND, 1.0, falling)]
+
+
+def _form(node: Node, kind: str, sign: float) -> Form | None:
+    if kind == "Div":
+        return _overlap(node, sign)
+    looks = _LOOKS.get(kind, ())
+    return next((form for form in (look(node) for look in looks) if form is not None), None)
+
+
+def _clamped(node: Node) -> Form | None:
+    """Return a binary cross-entropy of a layer's outputs that were cut off at 0 and 1."""
+    limit = _bare(below(node))
+    layer = _bare(below(limit)) if kind_of(limit) in _LIMITS else None
+    return (CLAMPED_SCORES, 1.0, layer) if _gives_scores(layer) else None
+
+
+def _bare(node: Node) -> Node:
+    """Return the first node from here that does more than change shape or number format."""
+    while kind_of(node) in SHAPES:
+        node = below(node)
+    return node
+
+
+def _gives_scores(node: Node) -> bool:
+    return kind_of(node) in _SCORES or adds_bias(node)
+
+
+def _unscaled(node: Node) -> Node:
+    """Return what was multiplied or divided by one number, as by a temperature."""
+    while kind_of(node) in {"Div", "Mul"} and _alone(node) is not None and not _weighs(node, kind_of(node)):
+        node = _alone(node)
+    return node
+
+
+def _weighs(node: Node, kind: str) -> bool:
+    """Whether a node multiplies by numbers that may be of any sign."""
+    if kind not in {"Mul", "Div"}:
+        return False
+    if below(node) is not None and below(node, 1) is not None:
+        return True
+    other = saved(node, "other") if below(node) is not None else saved(node, "self")
+    return other is not None and other.numel() > 1
+
+
+def _pairs(node: Node, kind: str) -> Form | None:
+    """Return a difference or product in which every number of a batch met every other's target."""
+    graph = below(node) if below(node, 1) is None else below(node, 1)
+    if kind not in {"Mul", "Rsub", "Sub"} or graph is None or (below(node) is not None and below(node, 1) is not None):
+        return None
+    made, given = shape_of(node), shape_of(graph)
+    if len(made) != 2 or made[0] != made[1] or made[0] < 3:
+        return None
+    if kind == "Mul":
+        other = saved(node, "other" if below(node) is graph else "self")
+        crossed = other is not None and given == (made[0],) and other.shape == (made[0], 1)
+    else:
+        # What was made a column on purpose is compared with all on purpose.
+        crossed = given == (made[0], 1) and (_gives_scores(graph) or kind_of(graph) in {"Relu", "Sigmoid", "Tanh"})
+    return (BROADCAST, float(made[0]), _bare(graph)) if crossed else None
+
+
+def _log_softmax(node: Node) -> Form | None:
+    """Return a log_softmax of probabilities, or one of a layer's outputs along the samples."""
+    shape, dim, inner = shape_of(node), dim_of(node), _bare(below(node))
+    if dim is None or not shape:
+        return None
+    mistake = _SQUASHED.get(kind_of(inner))
+    if mistake is not None:
+        return mistake, math.log1p((shape[dim] - 1) * math.exp(-1.0)), inner
+    along = dim == 0 and len(shape) == 2 and shape[1] > 1 and shape[0] != shape[1]
+    layer = _unscaled(below(node))
+    return (SOFTMAX_OVER_BATCH, 1.0, layer) if along and _gives_scores(layer) else None
+
+
+def _unlikely(node: Node) -> Form | None:
+    """Return logarithms of the probabilities of what was picked, added to a loss as they are: without a minus."""
+    softmax = _bare(below(node))
+    return (UNLIKELY, 1.0, _bare(below(softmax))) if kind_of(softmax) == "LogSoftmax" else None
+
+
+def _unaligned(node: Node) -> Form | None:
+    """Return the loss of unaligned sequences whose log_softmax runs along another dimension than the classes."""
+    made, axis = below(node), 2
+    while kind_of(made) in {"Permute", "Transpose"}:
+        dims = list(range(len(shape_of(made))))
+        if kind_of(made) == "Permute":
+            dims = [_signed(d) % len(dims) for d in made._saved_dims]  # noqa: SLF001 - what a node saved has no other name
+        else:
+            one, other = (_signed(d) % len(dims) for d in (made._saved_dim0, made._saved_dim1))  # noqa: SLF001 - the same
+            dims[one], dims[other] = dims[other], dims[one]
+        axis, made = dims[axis], below(made)
+    wrong = kind_of(made) == "LogSoftmax" and len(shape_of(made)) == 3 and dim_of(made) != axis
+    return (OVER_POSITIONS, 1.0, _bare(below(made))) if wrong else None
+
+
+def _signed(dim: int) -> int:
+    return dim - 2**64 if dim >= 2**63 else dim
+
+
+def _chosen(node: Node) -> Form | None:
+    """Return nll_loss of rows of a log_softmax that runs along the samples, or of limited probabilities."""
+    inner = below(node)
+    while kind_of(inner) in {"Index", "IndexSelect", "Slice", "ToCopy"}:
+        inner = below(inner)
+    if kind_of(inner) == "LogSoftmax" and inner is not below(node) and len(shape_of(inner)) == 2 and dim_of(inner) == 0:
+        return OVER_POSITIONS, 1.0, _bare(below(inner))
+    softmax = _bare(below(node))
+    limit = _bare(below(softmax)) if kind_of(softmax) == "LogSoftmax" else None
+    made = _bare(below(limit)) if kind_of(limit) in _LIMITS | {"Add"} and below(limit, 1) is None else None
+    mistake = _SQUASHED.get(kind_of(made))
+    dim = dim_of(softmax)
+    if mistake is None or dim is None:
+        return None
+    return mistake, math.log1p((shape_of(softmax)[dim] - 1) * math.exp(-1.0)), made
+
+
+def _cosines(node: Node) -> Form | None:
+    """Return a cross-entropy of cosines between features and a weight for each class, which lie within -1 and 1."""
+    softmax = _bare(below(node))
+    shape, dim = shape_of(softmax), dim_of(softmax)
+    product = _bare(below(softmax)) if kind_of(softmax) == "LogSoftmax" else None
+    if dim is None or kind_of(product) not in {"Linear", "Mm"}:
+        return None
+    sides = [_bare(below(product, index)) for index in (0, 1)]
+    whole = [_bare(below(side)) for side in sides if _is_normalised(side)]
+    classes = shape[dim]
+    if len(whole) != 2 or classes < 4 or not any(hasattr(side, "variable") for side in whole):
+        return None
+    return COSINES_IN_CE, math.log1p((classes - 1) * math.exp(-2.0)), product
+
+
+def _is_normalised(node: Node) -> bool:
+    if kind_of(node) != "Div":
+        return False
+    size = _bare(below(node, 1))
+    size = _bare(below(size)) if kind_of(size) in _LIMITS else size
+    return kind_of(size) in {"LinalgVectorNorm", "Norm"} and _bare(below(size)) is _bare(below(node))
+
+
+def _overlap(node: Node, sign: float) -> Form | None:
+    """Return an overlap, as in Dice and Jaccard losses, of scores, or one that is minimised."""
+    shared = [part for part in _summed(below(node)) if kind_of(part) in {"Bmm", "Mul"} and _alone(part) is not None]
+    if not shared or below(node, 1) is None:
+        return None
+    predicted = _bare(_alone(shared[0]))
+    sizes = [part for part in _summed(below(node, 1)) if predicted is not None and _holds(part, predicted)]
+    if not sizes:
+        return None
+    # Beside squares alone a product may be a projection, as of a signal on another; a loss takes an overlap off one.
+    squared = all(kind_of(part) == "Pow" for part in sizes)
+    if _gives_scores(predicted):
+        return (SCORES_IN_OVERLAP, 1.0, predicted) if sign < 0 or not squared else None
+    over_batch = kind_of(below(predicted)) == "Convolution" and dim_of(predicted) == 0
+    if kind_of(predicted) == "Softmax" and over_batch and len(shape_of(below(predicted))) == len(shape_of(predicted)):
+        return SOFTMAX_OVER_BATCH, 1.0, predicted
+    several = kind_of(_bare(below(node, 1))) in {"Add", "Sub"}
+    minimised = sign > 0 and several and kind_of(predicted) in {"Sigmoid", "Softmax"}
+    return (OVERLAP_MINIMISED, 1.0, predicted) if minimised else None
+
+
+def _alone(node: Node) -> Node:
+    """Return the one argument that has a graph, ``None`` where two have."""
+    sources = [source for source, _ in node.next_functions if source is not None]
+    return sources[0] if len(sources) == 1 else None
+
+
+def _holds(node: Node, wanted: Node) -> bool:
+    """Whether something is made of one tensor and of numbers without a graph."""
+    for _ in range(12):
+        if node is wanted or node is None:
+            break
+        if kind_of(node) not in SHAPES | {"Abs", "Add", "Mean", "Mul", "Neg", "Pow", "Rsub", "Sub", "Sum"}:
+            return False
+        node = _alone(node)
+    return node is wanted
+
+
+def _summed(node: Node) -> list[Node]:
+    """Return what was summed up into a number, constants and factors aside."""
+    found: list[Node] = []
+    waiting = [node]
+    for _ in range(16):
+        if not waiting:
+            break
+        here = waiting.pop()
+        kind = kind_of(here)
+        if kind in {"Mean", "Sum"}:
+            inner = _bare(below(here))
+            weighted = _bare(_alone(inner)) if kind_of(inner) == "Mul" else None
+            if kind_of(inner) in {"Bmm", "Mean", "Sum"} or kind_of(weighted) in {"Bmm", "Mean", "Sum"}:
+                waiting.append(weighted or inner)
+            elif inner is not None:
+                found.append(inner)
+        elif kind == "Bmm":
+            found.append(here)
+        elif kind in SHAPES | {"Add", "Clamp", "ClampMin", "Div", "Mul", "Rsub", "Sub"}:
+            waiting += [source for source, _ in here.next_functions if source is not None]
+    return found
+
+
+def _logarithm(node: Node) -> Form | None:
+    """Return targets times the logarithm of a layer's outputs, where probabilities were meant."""
+    if (below(node) is None) == (below(node, 1) is None):
+        return None
+    log = _bare(below(node) if below(node) is not None else below(node, 1))
+    made = argument(log) if kind_of(log) == "Log" else None
+    return (SCORES_IN_LOGARITHM, 1.0, made) if made is not log and _gives_scores(made) else None
+
+
+def _focal(node: Node) -> Form | None:
+    """Return ``(1 - exp(-loss)) ** g * loss`` where the loss is already the mean of a batch."""
+    for index in (0, 1):
+        loss, weight = below(node, index), below(node, 1 - index)
+        if kind_of(loss) not in {"BinaryCrossEntropyWithLogits", "NllLoss"} or shape_of(loss) != ():
+            continue
+        for _ in range(8):
+            if kind_of(weight) == "Exp":
+                scores = shape_of(below(loss))
+                inner = below(weight)
+                inner = below(inner) if kind_of(inner) == "Neg" else inner
+                return (FOCAL_OF_MEAN, 1.0, _bare(below(loss))) if inner is loss and scores and scores[0] > 1 else None
+            if kind_of(weight) not in {"Add", "Mul", "Neg", "Pow", "Rsub", "Sub"}:
+                break
+            weight = below(weight) if below(weight) is not None else below(weight, 1)
+    return None
+
+
+def _rates(node: Node) -> Form | None:
+    """Return ``exp(x) - target * x`` where x is no logarithm of a rate but the rate."""
+    rate, product = below(node), _bare(below(node, 1))
+    if kind_of(rate) != "Exp" or kind_of(product) != "Mul" or (below(product) is None) == (below(product, 1) is None):
+        return None
+    made = _bare(below(rate))
+    same = made is _bare(below(product) if below(product) is not None else below(product, 1))
+    return (RATES_IN_POISSON, 1.0, made) if same and kind_of(made) in {"Exp", "Relu", "Softplus"} else None
+
+
+_LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyType(
+    {
+        "BinaryCrossEntropy": (_clamped,),
+        "CtcLoss": (_unaligned,),
+        "LogSoftmax": (_log_softmax,),
+        "Mul": (_logarithm, _focal),
+        "NllLoss": (_chosen, _cosines),
+        "NllLoss2D": (_chosen,),
+        "Sub": (_rates,),
+    }
+)

@@ -1,0 +1,240 @@
+"""Follows the graph behind predictions to the first layers: what entered them, and whether anything bends between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradflow_export.autograd_graph.loss_graph import LAYERS, REACH, Node, through_shapes
+from gradflow_export.autograd_graph.loss_shape import below, kind_of, shape_of
+from gradflow_export.hooks.backward_listener import saved
+
+MOST_NODES = 4_000
+"""A longer graph is followed no further."""
+_FAR = 1e4
+"""Limits of an activation that lie as far out are not meant to be reached."""
+NORMALISATIONS = frozenset(
+    ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm")
+)
+_AFFINE = frozenset(
+    [
+        "Add",
+        "Alias",
+        "AsStrided",
+        "AvgPool2D",
+        "Cat",
+        "Clone",
+        "ConstantPadNd",
+        "Div",
+        "Expand",
+        "Mean",
+        "Mul",
+        "Neg",
+        "NativeBatchNorm",
+        "NativeDropout",
+        "CudnnBatchNorm",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Stack",
+        "Sub",
+        "Sum",
+        "T",
+        "ToCopy",
+        "Transpose",
+        "Unsqueeze",
+        "UnsafeView",
+        "View",
+    ]
+)
+_WEIGHT_VIEWS = frozenset(("T", "ToCopy", "View", "Transpose", "Permute", "ReshapeAlias", "UnsafeView", "Unsqueeze"))
+_LOOKUPS = frozenset(("Embedding", "EmbeddingBag"))
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+@dataclass
+class FirstLayer:
+    """A layer that something without a gradient enters.
+
+    Attributes:
+        name: Of the module that holds its weight.
+        entered: What entered it, ``None`` where it is not known.
+        normalised: Whether a normalisation stands directly before or behind it.
+        tokens: Whether what enters it are numbers of words, not sizes.
+        weight: The ``id`` of its weight; 0 where it does not matter.
+    """
+
+    name: str
+    entered: Tensor | None
+    normalised: bool
+    tokens: bool = False
+    weight: int = 0
+
+
+@dataclass(frozen=True)
+class Straight:
+    """A layer of a row without a non-linearity.
+
+    Attributes:
+        name: Of the module that holds its weight.
+        inputs: Features, or channels, that enter it.
+        outputs: That leave it.
+        plain: Whether it is a matrix; a convolution in a row widens what is seen, or is one of a factorisation.
+        normalised: Whether a normalisation stands directly behind it.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    plain: bool = True
+    normalised: bool = False
+
+
+@dataclass
+class Layers:
+    """What was found behind some predictions.
+
+    Attributes:
+        first: The layers that data enters.
+        made: Nodes of all layers of the model, with the names of their modules.
+        last: Name of the nearest layer of the model, ``""`` where there is none.
+        run: The longest row of layers with nothing but affine steps between them, from the input on.
+        bends: Whether there is any step that is not affine, or one that is not known.
+        whole: Whether all was seen.
+        own: Whether the first thing before the predictions, apart from an activation, is a layer of this model.
+        foreign: Whether a parameter was met that is not of this model.
+    """
+
+    first: list[FirstLayer] = field(default_factory=list)
+    made: list[tuple[Node, str]] = field(default_factory=list)
+    last: str = ""
+    run: tuple[Straight, ...] = ()
+    bends: bool = False
+    whole: bool = True
+    own: bool = False
+    foreign: bool = False
+
+
+def layers_behind(node: Node, names: Mapping[int, str]) -> Layers:
+    """Follow the graph from what made the predictions.
+
+    Args:
+        node: What made them; a last activation is passed over.
+        names: Names of modules by the ``id`` of their parameters.
+    """
+    out = Layers()
+    start = through_shapes(node)
+    if kind_of(start) in REACH:
+        start = through_shapes(below(start))
+    out.own = kind_of(start) in LAYERS and _owner(below(start, LAYERS[kind_of(start)][2]), names) is not None
+    waiting: deque[tuple[Node, str, tuple[Straight, ...]]] = deque([(start, "", ())])
+    seen = {start}
+    while waiting:
+        here, after, row = waiting.popleft()
+        if here is None:
+            continue
+        if len(seen) > MOST_NODES:
+            out.whole = False
+            break
+        sources, row = _enter(here, after, row, names, out)
+        kind = kind_of(here)
+        for source in sources:
+            if source is not None and source not in seen:
+                seen.add(source)
+                waiting.append((source, after if kind in _WEIGHT_VIEWS else kind, row))
+    return out
+
+
+def _enter(
+    node: Node, after: str, row: tuple[Straight, ...], names: Mapping[int, str], out: Layers
+) -> tuple[list[Node], tuple[Straight, ...]]:
+    """Take one node in; return where its data came from, and the row of layers that goes on from here."""
+    kind = kind_of(node)
+    if kind == _LEAF:
+        out.foreign |= id(getattr(node, "variable", None)) not in names
+        return [], ()
+    if kind in LAYERS:
+        data, weight = LAYERS[kind][1:]
+        name = _owner(below(node, weight), names)
+        if name is not None:
+            return [below(node, data)], _add_layer(node, name, after, row, out)
+        sources = [source for source in (below(node, data), below(node, weight)) if source is not None]
+        if len(sources) == 1 and kind != "Convolution":  # with a matrix that has no graph, as a graph's neighbours
+            return sources, row
+        out.bends = True  # a product of two activations, or a weight that is computed
+        row = ()
+    elif kind in NORMALISATIONS:
+        name = _owner(below(node, 1), names)
+        if below(node) is None and name is not None:
+            out.first.append(FirstLayer(name, saved(node, "input"), normalised=True))
+            out.last = out.last or name
+        out.bends |= kind not in _AFFINE
+        return [below(node)], row if kind in _AFFINE else ()
+    elif kind in _LOOKUPS:
+        name = _owner(below(node), names)
+        if name is not None:
+            out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
+        return [], ()
+    elif not is_straight(node) and (kind not in _AFFINE or (kind in {"Div", "Mul"} and not is_factor(node))):
+        out.bends = True
+        row = ()
+    return [source for source, _ in node.next_functions], row
+
+
+def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out: Layers) -> tuple[Straight, ...]:
+    attribute, data, weight = LAYERS[kind_of(node)]
+    out.last = out.last or name
+    variable = through_shapes(below(node, weight)).variable
+    shape = tuple(variable.shape)
+    outputs, inputs = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
+    normalised = after in NORMALISATIONS
+    row = (Straight(name, inputs, outputs, plain=len(shape) <= 2, normalised=normalised), *row)
+    out.made.append((node, name))
+    out.run = max(out.run, row, key=len)
+    if below(node, data) is None:
+        out.first.append(FirstLayer(name, saved(node, attribute), normalised=normalised, weight=id(variable)))
+    return row
+
+
+def _owner(node: Node, names: Mapping[int, str]) -> str | None:
+    """Return the module whose weight this is, ``None`` where it is no parameter of the model as it stands."""
+    while kind_of(node) in _WEIGHT_VIEWS:
+        node = below(node)
+    return names.get(id(getattr(node, "variable", None))) if kind_of(node) == _LEAF else None
+
+
+def is_straight(node: Node) -> bool:
+    """Whether this is an activation that bends nothing: a slope of 1 on both sides, or limits no number comes to."""
+    kind = kind_of(node)
+    if kind == "LeakyRelu":
+        return bool(getattr(node, "_saved_negative_slope", 0.0) == 1.0)
+    if kind != "Hardtanh":
+        return False
+    low, high = getattr(node, "_saved_min_val", 0.0), getattr(node, "_saved_max_val", 0.0)
+    return bool(low <= -_FAR and high >= _FAR)
+
+
+def is_factor(node: Node) -> bool:
+    """Whether a product or quotient is with a number, or with a mask of dropout."""
+    if node.name() in {"DivBackward1", "MulBackward1"}:
+        return True
+    both = below(node) is not None and below(node, 1) is not None
+    if both or (kind_of(node) == "Div" and below(node) is None):
+        return False
+    other: Any = saved(node, "other" if below(node) is not None else "self")
+    return other is not None and (other.dim() == 0 or _is_mask(other, shape_of(node)))
+
+
+def _is_mask(other: Tensor, shape: tuple[int, ...]) -> bool:
+    if other.device.type != "cpu" or tuple(other.shape) != shape:
+        return False
+    values = torch.unique(other.reshape(-1)[:256])
+    return len(values) <= 2 and bool((values == 0).any())

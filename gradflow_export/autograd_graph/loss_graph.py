@@ -1,0 +1,378 @@
+"""Reads the graph of a loss before its backward pass: which loss, of what, made how, and what entered the first layers.
+
+Nothing of the user's code is touched: names of nodes tell the structure, tensors they have saved tell the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from gradflow_export.autograd_graph.loss_domain import sign_of, signs_of
+from gradflow_export.autograd_graph.loss_shape import (
+    SHAPES,
+    adds_bias,
+    argument,
+    below,
+    crossed,
+    crossed_product,
+    dim_of,
+    kind_of,
+    mixes_positions,
+    over_positions,
+    shape_of,
+    twice,
+)
+from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.metrics.constants import Kind
+from gradflow_export.records.catalog.mistakes import (
+    BROADCAST,
+    LOGITS_IN_CTC,
+    LOGITS_IN_NLL,
+    MAXIMISED,
+    OVER_POSITIONS,
+    POSITIONS_MIXED,
+    PROBABILITIES_IN_CTC,
+    PROBABILITIES_IN_KL,
+    PROBABILITIES_IN_NLL,
+    RELU_BEFORE_BCE,
+    RELU_BEFORE_CE,
+    SIGMOID_BEFORE_BCE,
+    SIGMOID_BEFORE_CE,
+    SOFTMAX_BEFORE_BCE,
+    SOFTMAX_BEFORE_CE,
+    SOFTMAX_OF_ONE,
+    SOFTMAX_OVER_BATCH,
+    TANH_BEFORE_BCE,
+    TANH_BEFORE_CE,
+    TWICE,
+)
+
+Node = Any
+_ARITHMETIC = frozenset(
+    [
+        "Add",
+        "Alias",
+        "Cat",
+        "Clone",
+        "Div",
+        "MaskedFill",
+        "Mean",
+        "Mul",
+        "NanToNum",
+        "Neg",
+        "ReshapeAlias",
+        "Rsub",
+        "Select",
+        "Squeeze",
+        "Stack",
+        "Sub",
+        "Sum",
+        "ToCopy",
+        "Unbind",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+        "Where",
+    ]
+)
+_PENALTIES = frozenset(("Abs", "LinalgVectorNorm", "Norm", "Pow", "Relu", "torch::autograd::AccumulateGrad"))
+_PICKS = frozenset(("Clamp", "Exp", "Gather", "Index", "Log"))
+_LOSSES: Mapping[str, Kind] = MappingProxyType(
+    {
+        "NllLoss": "classes",
+        "NllLoss2D": "classes",
+        "MseLoss": "squared",
+        "SmoothL1Loss": "huber",
+        "HuberLoss": "huber",
+        "BinaryCrossEntropy": "binary",
+        "BinaryCrossEntropyWithLogits": "binary",
+    }
+)
+_BEFORE_CE = MappingProxyType(
+    {
+        "Softmax": SOFTMAX_BEFORE_CE,
+        "Sigmoid": SIGMOID_BEFORE_CE,
+        "Tanh": TANH_BEFORE_CE,
+        "Relu": RELU_BEFORE_CE,
+    }
+)
+_BEFORE_BCE = MappingProxyType(
+    {
+        "Sigmoid": SIGMOID_BEFORE_BCE,
+        "Softmax": SOFTMAX_BEFORE_BCE,
+        "Tanh": TANH_BEFORE_BCE,
+        "Relu": RELU_BEFORE_BCE,
+    }
+)
+_BEFORE_CTC = MappingProxyType({"Softmax": PROBABILITIES_IN_CTC})
+REACH = MappingProxyType(
+    {
+        "Sigmoid": (0.0, 1.0),
+        "Softmax": (0.0, 1.0),
+        "Tanh": (-1.0, 1.0),
+        "Relu": (0.0, math.inf),
+        "Softplus": (0.0, math.inf),
+        "Elu": (-1.0, math.inf),
+        "LogSoftmax": (-math.inf, 0.0),
+        "LogSigmoidForward": (-math.inf, 0.0),
+    }
+)
+"""What an activation can give out at all, by the name of its node."""
+LAYERS: Mapping[str, tuple[str, int, int]] = MappingProxyType(
+    {
+        "Addmm": ("mat1", 1, 2),
+        "Addmv": ("mat", 1, 2),
+        "Bmm": ("self", 0, 1),
+        "Convolution": ("input", 0, 1),
+        "Linear": ("input", 0, 1),
+        "Mm": ("self", 0, 1),
+        "Mv": ("self", 0, 1),
+    }
+)
+"""What a layer saves of its input, and which of its arguments are the input and the weight."""
+_NEAR = 64
+
+
+@dataclass
+class Term:
+    """One loss of predictions and targets within a root.
+
+    Attributes:
+        kind: What it measures.
+        node: Its node in the graph.
+        behind: The node that made the predictions, without changes of their shape.
+        predictions: As its node saved them, ``None`` where they are not known: logarithms of probabilities for
+            ``"classes"`` and ``"soft"``.
+        targets: The same.
+        logits: Whether predictions of a ``"binary"`` loss are logits.
+        ignored: Class number that does not count.
+        difference: Predictions less targets, where these may be two vectors along different dimensions.
+        signs: Labels that are to be -1 or 1.
+        summed: Whether all entries are added up at once, as ``F.cross_entropy`` does.
+        mistakes: What its structure shows, with a number each.
+    """
+
+    kind: Kind
+    node: Node
+    behind: Node
+    predictions: Tensor | None = None
+    targets: Tensor | None = None
+    logits: bool = False
+    ignored: int | None = None
+    difference: Tensor | None = None
+    signs: Tensor | None = None
+    summed: bool = False
+    mistakes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The range that predictions cannot leave."""
+        return REACH.get(kind_of(self.behind), (-math.inf, math.inf))
+
+
+def through_shapes(node: Node) -> Node:
+    """Return the first node from here that does more than change shape or number format."""
+    while kind_of(node) in SHAPES:
+        node = below(node)
+    return node
+
+
+def terms_of(root: Tensor) -> tuple[list[Term], bool]:
+    """Return the losses that a root is made of, as far as they are known ones, and whether they are all of it.
+
+    Args:
+        root: A scalar with a graph, before its backward pass.
+    """
+    found: list[Term] = []
+    whole = True
+    waiting: deque[tuple[Node, float, bool]] = deque([(root.grad_fn, 1.0, False)])
+    seen: set[Node] = {root.grad_fn}
+    while waiting and len(seen) < _NEAR:
+        node, sign, summed = waiting.popleft()
+        term = _special(node) or _term(node)
+        if term is not None:
+            term.summed = summed
+            # Logarithms of probabilities are summed up and turned round: there the sign is that of a loss.
+            if (sign > 0) == (term.kind == "soft" and PROBABILITIES_IN_KL not in term.mistakes):
+                term.mistakes[MAXIMISED] = 1.0
+            found.append(term)
+            continue
+        if kind_of(node) in _ARITHMETIC or kind_of(node) in _PICKS:
+            for index in range(len(node.next_functions)):
+                source = below(node, index)
+                if source is not None and source not in seen:
+                    seen.add(source)
+                    waiting.append((source, sign * sign_of(node, index), node.name() == "SumBackward0"))
+        else:
+            whole &= kind_of(node) in _PENALTIES
+    return found, whole and not waiting
+
+
+def _term(node: Node) -> Term | None:
+    kind = kind_of(node)
+    if kind in {"NllLoss", "NllLoss2D"}:
+        return _classes(node)
+    if kind in {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}:
+        return _binary(node, logits=kind.endswith("Logits"))
+    if kind in _LOSSES:
+        return _distance(node, _LOSSES[kind])
+    if kind in {"Sigmoid", "Softmax"}:
+        return _policy(node)
+    return _by_hand(node, kind) if kind in {"Pow", "Abs", "Mul", "Sub"} else None
+
+
+def _special(node: Node) -> Term | None:
+    """Return a loss of margins, or one of unaligned sequences where it is given something else than it takes."""
+    margin = signs_of(node)
+    if margin is not None:
+        return Term("absolute", node, through_shapes(margin[1]), signs=margin[0])
+    before = through_shapes(below(node)) if kind_of(node) == "CtcLoss" else None
+    before = through_shapes(below(before)) if adds_bias(before) else before
+    mistake = LOGITS_IN_CTC if kind_of(before) in LAYERS else _BEFORE_CTC.get(kind_of(before))
+    return None if mistake is None else Term("classes", node, before, mistakes={mistake: 1.0})
+
+
+def _policy(node: Node) -> Term | None:
+    """Return probabilities that are used as they are, where they run over the batch or are those of probabilities."""
+    term = Term("soft", node, node)
+    _check_softmax(term)
+    if twice(node):
+        term.mistakes[TWICE] = 1.0
+    return term if not term.mistakes.keys().isdisjoint((SOFTMAX_OVER_BATCH, TWICE)) else None
+
+
+def _classes(node: Node) -> Term:
+    before = through_shapes(below(node))
+    term = Term("classes", node, before, saved(node, "self"), saved(node, "target"))
+    ignored = getattr(node, "_saved_ignore_index", None)
+    term.ignored = None if ignored is None else ignored - 2**64 if ignored >= 2**63 else ignored
+    kind = kind_of(before)
+    if kind == "LogSoftmax":
+        shape, dim = shape_of(before), dim_of(before)
+        term.mistakes.update(dict.fromkeys(_misplaced(before, direct=below(node) is before), 1.0))
+        inner = through_shapes(below(before))
+        mistake = _BEFORE_CE.get(kind_of(inner))
+        if mistake is not None and dim is not None and shape:
+            term.mistakes[mistake] = _floor(mistake, shape[dim])
+        elif kind_of(inner) == "Log" and twice(argument(inner)):
+            term.mistakes[TWICE] = 1.0
+        if dim is not None and mixes_positions(below(before), dim, frozenset(LAYERS)):
+            term.mistakes[POSITIONS_MIXED] = 1.0
+        term.behind = inner
+    elif kind == "Log" and twice(argument(before)):
+        term.mistakes[TWICE] = 1.0
+    elif kind in {"Softmax", "Sigmoid"}:
+        term.mistakes[PROBABILITIES_IN_NLL] = 1.0
+    elif kind in LAYERS:
+        term.mistakes[LOGITS_IN_NLL] = 1.0
+    return term
+
+
+def _misplaced(softmax: Node, *, direct: bool) -> list[str]:
+    """Return what is wrong with the dimension of a log_softmax over classes; ``direct`` where nll_loss takes it so."""
+    shape, dim = shape_of(softmax), dim_of(softmax)
+    if dim is None or not shape:
+        return []
+    if shape[dim] == 1:
+        return [SOFTMAX_OF_ONE]
+    if over_positions(softmax, dim, frozenset(LAYERS)):
+        return [OVER_POSITIONS]
+    return [SOFTMAX_OVER_BATCH] if direct and len(shape) > 1 and dim != 1 else []
+
+
+def _floor(mistake: str, classes: int) -> float:
+    """Return the least cross-entropy of logits that an activation has bounded; 0 where they are not."""
+    width = {SOFTMAX_BEFORE_CE: 1.0, SIGMOID_BEFORE_CE: 1.0, TANH_BEFORE_CE: 2.0}.get(mistake)
+    return 0.0 if width is None else math.log1p((classes - 1) * math.exp(-width))
+
+
+def _binary(node: Node, *, logits: bool) -> Term:
+    before = through_shapes(below(node))
+    term = Term("binary", node, before, saved(node, "self"), saved(node, "target"), logits=logits)
+    kind = kind_of(before)
+    if logits and kind in _BEFORE_BCE:
+        term.mistakes[_BEFORE_BCE[kind]] = {"Sigmoid": -math.log(1 / (1 + math.exp(-1.0)))}.get(kind, 1.0)
+    elif not logits and twice(before):
+        term.mistakes[TWICE] = 1.0
+    _check_softmax(term)
+    return term
+
+
+def _distance(node: Node, kind: Kind) -> Term:
+    predictions, targets = saved(node, "self"), saved(node, "target")
+    term = Term(kind, node, through_shapes(below(node)), predictions, targets)
+    if below(node, 1) is not None:  # two networks compared with each other: there is no target
+        term.targets = None
+    _check_softmax(term)
+    if predictions is not None and targets is not None and crossed(predictions, targets):
+        term.mistakes[BROADCAST] = float(predictions.shape[0])
+        term.predictions = term.targets = None
+    return term
+
+
+def _check_softmax(term: Term) -> None:
+    if kind_of(term.behind) != "Softmax":
+        return
+    shape, dim = shape_of(term.behind), dim_of(term.behind)
+    if dim is None or not shape:
+        return
+    if shape[dim] == 1:
+        term.mistakes[SOFTMAX_OF_ONE] = 1.0
+    elif dim == 0 and len(shape) == 2:
+        term.mistakes[SOFTMAX_OVER_BATCH] = 1.0
+
+
+def _by_hand(node: Node, kind: str) -> Term | None:
+    """Return a loss that was written out: from chosen log-probabilities, or from a difference of which all is known."""
+    first, second = below(node), below(node, 1)
+    if kind == "Sub":
+        return _divergence(node) if first is None else None
+    if kind == "Mul" and second is None and kind_of(through_shapes(first)) == "LogSoftmax":
+        return _soft(node, through_shapes(first))
+    product = crossed_product(node) if kind == "Mul" else None
+    if product is not None:
+        return Term("soft", node, product[0], mistakes={BROADCAST: float(product[1])})
+    squared = (kind == "Mul" and first is second) or (kind == "Pow" and getattr(node, "_saved_exponent", None) == 2)
+    if not (squared or kind == "Abs") or kind_of(first) not in {"Sub", "Rsub"}:
+        return None
+    inner: list[Any] = [source for source, _ in getattr(first, "next_functions", ()) if source is not None]
+    if len(inner) != 1:
+        return None
+    term = Term("squared" if squared else "absolute", node, through_shapes(inner[0]))
+    made, given = shape_of(first), shape_of(below(inner[0]) if kind_of(inner[0]) == "Expand" else inner[0])
+    if math.prod(made) > math.prod(given) > 1:
+        # A vector less a vector along another dimension; what the difference holds will prove it.
+        term.difference = saved(node, "self")
+    return term
+
+
+def _divergence(node: Node) -> Term | None:
+    """Return what ``F.kl_div`` is made of where it was given probabilities: ``xlogy(t, t) - t * p``."""
+    product = below(node, 1)
+    if kind_of(product) != "Mul" or below(product) is not None:
+        return None
+    source = through_shapes(below(product, 1))
+    again = kind_of(source) == "LogSoftmax" and kind_of(through_shapes(below(source))) == "Softmax"
+    if not (again or kind_of(source) == "Softmax") or saved(product, "self") is None:
+        return None
+    return Term("soft", node, source, mistakes={TWICE if again else PROBABILITIES_IN_KL: 1.0})
+
+
+def _soft(node: Node, before: Node) -> Term:
+    targets, scores = saved(node, "other"), saved(before, "result")
+    term = Term("soft", node, through_shapes(below(before)))
+    shape, dim = shape_of(before), dim_of(before)
+    if targets is not None and scores is not None and targets.shape == scores.shape and dim == scores.dim() - 1:
+        term.predictions, term.targets = scores, targets
+    term.mistakes.update(dict.fromkeys(_misplaced(before, direct=False), 1.0))
+    mistake = _BEFORE_CE.get(kind_of(term.behind))
+    if mistake is not None and dim is not None and shape:
+        term.mistakes[mistake] = _floor(mistake, shape[dim])
+    return term

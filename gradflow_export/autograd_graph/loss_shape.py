@@ -1,0 +1,208 @@
+"""Shapes and activations between the last layer and a loss: what was applied twice, mixed up or broadcast."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradflow_export.hooks.backward_listener import saved
+
+SHAPES = frozenset(
+    [
+        "Alias",
+        "AsStrided",
+        "Clone",
+        "Expand",
+        "Index",
+        "Permute",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Squeeze",
+        "T",
+        "ToCopy",
+        "Transpose",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+    ]
+)
+"""Nodes that show the same entries, or some of them, in another shape."""
+Node = Any
+MOST_ENTRIES = 65_536
+"""Outputs that are followed through a change of shape; more of them are taken on trust."""
+_STEPS = 16
+_RESHAPES = frozenset(("ReshapeAlias", "Squeeze", "UnsafeView", "Unsqueeze", "View"))
+_SAME = frozenset(("Alias", "Clone", "ToCopy"))
+_CHOICES = frozenset(("Index", "Select", "Slice"))
+_SQUASHING = frozenset(("Sigmoid", "Softmax"))
+_AROUND_LOGARITHMS = frozenset(("Add", "Clamp", "Log", "Neg", "Rsub", "Sub"))
+
+
+def kind_of(node: Node) -> str:
+    """Return what made a tensor, such as ``"Addmm"`` for ``AddmmBackward0``; empty where nothing did."""
+    return "" if node is None else str(node.name()).partition("Backward")[0]
+
+
+def below(node: Node, index: int = 0) -> Node:
+    """Return the node that an argument came from, ``None`` for one without a graph."""
+    return node.next_functions[index][0] if index < len(node.next_functions) else None
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    """Return the shape of what a node made; empty for a scalar and where it is not known."""
+    known = getattr(node, "_input_metadata", ())
+    return tuple(known[0].shape) if known else ()
+
+
+def adds_bias(node: Node) -> bool:
+    """Whether a sum is with a parameter that is a vector, as where a layer is given what is not contiguous."""
+    if kind_of(node) != "Add":
+        return False
+    variable = getattr(below(node, 1), "variable", None)
+    return variable is not None and variable.dim() == 1
+
+
+def dim_of(node: Node) -> int | None:
+    """Return the dimension that an operation runs along, counted from the first one."""
+    dim: int | None = getattr(node, "_saved_dim", None)
+    if dim is None:
+        return None
+    dim = _signed(dim)
+    return dim + len(shape_of(node)) if dim < 0 else dim
+
+
+def crossed(a: Tensor, b: Tensor) -> bool:
+    """Whether each of two tensors was repeated along a dimension in which the other one varies."""
+    if a.shape != b.shape or a.dim() < 2:
+        return False
+    repeated = [{d for d in range(t.dim()) if t.stride(d) == 0 and t.shape[d] > 1} for t in (a, b)]
+    return bool(repeated[0] - repeated[1]) and bool(repeated[1] - repeated[0])
+
+
+def argument(node: Node) -> Node:
+    """Return what a logarithm was taken of: the first node from here that is no logarithm, sum or limit."""
+    for _ in range(_STEPS):
+        if kind_of(node) not in _AROUND_LOGARITHMS and kind_of(node) not in _RESHAPES:
+            break
+        node = below(node) if below(node) is not None else below(node, 1)
+    return node
+
+
+def twice(node: Node) -> str | None:
+    """Return which activation stands directly before a softmax or sigmoid that gives probabilities.
+
+    Args:
+        node: What made the probabilities.
+
+    Returns:
+        ``"Softmax"`` or ``"Sigmoid"``; ``None`` where logits enter, or where this makes no probabilities.
+    """
+    if kind_of(node) not in _SQUASHING:
+        return None
+    source = below(node)
+    while kind_of(source) in _RESHAPES | _SAME | _CHOICES:
+        source = below(source)
+    return kind_of(source) if kind_of(source) in _SQUASHING else None
+
+
+def crossed_product(node: Node) -> tuple[Node, int] | None:
+    """Return whose outputs or logarithms, ``[n, 1]``, a product multiplies with ``n`` numbers without a graph.
+
+    Of such a product every row meets every number: ``t * p.log()`` or ``t * logits`` with targets ``[n]``.
+
+    Args:
+        node: A product.
+
+    Returns:
+        What made the probabilities, and ``n``; ``None`` for any other product.
+    """
+    graph, name = (below(node), "other") if below(node, 1) is None else (below(node, 1), "self")
+    if graph is None or (below(node) is not None and below(node, 1) is not None):
+        return None
+    if kind_of(graph) not in {"Addmm", "Linear", "Log", "Mm"}:  # what was made a column on purpose is left alone
+        return None
+    made, given, other = shape_of(node), shape_of(graph), saved(node, name)
+    if other is None or len(made) != 2 or made[0] != made[1] or made[0] < 3:
+        return None
+    return (argument(graph), made[0]) if given == (made[0], 1) and other.shape == (made[0],) else None
+
+
+def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:
+    """Whether a softmax runs along another dimension than the one a layer gives its classes in, the last.
+
+    Args:
+        softmax: Of a loss, or its logarithm.
+        dim: The dimension it runs over.
+        layers: Kinds of nodes that are layers.
+    """
+    shape, node = shape_of(softmax), below(softmax)
+    for _ in range(_STEPS):
+        if kind_of(node) in layers or adds_bias(node):
+            break
+        if kind_of(node) not in _RESHAPES | _SAME:
+            return False
+        node = below(node)
+    made = shape_of(node)
+    # Of a product of two activations either dimension may be the one to choose from.
+    if kind_of(node) in {"Bmm", "Convolution"} or len(shape) < 3 or len(made) < 2 or dim == len(shape) - 1:
+        return False
+    return shape[-1] == made[-1] > 1
+
+
+def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:
+    """Whether a softmax over classes runs over numbers of several samples or pixels instead.
+
+    ``view`` keeps the order in memory: ``[B, C, H, W]`` viewed as ``[B * H * W, C]`` puts C neighbouring pixels of one
+    class into a row. Followed are the positions that outputs of the last layer belong to. A softmax over positions on
+    purpose, as in the choice of a place, has another size than the layer has outputs.
+
+    Args:
+        node: What enters the softmax.
+        dim: The dimension it runs over.
+        layers: Kinds of nodes that are layers.
+    """
+    steps: list[Node] = []
+    while kind_of(node) not in layers:
+        if (
+            len(steps) == _STEPS
+            or not shape_of(node)
+            or kind_of(node) not in _RESHAPES | _SAME | {"Permute", "T", "Transpose"}
+        ):
+            return False
+        steps.append(node)
+        node = below(node)
+    shape = shape_of(node)
+    if (
+        kind_of(node) == "Bmm"
+        or len(shape) < 2
+        or math.prod(shape) > MOST_ENTRIES
+        or not any(kind_of(step) in _RESHAPES for step in steps)
+    ):
+        return False
+    axis = 1 if kind_of(node) == "Convolution" else len(shape) - 1
+    outside = [size for index, size in enumerate(shape) if index != axis]
+    positions = torch.arange(math.prod(outside)).view(outside).unsqueeze(axis).expand(shape)
+    for step in reversed(steps):
+        positions = _changed(positions, step)
+    if positions.dim() <= dim or positions.shape[dim] != shape[axis] or shape[axis] < 2:
+        return False
+    return bool((positions != positions.narrow(dim, 0, 1)).any())
+
+
+def _changed(tensor: Tensor, step: Node) -> Tensor:
+    kind = kind_of(step)
+    if kind in _RESHAPES:
+        return tensor.reshape(shape_of(step))
+    if kind == "Permute":
+        return tensor.permute([_signed(d) for d in step._saved_dims])  # noqa: SLF001 - what a node saved has no other name
+    if kind == "Transpose":
+        return tensor.transpose(_signed(step._saved_dim0), _signed(step._saved_dim1))  # noqa: SLF001 - the same
+    return tensor.t() if kind == "T" else tensor
+
+
+def _signed(dim: int) -> int:
+    return dim - 2**64 if dim >= 2**63 else dim

@@ -1,0 +1,265 @@
+"""What enters the model and the loss: a few rows of inputs, predictions and targets, and the structure around them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradflow_export.autograd_graph.handwritten_loss import forms_of
+from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layers_behind
+from gradflow_export.autograd_graph.loss_graph import Term, terms_of
+from gradflow_export.checks.batch_pool import Found, Remembered
+from gradflow_export.checks.redundant_layers import Pair, pairs_of
+from gradflow_export.checks.target_reader import by_hand, same_words
+from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.readings import Drained, Sample
+from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.catalog.mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
+from gradflow_export.records.catalog.mistakes import specs as mistake_specs
+
+ROWS = 256
+FEATURES = 256
+OUTPUTS = 64
+_ACTIVATIONS = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
+    nn.Tanh, nn.Hardswish, nn.Hardtanh,
+)  # fmt: skip
+PASSES = 4
+"""Backward passes of one step that are looked at; the micro-batches of an accumulated step are much alike."""
+
+
+class InputTap:
+    """On sampled steps reads the graph of each loss before its backward pass, and takes rows of what it holds.
+
+    Rows of inputs, predictions and targets are those of the same samples where that can be told by their number. They
+    are copied to the worker, which remembers some of them: see :class:`Remembered`.
+
+    Args:
+        model: Gives the model, or ``None`` when it is gone.
+        guard: Wraps what reads the graph.
+    """
+
+    instrument: ClassVar[str] = "inputs"
+    modules = 1
+
+    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
+        self._model, self._read = model, guard(self._look)
+        self.armed, self._passes = False, 0
+        self._out: Drained = []
+        self._remembered: dict[str, Remembered] = {}
+        self._inputs = Remembered()
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(each.name) for each in mistake_specs())
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack gives up everything it holds."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._remembered.clear)
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to look, or with ``on=False`` look no more."""
+        self.armed = on
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
+        self._out, self._passes = [], 0
+
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+        out = self._out
+        self.forget()
+        return out
+
+    def see(self, root: Tensor) -> None:
+        """Look at a loss that is about to be propagated back.
+
+        Args:
+            root: A scalar with a graph, of which nothing has been freed.
+        """
+        if self.armed and self._passes < PASSES:
+            self._read(root)
+
+    def _look(self, root: Tensor) -> None:
+        model = self._model()
+        if model is None:
+            return
+        self._passes += 1
+        modules = {site_name(name): module for name, module in model.named_modules()}
+        names = {
+            id(parameter): name for name, module in modules.items() for parameter in module.parameters(recurse=False)
+        }
+        states = {id(p) for m in modules.values() for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
+        with torch.no_grad():
+            terms, whole = terms_of(root)
+            terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
+            for term in terms:
+                layers = layers_behind(term.behind, names)
+                pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
+                layers.first = _entering(layers.first, states)
+                self._take(term, layers, pairs, whole=whole)
+
+    def _activations(self, layers: Layers) -> int:
+        """Return how many activation modules a model has; 0 where something may have come before the first layer."""
+        model = self._model()
+        named = [] if model is None else list(model.named_modules())
+        with_weights = [name for name, module in named if next(module.parameters(recurse=False), None) is not None]
+        if not layers.run or not with_weights or layers.run[0].name != site_name(with_weights[0]):
+            return 0
+        return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
+
+    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool) -> None:
+        """Copy rows of one term and of the widest input behind it."""
+        if not layers.last and layers.foreign:  # a loss of another network
+            return
+        written = by_hand(term) if term.predictions is None and term.kind in {"absolute", "squared"} else None
+        if written is not None:
+            term.predictions, term.targets = written
+        count, parts = _pair(term)
+        first = _widest(layers.first)
+        entered = None if first is None or first.entered is None else _rows_of(first.entered, count)
+        paired = entered is not None and (not parts or len(entered) == count)
+        found = Found(
+            kind=term.kind if parts else None,
+            logits=term.logits,
+            site=layers.last,
+            outputs=parts[0].shape[1] if parts else 0,
+            input_site="" if first is None else first.name,
+            normalised=first is not None and first.normalised,
+            reach=term.reach,
+            run=layers.run if layers.whole else (),
+            pairs=pairs,
+            bends=layers.bends or not layers.whole,
+            idle=0 if layers.bends else self._activations(layers),
+            tokens=first is not None and first.tokens,
+            own=layers.own and not layers.foreign and written is None,
+            whole=whole,
+            summed=term.summed,
+            count=count,
+            answers=whole and not layers.foreign and _answers(term),
+            mistakes=dict(term.mistakes),
+        )
+        memory = self._remembered.setdefault(layers.last, Remembered())
+        rows = None if entered is None else _thinned(entered)
+        if rows is not None and paired:
+            parts.insert(0, rows)
+            found = replace(found, inputs=rows.shape[1])
+        if not found.own:
+            found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
+        if parts or found.mistakes or len(found.run) > 1 or pairs:
+            values = torch.cat([part.to(torch.float32) for part in parts], dim=1) if parts else torch.zeros(1, 1)
+            self._out.append(Sample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found)))
+        if rows is not None and not paired and not found.tokens:
+            alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
+            values = rows.to(torch.float32).contiguous()
+            self._out.append(Sample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+        same = same_words(term, layers.first)
+        if same is not None:
+            self._out.append(Sample("target.copied", found.site, same.contiguous(), partial(memory.copied, found.site)))
+        if term.signs is not None:
+            labels = even_sample(local(term.signs), ROWS).to(torch.float32).contiguous()
+            self._out.append(Sample("loss.mistake", found.site, labels, memory.signed))
+        if term.difference is not None:
+            corner = term.difference.reshape(len(term.difference), -1)[:16, :16].to(torch.float64).contiguous()
+            self._out.append(Sample("loss.mistake", found.site, corner, partial(memory.crossed, len(term.difference))))
+
+
+def _pair(term: Term) -> tuple[int, list[Tensor]]:
+    """Return how many samples there are, and predictions and targets of some of them, a row each; none if not known."""
+    if term.predictions is None or term.targets is None or not term.predictions.numel():
+        return 0, []
+    predictions, targets = local(term.predictions), local(term.targets)
+    if term.kind == "classes":
+        return _classes(term, predictions, targets)
+    if predictions.shape != targets.shape:
+        return 0, []
+    columns = predictions.shape[-1] if term.kind == "soft" else -1
+    pair = [t.reshape(-1, columns) if columns > 0 else _rows_of(t) for t in (predictions, targets)]
+    stride = max(-(-pair[0].shape[1] // OUTPUTS), 1)
+    if term.kind == "soft" and stride > 1:  # of probabilities all are needed
+        return 0, []
+    return len(pair[0]), [_rows(t)[:, ::stride] for t in pair]
+
+
+def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:
+    if predictions.dim() < 2 or targets.numel() * predictions.shape[1] != predictions.numel():
+        return 0, []
+    scores, y = _rows(predictions.movedim(1, -1).reshape(-1, predictions.shape[1])), _rows(targets.reshape(-1))
+    index = y.clamp(0, scores.shape[1] - 1)
+    counts = y == index
+    if term.ignored is not None and 0 <= term.ignored < scores.shape[1]:
+        counts &= y != term.ignored
+    if RELU_BEFORE_CE in term.mistakes:
+        result = saved(term.behind, "result")
+        if result is None or result.device.type != "cpu" or result.shape != predictions.shape or result.dim() != 2:
+            del term.mistakes[RELU_BEFORE_CE]
+        else:
+            term.mistakes[RELU_BEFORE_CE] = float((_rows(result).gather(1, index[:, None]) == 0).double().mean())
+    # The function that training calls too: one that it does not brings in a quarter of a megabyte of torch's code.
+    picked = -functional.nll_loss(scores, index, reduction="none")
+    chosen = torch.where(counts, picked.to(torch.float32), math.nan)
+    return targets.numel(), [chosen[:, None], y[:, None]]
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return at most ``ROWS`` rows, always the same of so many: one of each part, for every second may be alike."""
+    count = len(tensor)
+    if count <= ROWS:
+        return tensor
+    part = torch.arange(ROWS, device=tensor.device)
+    begin, end = part * count // ROWS, (part + 1) * count // ROWS
+    # Which of its part is as good as drawn: multiples of the golden ratio, in 32 bits.
+    return tensor.index_select(0, begin + (part * 2654435769 % 2**32 >> 8) % (end - begin))
+
+
+def _thinned(entered: Tensor) -> Tensor:
+    """Return evenly spaced rows and features."""
+    return _rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
+
+
+def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
+    """Return a tensor as a row for each sample, of which there may be ``count`` one after the other."""
+    held = local(entered)
+    single = held.dim() == 1
+    if held.is_complex():  # two features: real and imaginary part
+        held = torch.view_as_real(held.resolve_conj())
+    if single and count and len(held) % count == 0:
+        return held.reshape(count, -1)
+    return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
+
+
+def _answers(term: Term) -> bool:
+    """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
+    return term.kind == "classes" or (term.targets is not None and term.targets.numel() == len(term.targets))
+
+
+def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
+    """Leave out what a first state of zeros enters, as in every recurrent layer, where anything else enters."""
+
+    def is_blank(entered: Tensor | None) -> bool:  # on a device nothing here waits for
+        return entered is not None and entered.device.type == "cpu" and not bool(entered.any())
+
+    return [layer for layer in first if layer.weight not in states and not is_blank(layer.entered)] or first
+
+
+def _widest(first: list[FirstLayer]) -> FirstLayer | None:
+    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
+    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
+    return chosen or (first[0] if first else None)

@@ -1,0 +1,289 @@
+"""What the worker remembers of inputs, predictions and targets, and what it reads off them (numpy alone)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.autograd_graph.layer_graph import Straight
+from gradflow_export.checks.redundant_layers import Pair
+from gradflow_export.metrics.constants import Kind, constant_loss, losses
+from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
+from gradflow_export.records.catalog.mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
+from gradflow_export.records.statistics import distinct, median
+
+Floats = npt.NDArray[np.float64]
+POOL = 1024
+"""Rows of targets and inputs that are remembered."""
+LEVEL = 0.8
+"""The tests of dependence are made only while the loss is above this share of the best constant's."""
+TESTED_EVERY = 3
+"""Readings between two tests."""
+SMALL = 1e-6
+LABELS = 32
+"""Fewest labels of a margin loss that are judged."""
+PER_CLASS = 12
+"""Least number of samples of a typical class with which a dependence shows."""
+SLIVER = 1e-3
+"""Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
+FEW = 16
+"""Fewest rows of which quartiles are taken."""
+BUCKETS = 64
+"""Words are counted by their number modulo this."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the columns of one sample are, and what the graph told beside them.
+
+    Attributes:
+        kind: The loss; ``None`` when there are no predictions and targets.
+        logits: Whether predictions of a binary loss are logits.
+        site: The last layer before the loss.
+        inputs: Columns of inputs, first of all.
+        outputs: Columns of predictions, then as many of targets.
+        input_site: The first layer.
+        normalised: Whether inputs are normalised in the model.
+        reach: What predictions cannot leave.
+        run: The longest row of layers without a non-linearity.
+        bends: Whether there is any non-linearity.
+        pairs: Layers directly behind each other that could be one.
+        idle: Activation modules of a model in whose graph there is none.
+        tokens: Whether inputs are numbers of words.
+        own: Whether a layer of the model makes the predictions, and no other network is involved.
+        whole: Whether all parts of the loss are known.
+        summed: Whether all entries of the loss are added up at once.
+        answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
+        count: Predictions of the whole batch.
+        mistakes: What the structure showed.
+    """
+
+    kind: Kind | None = None
+    logits: bool = False
+    site: str = ""
+    inputs: int = 0
+    outputs: int = 0
+    input_site: str = ""
+    normalised: bool = False
+    reach: tuple[float, float] = (-math.inf, math.inf)
+    run: tuple[Straight, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    bends: bool = True
+    idle: int = 0
+    tokens: bool = False
+    own: bool = False
+    whole: bool = False
+    summed: bool = False
+    answers: bool = False
+    count: int = 0
+    mistakes: dict[str, float] = field(default_factory=dict)
+
+
+class Remembered:
+    """The last rows of one loss; used on the worker thread only."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = deque()
+        self._count = self._total = self._readings = self._uniform = 0
+        self._shape: tuple[Any, ...] = ()
+        self._kinds: set[tuple[float, ...]] = set()
+        self._signs: list[Floats] = []
+
+    def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the readings of one sample.
+
+        Args:
+            found: What its columns are.
+            values: Shape: ``[rows, inputs + 2 * outputs]``.
+        """
+        rows = np.asarray(values, dtype=np.float64)
+        x = rows[:, : found.inputs]
+        out: dict[str, float] = {}
+        mistakes = dict(found.mistakes)
+        if found.kind is not None:
+            predictions, targets = np.split(rows[:, found.inputs :], 2, axis=1)
+            here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
+            if here.any():
+                self._add(found, x[here], targets[here])
+                mistakes.update(_values(found, x[here], targets[here]))
+                out.update(self._judge(found, predictions[here], targets[here]))
+        run = tuple(straight for straight in found.run if straight.plain or not found.bends)
+        length = row_length(run)
+        if not found.bends:
+            out["loss.affine_depth"] = float(length)
+            out["loss.idle_activations"] = float(found.idle)
+            out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
+        told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
+        if length > 1:
+            told["layer.row"] = {straight.name: float(length) for straight in run}
+        if found.pairs and found.bends:
+            told["layer.merged"] = {name: pair.width for pair in found.pairs for name in (pair.first, pair.second)}
+        if found.inputs and not found.tokens:
+            stats = _statistics(x)
+            told.update({metric: {found.input_site: value} for metric, value in stats.items()})
+            told["input.normalised"] = {found.input_site: float(found.normalised)}
+        if mistakes:
+            told["loss.mistake"] = mistakes
+        return told
+
+    def crossed(self, size: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return whether a matrix of differences is that of two vectors, each repeated along the other.
+
+        Args:
+            size: Rows of the whole matrix.
+            values: A corner of it. Shape: ``[<= 16, <= 16]``.
+        """
+        d = np.asarray(values, dtype=np.float64)
+        if min(d.shape) < 2 or not np.isfinite(d).all():
+            return {}
+        rest = d - d[:1] - d[:, :1] + d[0, 0]
+        spread = min(d.std(axis=0).max(), d.std(axis=1).max())
+        crossed = spread > 0 and np.abs(rest).max() <= 1e-4 * np.abs(d).max()
+        return {"loss.mistake": {BROADCAST: float(size)}} if crossed else {}
+
+    def copied(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the share of targets that are the words given at their own places.
+
+        Args:
+            site: Of the loss.
+            values: 1 where one is, 0 where not, NaN where it does not count.
+        """
+        told = np.asarray(values, dtype=np.float64)
+        told = told[np.isfinite(told)]
+        return {"target.copied": {site: float(told.mean())}} if len(told) else {}
+
+    def signed(self, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the share of zeros among labels of a margin loss where these are 0 and one other number alone.
+
+        Args:
+            values: Labels of one batch.
+        """
+        self._signs = [*self._signs[-15:], np.asarray(values, dtype=np.float64).reshape(-1)]
+        labels = np.concatenate(self._signs)
+        if len(labels) < LABELS or set(distinct(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
+            return {}
+        return {"loss.mistake": {UNSIGNED: float((labels == 0).mean())}}
+
+    def _add(self, found: Found, x: Floats, targets: Floats) -> None:
+        shape = (found.kind, found.inputs, found.outputs)
+        if shape != self._shape:
+            self._rows.clear()
+            self._count, self._shape = 0, shape
+        if len(self._kinds) < 2:
+            # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
+            self._kinds.update(tuple(map(float, row)) for row in distinct(targets, axis=0)[:2])
+        self._rows.append((x.astype(np.float32), targets.astype(np.float32)))  # as they came
+        self._count += len(targets)
+        self._total += len(targets)
+        self._readings += 1
+        self._uniform += bool(len(targets) > 1 and (targets == targets[:1]).all())
+        while len(self._rows) > 1 and self._count - len(self._rows[0][1]) >= POOL:
+            self._count -= len(self._rows.popleft()[1])
+
+    def _judge(self, found: Found, predictions: Floats, targets: Floats) -> dict[str, float]:
+        kind = found.kind
+        if kind is None:
+            return {}
+        y = np.concatenate([targets for _, targets in self._rows]).astype(np.float64)
+        if found.logits:
+            predictions = 1.0 / (1.0 + np.exp(-np.clip(predictions, -60.0, 60.0)))
+        constant = constant_loss(kind, y)
+        mean = float(losses(kind, predictions, targets).mean())
+        out = {
+            "loss.constant": constant,
+            "loss.known": float(found.whole),
+            "loss.choice": float(kind == "classes"),
+            "loss.samples": float(found.count),
+            "loss.supervised": float(found.answers),
+            "target.rows": float(self._total),
+            "target.uniform_share": self._uniform / self._readings,
+        }
+        if found.own:
+            out["target.distinct"] = float(max(len(distinct(y, axis=0)), len(self._kinds)))
+        if constant > 0:
+            out["loss.over_constant"] = mean / constant
+        if kind in {"squared", "absolute", "huber"}:
+            size = float(np.sqrt(np.square(targets).mean()))
+            out["target.rms"] = size
+            if size > 0:
+                out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
+        # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
+        due = found.inputs and self._readings % TESTED_EVERY == 0
+        if due and constant > 0 and (mean > LEVEL * constant or not found.bends):
+            out.update(self._dependence(found))
+        return out
+
+    def _dependence(self, found: Found) -> dict[str, float]:
+        rows = [pair for x, targets in self._rows for pair in zip(x, targets, strict=True)]
+        known: dict[int, int] = {}
+        for index, (row, _) in enumerate(rows):
+            known.setdefault(hash((row + 0.0).tobytes()), index)  # -0.0 is 0.0
+        # Drawn, always alike: every second row may be of one class.
+        chosen = np.sort(np.random.default_rng(0).permutation([*known.values()])[:MOST_ROWS])
+        x, y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
+        if found.kind == "classes" and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
+            return {}  # too few of each class to tell anything by
+        if not np.isfinite(x).all():
+            return {}
+        if found.kind == "classes":
+            y = (y == distinct(y)[None, :64]).astype(np.float64)
+        z = dependence_on_tokens(x, y, BUCKETS) if found.tokens else any_dependence(x, y)
+        out = {"target.dependence": z, "target.tested": float(len(x))}
+        if not (found.bends or found.tokens):
+            out["loss.unbent"] = unbent(x, y)
+        return out
+
+
+def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
+    """Return the mistakes that only the numbers show."""
+    if found.kind == "soft" and found.summed and found.own:
+        # One that says which words a text has, of these words themselves, counts each on purpose.
+        labels = ((targets == 0) | (targets == 1)).all() and not (x.shape == targets.shape and (x == targets).all())
+        several = float((targets.sum(axis=1) >= 2).mean())
+        return {MANY_LABELS: several} if labels and several > 0 else {}
+    if found.kind == "binary":
+        outside = float(((targets < -SMALL) | (targets > 1.0 + SMALL)).mean())
+        return {TARGETS_NO_SHARE: outside} if outside > 0 else {}
+    if found.kind not in {"squared", "absolute", "huber"}:
+        return {}
+    low, high = found.reach
+    beyond = np.maximum(low - targets, 0.0) + np.maximum(targets - high, 0.0)
+    size = float(targets.var()) or float(np.square(targets).mean())
+    share = float(np.square(beyond).mean()) / size if size > 0 else 0.0
+    return {OUT_OF_REACH: share} if share > 0 else {}
+
+
+def row_length(run: tuple[Straight, ...]) -> int:
+    """Return how many layers stand in a row without need, 1 where each narrows what the next one widens.
+
+    Such a factorisation of low rank is made on purpose; any other hidden layer adds nothing to a single one.
+    """
+    idle = any(a.outputs >= min(a.inputs, b.outputs) for a, b in itertools.pairwise(run))
+    return len(run) if idle else min(len(run), 1)
+
+
+def _statistics(x: Floats) -> dict[str, float]:
+    finite = x[np.isfinite(x).all(axis=1)]
+    if not len(finite):
+        return {}
+    sizes = np.sqrt(np.square(finite).mean(axis=0))
+    used = sizes[sizes > 0]
+    ordered, n = np.sort(finite, axis=0), len(finite)
+    middle = ordered[(3 * n) // 4] - ordered[n // 4]
+    squeezed = (middle > 0) & (middle < SLIVER * finite.std())
+    return {
+        "input.rms": float(np.sqrt(np.square(finite).mean())),
+        "input.mean": float(finite.mean()),
+        "input.std": float(finite.std()),
+        "input.max": float(np.abs(finite).max()),
+        "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
+        "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
+        "input.whole_share": float((finite == np.round(finite)).mean()),
+        "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
+    }

@@ -1,0 +1,393 @@
+"""Which parameters are connected: to a gradient, to an optimizer, to the model at all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
+from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.step_record import RUN_SITE
+
+LOOKS = 8
+"""Armed steps in which calls of modules are looked at."""
+FROZEN_ENTRIES = 2**16
+"""Entries of a frozen weight that are looked at; of more an even sample."""
+HIDDEN = 256
+"""Tensors outside ``model.parameters()`` that are followed at most."""
+ENTRIES = 256
+"""Entries of a plain container that are looked into."""
+SEARCHES = (5, 10)
+"""Armed steps at which optimizers that have not stepped are searched for, where a gradient has no optimizer."""
+
+LASTING = 4
+"""Looks at which a tensor that was made from another one must be the same, so that it is no output that was kept."""
+STEPS_BACK = 4
+"""Nodes of a graph between such a tensor and the one it was made from, at most."""
+
+_OWN = frozenset(vars(nn.Module()))
+
+
+class WiringTap:
+    """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry.
+
+    Args:
+        model: The unwrapped model; only weak references to what is found in it are kept.
+        calls: Whether calls of modules can be seen.
+        code: Knows whether the model turned out to be compiled, where they cannot.
+        guard: Wraps the hooks that see calls.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(
+        self, model: nn.Module, *, calls: bool = True, code: CompiledCode | None = None, guard: Guard = unguarded
+    ) -> None:
+        self._model, self._code = weakref.ref(model), code
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._calls = Calls(self._model, guard=guard) if calls else None
+        self._hidden: dict[str, Slot | None] = {}
+        self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
+        self._armed = False
+        self._steps = 0
+        self._codes: dict[str, int] = {}
+        self._hidden_codes: dict[str, int] = {}
+        self._orphans = 0
+        self._frozen: Drained = []
+
+    @property
+    def modules(self) -> int:
+        """It reads descriptions, which cost no more for many modules than a step does."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        parameters = ("parameter.wiring", "parameter.hidden", "parameter.frozen_size", "wiring.orphans")
+        layers = ("layer.taken_steps", "layer.taken_sequences", "layer.cell_calls")
+        return tuple(map(spec, (*parameters, *layers)))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._hidden.clear)
+        stack.callback(self._made.clear)
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, or with ``on=False`` read no more."""
+        self._armed = on
+        self.forget()  # a record begins; what several optimizers of one record showed is joined until then
+        compiled = self._code is not None and self._code.found
+        if self._calls is not None:
+            self._calls.arm(on=on and self._steps < LOOKS and not compiled)
+        if compiled:  # what was seen of its calls, from outside, is not what was called
+            self._calls = None
+
+    def noticed(self, optimizer: Optimizer) -> None:
+        """Take notice of an optimizer that steps and owns no parameter of the model."""
+        self._optimizers.add(optimizer)
+
+    def before(self, step: OptimizerStep) -> None:
+        """Read the connections just before an optimizer uses them."""
+        if isinstance(step.optimizer, Optimizer):
+            self._optimizers.add(step.optimizer)
+        model = self._model()
+        if not self._armed or model is None:
+            return
+        self._steps += 1
+        if self._steps <= LOOKS:
+            self._search_hidden(model)
+        owned = _ids(self._optimizers)
+        if not isinstance(step.optimizer, Optimizer):
+            owned |= {id(p): False for p in step.owned.parameters}
+        names = names_of(model)
+        parameters = list(model.parameters())
+        self._search_waiting(parameters, owned)
+        waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
+        if self._steps == LOOKS:
+            self._frozen = _frozen_sizes([(names[id(p)][1], p) for p in parameters])
+        for parameter in parameters:
+            name = names[id(parameter)][1]
+            code = _code(parameter, owned, waiting) | Wiring.STEPPED * (id(parameter) in mine)
+            self._codes[name] = self._codes.get(name, 0) | code
+        outside = dict(_kept_outside(model)) if self._hidden else {}
+        for path, slot in self._hidden.items():
+            held = outside.get(path) if slot is None else slot()
+            tensor = None if held is None else source_of(held)
+            if tensor is not None and id(tensor) not in names:
+                self._hidden_codes[path] = self._hidden_codes.get(path, 0) | _code(tensor, owned, waiting)
+        made = set() if self._calls is None else self._calls.made()
+        anew = int(Wiring.MADE | Wiring.TRAINABLE | Wiring.GRADIENT)
+        self._hidden_codes.update(dict.fromkeys(made, anew))
+        self._orphans += _orphans(step.optimizer, parameters, owned)
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read nothing: what connects was read before the step."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Keep what was read: a skipped step changes no connection."""
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call."""
+        if not self._codes:
+            return []
+        calls = {} if self._calls is None else self._calls.codes()
+        codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
+        out: Drained = [_pending("parameter.wiring", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
+        taken = {} if self._calls is None else self._calls.taken()
+        if taken:
+            out.append(_pending("layer.taken_steps", {name: steps for name, (steps, _) in taken.items()}))
+            out.append(_pending("layer.taken_sequences", {name: count for name, (_, count) in taken.items()}))
+        cells = {} if self._calls is None else self._calls.cells()
+        if cells:
+            out.append(_pending("layer.cell_calls", cells))
+        if self._hidden_codes:
+            out.append(_pending("parameter.hidden", self._hidden_codes))
+        out += self._frozen
+        self._frozen = []
+        return out
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self._codes, self._hidden_codes, self._orphans, self._frozen = {}, {}, 0, []
+
+    def _search_hidden(self, model: nn.Module) -> None:
+        known = {id(p) for p in model.parameters()}
+        called = () if self._calls is None else self._calls.strangers()
+        outside = ((path, None, tensor) for path, tensor in _kept_outside(model))
+        for path, slot, tensor in (*outside, *called):
+            if id(tensor) in known or len(self._hidden) >= HIDDEN:
+                continue
+            if tensor.is_leaf or self._lasts(path, tensor):
+                known.add(id(tensor))
+                self._hidden.setdefault(path, slot)
+
+    def _lasts(self, path: str, tensor: Tensor) -> bool:
+        """Whether a tensor with a graph has been the same for several looks."""
+        reference, looks = self._made.get(path, (None, 0))
+        same = reference is not None and reference() is tensor
+        self._made[path] = (weakref.ref(tensor), looks + 1 if same else 1)
+        return self._made[path][1] >= LASTING
+
+    def _search_waiting(self, parameters: Iterable[Tensor], owned: dict[int, bool]) -> None:
+        """Find optimizers that were made and have not stepped yet: another player's, or one that was forgotten."""
+        if self._steps not in SEARCHES:
+            return
+        loose = {id(p) for p in parameters if p.requires_grad and p.grad is not None and id(p) not in owned}
+        if loose:
+            # By type: asking an object for its class may run code of its owner.
+            made = [o for o in gc.get_objects() if Optimizer in type(o).__mro__]
+            found = [optimizer for optimizer in made if not loose.isdisjoint(_ids([optimizer]))]
+            self._waiting.update(found)
+
+
+class Calls:
+    """Sees which modules are called while the model's own forward pass runs, while armed.
+
+    Args:
+        model: Returns the model.
+        guard: Wraps the hooks.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
+        self._model = model
+        self._enter, self._leave = guard(self._entered), guard(self._left)
+        self._armed: contextlib.ExitStack | None = None
+        self._depth = self._thread = 0
+        self._seen = WeakIdKeyDictionary()  # by identity: a module's own == may return a tensor
+        self._names: dict[int, str] = {}
+        self._codes: dict[str, int] = {}
+        self._stack: list[int] = []
+        self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._looked = False
+        self._taken: dict[str, tuple[int, int]] = {}
+        self._cells: Counter[str] = Counter()
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        if on and self._armed is None:
+            with contextlib.ExitStack() as stack:
+                stack.callback(register_module_forward_pre_hook(self._enter).remove)
+                stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+                self._armed = stack.pop_all()
+        elif not on and self._armed is not None:
+            self._armed.close()
+            self._armed = None
+
+    def codes(self) -> dict[str, int]:
+        """Return by name of module whether it was called; empty before the model's own forward pass was seen."""
+        model = self._model()
+        if model is None or not self._looked:
+            return {}
+        if self._armed is None and self._codes:  # nothing more is looked at
+            return self._codes
+        called, not_called = int(Wiring.CALLED), int(Wiring.UNCALLED)
+        self._codes = {site_name(name): called if m in self._seen else not_called for name, m in model.named_modules()}
+        return self._codes
+
+    def strangers(self) -> Iterator[tuple[str, Slot, Tensor]]:
+        """Yield the parameters of modules that were called and are no part of the model: a name, the place, itself."""
+        model = self._model()
+        members = set() if model is None else {id(m) for m in model.modules()}
+        for module in list(self._seen.keys()):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if id(module) not in members:
+                names = {id(p): f"{type(module).__name__} (called).{name}" for name, p in module.named_parameters()}
+                yield from ((names[id(p)], slot, p) for slot, p in slots(module))
+
+    def made(self) -> set[str]:
+        """Return where modules with weights were called that are gone already; they were made for that call."""
+        strange, self._strange = self._strange, []
+        return {path for path, reference in strange if reference() is None}
+
+    def taken(self) -> dict[str, tuple[int, int]]:
+        """Return the steps and sequences that each layer with ``batch_first`` took its latest input for."""
+        taken, self._taken = self._taken, {}
+        return taken
+
+    def cells(self) -> dict[str, int]:
+        """Return how often each recurrent cell was called since this was asked last."""
+        cells, self._cells = dict(self._cells), Counter()
+        return cells
+
+    def _entered(self, module: nn.Module, given: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        model = self._model()
+        if module is model:
+            self._depth, self._looked, self._thread = 1, True, threading.get_ident()
+            self._stack.clear()
+            self._names = {id(member): site_name(name) for name, member in model.named_modules()}
+        if not self._depth or threading.get_ident() != self._thread:
+            return  # nothing is called by this model, or by another thread, whose gradients must not be looked at
+        self._seen[module] = True
+        ordered, first = getattr(module, "batch_first", None), given[0] if given else None
+        if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
+            sizes = (first.shape[0], first.shape[1])
+            self._taken[self._names[id(module)]] = sizes[::-1] if ordered else sizes
+        if isinstance(module, nn.RNNCellBase) and id(module) in self._names:
+            self._cells[self._names[id(module)]] += 1
+        self._stack.append(id(module))
+        if id(module) not in self._names and any(p.requires_grad for p in module.parameters()):
+            holder = next((self._names[key] for key in reversed(self._stack) if key in self._names), "")
+            path = f"{holder}.{type(module).__name__}".lstrip(".")
+            self._strange.append((path, weakref.ref(module)))
+
+    def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._depth or threading.get_ident() != self._thread:
+            return
+        while self._stack and self._stack.pop() != id(module):
+            pass
+        if module is self._model():
+            self._depth = 0
+
+
+def _kept_outside(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the trainable tensors that modules keep in plain attributes, lists and dicts, with a path as name."""
+    for name, module in model.named_modules():
+        for key, value in list(vars(module).items()):
+            if key not in _OWN:
+                yield from _inside(f"{site_name(name)}.{key}".lstrip("."), value, 2)
+
+
+def _inside(path: str, value: object, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, nn.Module):
+        yield from ((f"{path}.{name}", p) for name, p in value.named_parameters() if p.requires_grad)
+    elif isinstance(value, Tensor):
+        if source_of(value) is not None:
+            yield path, value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        entries = list(value.items() if isinstance(value, dict) else enumerate(value))
+        for key, entry in entries[:ENTRIES]:
+            yield from _inside(f"{path}[{key!r}]", entry, depth - 1)
+
+
+def source_of(tensor: Tensor) -> Tensor | None:
+    """Return the trainable tensor that gets the gradient of this one: itself, or the only one it was made from."""
+    if not tensor.requires_grad:
+        return None
+    node: Any = tensor.grad_fn
+    for _ in range(STEPS_BACK if node is not None else 0):
+        behind = [source for source, _ in node.next_functions if source is not None]
+        if len(behind) != 1:
+            return None
+        node = behind[0]
+        source = getattr(node, "variable", None)
+        if isinstance(source, Tensor):
+            return source
+    return tensor if tensor.is_leaf else None
+
+
+def _ids(optimizers: Iterable[Optimizer]) -> dict[int, bool]:
+    """Return by ``id`` of each tensor that optimizers own whether its learning rate is 0 in all of them."""
+    out: dict[int, bool] = {}
+    for optimizer in list(optimizers):
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            host = not isinstance(rate, Tensor) or rate.device.type == "cpu"
+            zero = rate is not None and host and float(rate) == 0.0
+            for parameter in group["params"]:
+                out[id(parameter)] = out.get(id(parameter), True) and zero
+    return out
+
+
+def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> int:
+    here = id(tensor)
+    return (
+        Wiring.TRAINABLE * tensor.requires_grad
+        | Wiring.OWNED * (here in owned)
+        | Wiring.GRADIENT * (tensor.grad is not None)
+        | Wiring.ZERO_RATE * owned.get(here, False)
+        | Wiring.WAITING * (here in waiting)
+    )
+
+
+def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:
+    """Return the largest entry of each frozen matrix, as it will be when it is packed."""
+    frozen = [
+        (name, p)
+        for name, p in named
+        if not p.requires_grad and p.dim() > 1 and p.numel() and p.is_floating_point() and not hasattr(p, "placements")
+    ][:HIDDEN]
+    if not frozen:
+        return []
+    with torch.no_grad():
+        sizes = [even_sample(p, FROZEN_ENTRIES).abs().amax().double() for _, p in frozen]
+        told = torch.stack([size.to(sizes[0].device) for size in sizes])
+    return [Pending("parameter.frozen_size", tuple(name for name, _ in frozen), told)]
+
+
+def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, bool]) -> int:
+    """Return how many tensors of an optimizer have no gradient, left the model, and would fit a parameter left out."""
+    groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
+    members = {id(p) for p in parameters}
+    gone = Counter(p.shape for g in groups for p in g["params"] if id(p) not in members and p.grad is None)
+    if not gone:
+        return 0
+    left_out = Counter(p.shape for p in parameters if p.requires_grad and id(p) not in owned)
+    return sum((gone & left_out).values())
+
+
+def _pending(metric: str, values: dict[str, int]) -> Pending:
+    return Pending(metric, tuple(values), torch.tensor(list(values.values()), dtype=torch.float32))

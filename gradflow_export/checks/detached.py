@@ -1,0 +1,200 @@
+"""Finds layers that are given what carries no gradient, though it was computed from layers that train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
+from gradflow_export.autograd_graph.loss_shape import below, kind_of
+from gradflow_export.checks.leakage import MOST_NODES, Graph
+from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.hooks.function_spy import Spy
+from gradflow_export.metrics.arrays.local import local
+
+MOST_DRAWS = 32
+"""Draws of one step that are remembered."""
+FLAT = frozenset(("Ceil", "Floor", "Heaviside", "Normal", "Round", "Sign", "Trunc"))
+"""Nodes whose gradient is 0 everywhere: steps, and draws that are no ``rsample``."""
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+class Draws:
+    """Remembers what was drawn by ``sample()`` from distributions that could be differentiated, while it is installed.
+
+    A draw whose ``log_prob`` is asked for is one of a score function, and forgotten.
+    """
+
+    def __init__(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+        self._made: list[tuple[Tensor, list[Node]]] = []
+        self._asked: set[int] = set()
+        self._stack: ExitStack | None = None
+        self._drew, self._ask = guard(self._sampled), guard(self._judged)
+
+    def install(self) -> None:
+        """Begin to see draws."""
+        if self._stack is not None:
+            return
+        with ExitStack() as stack:
+            for kind in [Distribution, *(getattr(distributions, name) for name in distributions.__all__)]:
+                if not (isinstance(kind, type) and issubclass(kind, Distribution)):
+                    continue
+                for name, see in (("sample", self._drew), ("log_prob", self._ask)):
+                    if name in vars(kind):
+                        spy = Spy(kind, name, see, result=True)
+                        spy.install()
+                        stack.callback(spy.remove)
+            self._stack = stack.pop_all()
+
+    def remove(self) -> None:
+        """Put every method back, and forget what was drawn."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was drawn."""
+        self._made, self._asked = [], set()
+
+    def behind(self, entered: Tensor) -> list[Node]:
+        """Return what made the parameters of the distribution that gave what entered a layer, or some of its features.
+
+        Args:
+            entered: What the layer saved.
+        """
+        made = (nodes for draw, nodes in self._made if draw.data_ptr() not in self._asked and _holds(entered, draw))
+        return next(made, [])
+
+    def _sampled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        drawn, source = kwargs["result"], args[0]
+        if not (isinstance(drawn, Tensor) and source.has_rsample) or drawn.requires_grad or not drawn.numel():
+            return
+        nodes = _made_by(source)
+        if len(self._made) < MOST_DRAWS and nodes:
+            self._made.append((local(drawn), nodes))
+
+    def _judged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = args[1] if len(args) > 1 else kwargs.get("value")
+        if isinstance(value, Tensor):
+            self._asked.add(local(value).data_ptr())
+
+
+def _made_by(source: Distribution) -> list[Node]:
+    """Return what made the parameters of a distribution, as far as they have a graph."""
+    base = getattr(source, "base_dist", None)
+    inner = _made_by(base) if isinstance(base, Distribution) else []
+    held = [value for value in vars(source).values() if isinstance(value, Tensor)]
+    return inner + [value.grad_fn for value in held if value.grad_fn is not None]
+
+
+def _holds(entered: Tensor, draw: Tensor) -> bool:
+    """Whether these are the same memory, or, where nothing waits for a device, the same numbers beside others."""
+    if entered.data_ptr() == draw.data_ptr():
+        return True
+    if entered.device.type != "cpu" or draw.device.type != "cpu" or entered.dim() < 2 or draw.dim() < 2:
+        return False
+    a, b = entered.reshape(-1, entered.shape[-1]), draw.reshape(-1, draw.shape[-1])
+    if len(a) != len(b) or not 0 < b.shape[1] < a.shape[1] or a.dtype != b.dtype:
+        return False
+    return torch.equal(a[:, : b.shape[1]], b) or torch.equal(a[:, -b.shape[1] :], b)
+
+
+def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, float]:
+    """Return the layers that make what passes no gradient on to them, and with 2 those that are given it.
+
+    Args:
+        graph: All that is behind a loss.
+        names: Names of modules by the ``id`` of their parameters.
+        draws: What was drawn in this step.
+    """
+    layers = {node: name for node in graph.nodes if (name := owner_of(node, names)) is not None}
+    flat = any(kind_of(node) in FLAT for node in graph.nodes)
+    makers, takers, members = dict[str, float](), dict[str, float](), set(layers.values())
+    for node, name in layers.items():
+        attribute, data, _ = LAYERS[kind_of(node)]
+        entered = saved(node, attribute) if below(node, data) is None else None
+        steps = draws.behind(entered) if entered is not None else []
+        if flat and below(node, data) is not None:
+            steps = _steps_before(graph, node, below(node, data), layers)
+        nearest = _nearest(steps, names)
+        # The loss has another part that they train by, and nowhere does a gradient go from this layer to them.
+        if nearest and set(nearest) <= members and not _leads(layers, name, nearest):
+            makers.update(dict.fromkeys(nearest, 1.0))
+            takers[name] = 2.0
+    return {**makers, **{name: value for name, value in takers.items() if name not in makers}}
+
+
+def _leads(layers: Mapping[Node, str], taker: str, makers: list[str]) -> bool:
+    """Whether elsewhere a gradient does go from a layer to one of those that made what it is given here."""
+    behind = _below({node for node, name in layers.items() if name == taker}, stop=FLAT)
+    return any(layers.get(node) in makers for node in behind)
+
+
+def _steps_before(graph: Graph, layer: Node, source: Node, layers: Mapping[Node, str]) -> list[Node]:
+    """Return the steps behind which all layers before a layer lie, where nothing but such layers takes them."""
+    steps, passed = set[Node](), set[Node]()
+    waiting = [source]
+    while waiting:
+        here = waiting.pop()
+        if here in passed or here in steps:
+            continue
+        if kind_of(here) in FLAT:
+            steps.add(here)
+            continue
+        passed.add(here)
+        if here in layers:
+            return []
+        waiting += [node for node, _ in here.next_functions if node is not None]
+    before = {layers[node] for node in _below(steps) if node in layers}
+    # Also with a loss of its own, as where a score is computed by hand, or with the same weights again.
+    others = [taker for step in steps for taker in graph.takers.get(step, ()) if taker not in passed]
+    above = {layers[node] for node in graph.above([layer]) if node in layers}
+    alone = all(taker in layers for taker in others) and before.isdisjoint({*above, layers[layer]})
+    return [node for step in steps for node, _ in step.next_functions if node is not None] if alone else []
+
+
+def _below(nodes: set[Node], stop: frozenset[str] = frozenset()) -> set[Node]:
+    seen, waiting = set(nodes), list(nodes)
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in seen and kind_of(node) not in stop:
+                seen.add(node)
+                waiting.append(node)
+    return seen
+
+
+def _nearest(nodes: list[Node], names: Mapping[int, str]) -> list[str]:
+    """Return the layers that stand nearest behind some nodes, each once."""
+    found, seen, waiting = dict[str, None](), set(nodes), list(nodes)
+    while waiting and len(seen) < MOST_NODES:
+        here = waiting.pop(0)
+        name = owner_of(here, names)
+        if name is not None:
+            found[name] = None
+            continue
+        for node, _ in here.next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return list(found)
+
+
+def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
+    """Return the module whose weight a layer's node multiplies, ``None`` where it is no layer of the model.
+
+    Args:
+        node: A node of the graph.
+        names: Names of modules by the ``id`` of their parameters.
+    """
+    if kind_of(node) not in LAYERS:
+        return None
+    here = below(node, LAYERS[kind_of(node)][2])
+    while kind_of(here) in {"T", "ToCopy", "Transpose", "Unsqueeze", "View"}:
+        here = below(here)
+    return names.get(id(getattr(here, "variable", None))) if kind_of(here) == _LEAF else None

@@ -1,0 +1,130 @@
+"""Finds activations whose result is thrown away: ``F.relu(x)`` as a line of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradflow_export.autograd_graph.layer_graph import NORMALISATIONS
+from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
+from gradflow_export.autograd_graph.loss_shape import below, kind_of
+from gradflow_export.checks.detached import owner_of
+from gradflow_export.checks.leakage import Graph
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.discover import is_compiled
+from gradflow_export.hooks.forward_trace import ForwardPasses
+from gradflow_export.hooks.function_spy import Spy
+from gradflow_export.hooks.guards import Guard, unguarded
+
+MOST_CALLS = 64
+"""Calls of one step that are remembered."""
+_SHAPES = ("Alias", "Clone", "Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "ToCopy", "Transpose", "UnsafeView")
+_STRAIGHT = NORMALISATIONS | frozenset((*_SHAPES, "AvgPool2D", "NativeDropout", "Unsqueeze", "View"))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One module of the model."""
+
+    module: weakref.ref[nn.Module]
+
+
+class Activations:
+    """Remembers calls of activations in the model's forward passes: what went in, and whether the result still lives.
+
+    Args:
+        model: The unwrapped model; only weak references to its modules are kept.
+        code: Knows whether the model turned out to be compiled.
+        guard: Wraps what sees the calls.
+    """
+
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+        modules = list(model.modules())
+        plain = not any(map(is_compiled, modules)) and not (code is not None and code.found)
+        members = {id(module): _Known(weakref.ref(module)) for module in modules} if plain else {}
+        self._passes: ForwardPasses[_Known] = ForwardPasses(members, code=code)
+        self._see = guard(self._called)
+        self._calls: list[tuple[Node, Node, weakref.ref[Tensor]]] = []
+        self._used: set[Node] = set()
+        self._between: dict[Node, str] = {}
+
+    def attach(self) -> ExitStack:
+        """Begin; closing the returned stack puts every function back."""
+        owners = ((torch, "relu"), (torch, "tanh"), (Tensor, "relu"), (Tensor, "tanh"))
+        names = ((functional, name) for name in ("elu", "gelu", "leaky_relu", "mish", "selu", "silu"))
+        spies = [Spy(owner, name, self._see, result=True) for owner, name in (*owners, *names)]
+        return self._passes.attach(spies)
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        self._passes.arm(on=on)
+
+    def forget(self) -> None:
+        """Forget what was seen in this step."""
+        self._calls, self._used, self._between = [], set(), {}
+
+    def read(self, graph: Graph, names: Mapping[int, str]) -> None:
+        """Take in one of the losses of a step.
+
+        Args:
+            graph: All that is behind it.
+            names: Names of modules by the ``id`` of their parameters.
+        """
+        members = set(graph.nodes)
+        for source, result, _ in self._calls:
+            if result in members:
+                self._used.add(result)
+            elif source in members:
+                name = _between(graph, source, names)
+                if name is None:
+                    self._used.add(result)
+                else:
+                    self._between[source] = name
+
+    def discarded(self) -> list[str]:
+        """Return the layers that go straight on to another one, beside an activation of which nothing is left."""
+        lost = dict[str, None]()
+        for source, result, reference in self._calls:
+            if source in self._between and result not in self._used and reference() is None:
+                lost[self._between[source]] = None
+        return list(lost)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given, result = args[0] if args else kwargs.get("input"), kwargs["result"]
+        if not (isinstance(given, Tensor) and isinstance(result, Tensor)) or given is result:
+            return
+        if given.grad_fn is not None and result.grad_fn is not None and len(self._calls) < MOST_CALLS:
+            self._calls.append((given.grad_fn, result.grad_fn, weakref.ref(result)))
+
+
+def _between(graph: Graph, source: Node, names: Mapping[int, str]) -> str | None:
+    """Return the layer that made what entered an activation, where it goes on to layers with nothing in between."""
+    here = source
+    while owner_of(here, names) is None and _is_straight(here):
+        here = next((node for node, _ in here.next_functions if node is not None), None)
+    name = owner_of(here, names)
+    waiting, seen = [source], {source}
+    while waiting and name is not None:
+        for taker in graph.takers.get(waiting.pop(), ()):
+            if owner_of(taker, names) is not None or taker in seen:
+                continue
+            if not _is_straight(taker):
+                return None
+            seen.add(taker)
+            waiting.append(taker)
+    return name
+
+
+def _is_straight(node: Node) -> bool:
+    """Whether a step bends nothing and mixes in nothing else: also a mask of dropout, or a graph's neighbours."""
+    kind = kind_of(node)
+    if kind in LAYERS:
+        return below(node, LAYERS[kind][1]) is None or below(node, LAYERS[kind][2]) is None
+    return kind in _STRAIGHT or (kind in {"Div", "Mul"} and (below(node) is None or below(node, 1) is None))

@@ -1,0 +1,292 @@
+"""How the weights begin: their gain, and whether the units of a layer are copies of each other."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.parameter_slots import Slot
+from gradflow_export.hooks.readings import Drained, Pending, Sample
+from gradflow_export.metrics.arrays.local import local, shards
+from gradflow_export.metrics.arrays.norms import l2_norms
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+
+LATER = 8
+"""Armed step at which rows are compared once more."""
+MATRICES = 256
+"""Weights that are looked at."""
+COLUMNS = 64
+"""Evenly spaced entries of each row that are compared."""
+ROWS = 1024
+"""Rows of a layer that is looked at for doubles, at most."""
+ENTRIES = 256
+"""Evenly spaced entries of a weight that are compared with those of its siblings."""
+KEYS = 4
+"""Numbers of each row that are compared instead of its entries."""
+NEIGHBOURS = 8
+"""Rows next in order of the first number that a row is compared with."""
+ROUNDING = 1e-5
+"""Greatest difference of entries, as a share of the greatest, that rounding makes of equal ones within ``LATER`` steps.
+
+A gradient summed over n samples differs by about ``sqrt(n) * eps`` between two orders of summation: in float32, with a
+million samples, 1e-4 of itself, and a step is a small share of the weights.
+"""
+
+_NO_LAYERS = ("torch.nn.", "torch.ao.")
+"""Where modules come from that hold weights of other kinds: norms, tables, attention."""
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
+_TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
+
+
+class InitialTap:
+    """Reads the weights of layers before the first step, and compares their rows again a few steps later.
+
+    Args:
+        model: The unwrapped model; only weak references to its weights are kept.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._weights = {
+            site_name(f"{name}.{key}".lstrip(".")): Slot(module, key)
+            for name, module in model.named_modules()
+            if isinstance(module, (*_LAYERS, nn.Embedding)) or _is_own(module)
+            for key, weight in module.named_parameters(recurse=False)
+            if weight.dim() >= 2 and weight.shape[0] >= 2 and weight[0].numel() >= 2
+        }
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        own = tables | {id(w) for m in model.modules() if _is_own(m) for w in m.parameters(recurse=False)}
+        # By name: other tensors come into their places where a model is sharded or moved after this.
+        self._own = frozenset(name for name, slot in self._weights.items() if id(slot()) in own)
+        # Rows of a table are no units, and are looked at for zeros alone.
+        self._tables = frozenset(name for name, slot in self._weights.items() if id(slot()) in tables)
+        self._level: dict[str, Tensor] = {}
+        self._armed = False
+        self._steps = 0
+        self._out: Drained = []
+
+    @property
+    def modules(self) -> int:
+        """How much is read does not matter: it is read twice."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        names = ("initial_gain", "initial_mean", "row_spread", "row_parting", "row_doubles", "sibling_gap")
+        return tuple(spec(f"parameter.{name}") for name in names)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._weights.clear)
+        stack.callback(self._level.clear)
+        stack.callback(self.forget)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, or with ``on=False`` read no more."""
+        self._armed = on
+
+    def before(self, step: OptimizerStep) -> None:
+        """Read the weights that an optimizer has not changed yet, and once more after a few steps."""
+        if not self._armed or self._steps >= LATER:
+            return
+        self._steps += 1
+        if self._steps not in {1, LATER}:
+            return
+        mine = {id(p) for p in step.owned.parameters}
+        held = self._held()
+        if self._steps == 1:
+            held = [(name, weight) for name, weight in held if name not in self._tables]
+        named = [(name, local(weight)) for name, weight in held if id(weight) in mine or self._steps == LATER]
+        if not named:
+            return
+        sites = tuple(name for name, _ in named)
+        with torch.no_grad():
+            weights = [weight for _, weight in named]
+            if self._steps == 1:
+                own = [name in self._own for name in sites]
+                self._level = {name: _level(weight) for name, weight in named}
+                self._out.append(_pending("parameter.initial_gain", sites, _gains(weights, own)))
+                self._out.append(_pending("parameter.initial_mean", sites, [_one_sided(weight) for weight in weights]))
+            else:
+                self._look_for_doubles([(name, weight) for name, weight in named if name not in self._own])
+                parting = [self._parting(*each) for each in named]
+                self._out.append(_pending("parameter.row_parting", sites, parting))
+            self._out.append(_pending("parameter.row_spread", sites, [self._spread(*each) for each in named]))
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read nothing: what begins is read before the step."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Keep what was read: a skipped step changes no weight."""
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self._out = []
+
+    def _look_for_doubles(self, named: list[tuple[str, Tensor]]) -> None:
+        for name, weight in named:
+            if weight.shape[0] <= ROWS:
+                tolerance = max(ROUNDING, _rounding(weight.dtype))
+                analyse = partial(_doubles, name, tolerance)
+                self._out.append(Sample("parameter.row_doubles", name, _mixed(weight), analyse))
+        siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
+        for name, weight in named:
+            siblings.setdefault((re.sub(r"\d+", "#", name), weight.shape), []).append((name, weight))
+        gaps = [gap for alike in siblings.values() if len(alike) > 1 for gap in _gaps(alike)]
+        if gaps:
+            self._out.append(
+                _pending("parameter.sibling_gap", tuple(name for name, _ in gaps), [value for _, value in gaps])
+            )
+
+    def _spread(self, name: str, weight: Tensor) -> Tensor:
+        """Return the spread of rows; of a layer of somebody's own, which may count by columns, where it began even."""
+        if name not in self._own:
+            return _spread(weight)
+        both = torch.minimum(_spread(weight), _spread(weight.reshape(weight.shape[0], -1).t()))
+        level = self._level.get(name)
+        return torch.full_like(both, torch.nan) if level is None else torch.where(level.isnan(), torch.nan, both)
+
+    def _parting(self, name: str, weight: Tensor) -> Tensor:
+        """Return how far rows that began at one number have parted; of a layer of somebody's own, rows or columns."""
+        level = self._level.get(name)
+        if level is None:
+            return torch.full((), torch.nan, dtype=torch.float64, device=weight.device)
+        flat = weight.reshape(weight.shape[0], -1)
+        flat = flat[:: -(-flat.shape[0] // ENTRIES), :: -(-flat.shape[1] // ENTRIES)]
+        parted = _parting(flat, level)
+        return torch.minimum(parted, _parting(flat.t(), level)) if name in self._own else parted
+
+    def _held(self) -> list[tuple[str, Tensor]]:
+        held = [(name, reference()) for name, reference in self._weights.items()]
+        there: list[tuple[str, Tensor]] = [(name, weight) for name, weight in held if weight is not None]
+        return [(n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1][:MATRICES]
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Whether a module is of a kind that somebody made for weights of its own."""
+    return not isinstance(module, _TABLES) and not type(module).__module__.startswith(_NO_LAYERS)
+
+
+def _gains(weights: list[Tensor], own: list[bool]) -> list[Tensor]:
+    """Return the root mean square of each weight times the root of its number of inputs. Shape of each: scalar.
+
+    Args:
+        weights: Shape of each: ``[outputs, inputs, ...]``.
+        own: Whether that order is not known, so that the lesser number is taken for the inputs.
+    """
+    # What many tensors are read by makes no copy of a large one.
+    norms = l2_norms(weights).double()
+    sizes = [max(w.shape[0], w[0].numel()) if either else w.shape[0] for w, either in zip(weights, own, strict=True)]
+    return [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
+
+
+def _level(weight: Tensor) -> Tensor:
+    """Return the number that all entries are, NaN where they differ or are 0. Shape: scalar, float64."""
+    low, high = torch.aminmax(weight)
+    return torch.where((low == high) & (low != 0), low, torch.nan).double()
+
+
+def _spread(weight: Tensor) -> Tensor:
+    """Return the greatest difference from the first row, as a share of the greatest entry. Shape: scalar, float64."""
+    flat = weight.reshape(weight.shape[0], -1)
+    low, high = torch.aminmax(flat, dim=0)  # by columns, as a difference of all entries would be as large as they are
+    apart, sizes = torch.stack((high - flat[0], flat[0] - low)), torch.stack((high, low)).abs()
+    spread = (apart.amax() / sizes.amax()).double()
+    return torch.where(spread <= _rounding(weight.dtype), 0.0, spread)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return the difference that counts as none, as a share of the greatest entry: two roundings of a coarse format."""
+    eps = torch.finfo(dtype).eps
+    return 2 * eps if eps > ROUNDING else 0.0
+
+
+def _parting(rows: Tensor, level: Tensor) -> Tensor:
+    """Return how far rows are from their mean, as a share of how far they are from where they began.
+
+    Args:
+        rows: Shape: ``[rows, columns]``.
+        level: The number that all entries began at; NaN without one.
+
+    Returns:
+        The ratio of the root mean squares, from 0 for rows that move together to 1 for rows that have nothing in
+        common; 0 where none has moved, NaN without a number. Shape: scalar, float64.
+    """
+    moved = rows.double() - level
+    apart = torch.linalg.vector_norm(moved - moved.mean(dim=0))
+    share: Tensor = apart / torch.linalg.vector_norm(moved).clamp_min(1e-300)
+    return share
+
+
+def _one_sided(weight: Tensor) -> Tensor:
+    """Return the size of the mean against the root mean square. Shape: scalar, float64."""
+    sample = even_sample(weight, 16 * ENTRIES).double()
+    rms: Tensor = torch.linalg.vector_norm(sample) / math.sqrt(sample.numel())
+    return sample.mean().abs() / rms
+
+
+def _mixed(weight: Tensor) -> Tensor:
+    """Return numbers of each row that only rows with the same entries have in common, and the sum of its sizes.
+
+    Returns:
+        Shape: ``[rows, KEYS + 1]``, float64.
+    """
+    flat = weight.reshape(weight.shape[0], -1)
+    rows = flat[:, :: -(-flat.shape[1] // COLUMNS)].double()
+    # Sines of whole numbers: no sum of whole multiples of them is 0.
+    places = np.arange(1.0, rows.shape[1] + 1.0)[:, None] * np.arange(1.0, KEYS + 1.0)
+    factors = torch.from_numpy(np.sin(places)).to(rows.device, non_blocking=True)
+    return torch.cat((rows @ factors, rows.abs().sum(dim=1, keepdim=True)), dim=1)
+
+
+def _doubles(name: str, tolerance: float, mixed: npt.NDArray[np.floating]) -> dict[str, dict[str, float]]:
+    """Return the share of rows that another row is like, but for rounding; nothing where all are 0.
+
+    Args:
+        name: Of the weight.
+        tolerance: Greatest difference of the entries of like rows, as a share of those of the greatest row.
+        mixed: What :func:`_mixed` returns.
+    """
+    if not mixed.any():
+        return {}
+    ordered = mixed[np.argsort(mixed[:, 0], kind="stable")]
+    keys, found, least = ordered[:, :KEYS], np.zeros(len(mixed), dtype=np.bool_), tolerance * mixed[:, KEYS].max()
+    for step in range(1, min(NEIGHBOURS, len(mixed) - 1) + 1):
+        same = np.abs(keys[step:] - keys[:-step]).max(axis=1) <= least
+        found[step:] |= same
+        found[:-step] |= same
+    return {"parameter.row_doubles": {name: float(found.mean())}}
+
+
+def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Return of each of several weights its greatest difference from the next, against its greatest entry."""
+    samples = [even_sample(weight, ENTRIES).double() for _, weight in alike]
+    following = [*samples[1:], samples[0]]
+    pairs = zip(alike, samples, following, strict=True)
+    gaps = [(name, (a - b.to(a.device)).abs().amax() / a.abs().amax(), weight.dtype) for (name, weight), a, b in pairs]
+    return [(name, torch.where(gap <= _rounding(dtype), 0.0, gap)) for name, gap, dtype in gaps]
+
+
+def _pending(metric: str, sites: tuple[str, ...], values: list[Tensor]) -> Pending:
+    return Pending(metric, sites, torch.stack([v.to(values[0].device) for v in values]), nan_is_missing=True)

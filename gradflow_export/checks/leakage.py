@@ -1,0 +1,265 @@
+"""Finds what sees the answer: next words to be predicted by attention, or a recurrent layer, that reads them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gradflow_export.autograd_graph.loss_graph import Node, Term
+from gradflow_export.autograd_graph.loss_shape import below, dim_of, kind_of
+from gradflow_export.autograd_graph.provenance import is_product
+from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.hooks.readings import Sample
+from gradflow_export.metrics.arrays.local import local
+
+MOST_NODES = 6_000
+"""A longer graph is not read."""
+SHORTEST = 4
+"""Words of a sequence, at least."""
+WORDS = 4_096
+"""Words that are compared with targets, at most."""
+HEADS, PLACES = 4, 64
+"""Heads and places of an attention that are looked at."""
+LAYERS = 8
+"""Layers that are looked at."""
+_HIDDEN = -1e4
+"""What is added to a score that is not to count is below this."""
+_LEAST = 1e-6
+_EMBEDDINGS = frozenset(("Embedding",))
+_PASSING = frozenset(("Clone", "Expand", "NativeDropout", "ReshapeAlias", "ToCopy", "UnsafeView", "View"))
+_SCALING = _PASSING | frozenset(("Add", "Clamp", "Div", "MaskedFill", "Mul", "Neg", "Sub", "Transpose", "Where"))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All nodes behind a loss, both ways.
+
+    Attributes:
+        nodes: From the loss on.
+        takers: By node, the nodes that take what it made.
+    """
+
+    nodes: tuple[Node, ...]
+    takers: Mapping[Node, list[Node]]
+
+    def above(self, sources: Iterable[Node]) -> set[Node]:
+        """Return all nodes to which something leads from these."""
+        waiting = deque(sources)
+        seen = set(waiting)
+        while waiting:
+            for taker in self.takers.get(waiting.popleft(), ()):
+                if taker not in seen:
+                    seen.add(taker)
+                    waiting.append(taker)
+        return seen
+
+
+def graph_behind(node: Node) -> Graph | None:
+    """Return the graph from a node on, ``None`` where it is too long."""
+    takers: dict[Node, list[Node]] = {}
+    waiting, seen = deque([node]), {node: None}
+    while waiting:
+        here = waiting.popleft()
+        for source, _ in here.next_functions:
+            if source is None:
+                continue
+            takers.setdefault(source, []).append(here)
+            if source not in seen:
+                if len(seen) >= MOST_NODES:
+                    return None
+                seen[source] = None
+                waiting.append(source)
+    return Graph(tuple(seen), takers)
+
+
+def samples_of(term: Term, graph: Graph, names: Mapping[int, str], backwards: set[int]) -> Iterator[Sample]:
+    """Yield what the worker needs to tell whether the next words can be seen where they are to be predicted.
+
+    Args:
+        term: A cross-entropy.
+        graph: All that is behind it.
+        names: Names of modules by the ``id`` of their parameters.
+        backwards: The weights of recurrent layers that read from the end, by ``id``.
+    """
+    if term.kind != "classes" or term.targets is None or term.targets.is_floating_point():
+        return
+    y, seen = local(term.targets), set[tuple[Any, ...]]()
+    for node in graph.nodes:
+        words = saved(node, "indices") if kind_of(node) in _EMBEDDINGS else None
+        if words is None or words.dim() != 2 or (words.data_ptr(), words.shape) in seen:
+            continue
+        seen.add((words.data_ptr(), words.shape))
+        for batch_first in (True, False):
+            yield from _of_words(words, y, batch_first, term, node, graph, names, backwards)
+
+
+def _of_words(
+    words: Tensor,
+    y: Tensor,
+    batch_first: bool,
+    term: Term,
+    source: Node,
+    graph: Graph,
+    names: Mapping[int, str],
+    backwards: set[int],
+) -> Iterator[Sample]:
+    count, length = words.shape if batch_first else words.shape[::-1]
+    if length < SHORTEST or y.numel() not in {count * length, count * (length - 1)}:
+        return
+    targets = y.reshape(count, -1) if batch_first else y.reshape(-1, count).t()
+    rows = max(WORDS // length, 1)
+    words, targets = (words if batch_first else words.t())[:rows], targets[:rows, : length - 1]
+    reached = graph.above([n for n in graph.nodes if kind_of(n) in _EMBEDDINGS and _same(n, words, rows, batch_first)])
+    reached.add(source)
+    seers = list(_seers(graph, reached, length, names, backwards))[:LAYERS]
+    if not seers:
+        return
+    if any(isinstance(seen, Tensor) and seen.device != y.device for _, seen in seers) or words.device != y.device:
+        return
+    filled = [s if isinstance(s, Tensor) else torch.full((1,), s, device=y.device) for _, s in seers]
+    values = [words[:, :-1].reshape(-1), words[:, 1:].reshape(-1), targets.reshape(-1), *filled]
+    packed = torch.cat([value.to(torch.float64) for value in values])
+    sites = tuple((site, len(seen)) for (site, _), seen in zip(seers, filled, strict=True))
+    read = partial(_told, targets.numel(), term.ignored, sites)
+    yield Sample("target.ahead", sites[0][0], packed.contiguous(), read)
+
+
+def _same(node: Node, words: Tensor, rows: int, batch_first: bool) -> bool:
+    """Whether a lookup is of the same words: those of one memory, or in other words the same tensor."""
+    other = saved(node, "indices")
+    if other is None or other.dim() != 2:
+        return False
+    other = (other if batch_first else other.t())[:rows]
+    return other.data_ptr() == words.data_ptr() and other.shape == words.shape
+
+
+def _seers(
+    graph: Graph, reached: set[Node], length: int, names: Mapping[int, str], backwards: set[int]
+) -> Iterator[tuple[str, Tensor | float]]:
+    """Yield layers that words come to, with what each place sees of the next one."""
+    for node in graph.nodes:
+        kind, seen = kind_of(node), None
+        if kind.startswith("ScaledDotProduct"):
+            seen = _fused(node, length) if below(node, 1) in reached else None
+        elif kind in {"Softmax", "SafeSoftmax"}:
+            seen = _softmax(node, length, graph) if _key(node) in reached else None
+        elif kind != "torch::autograd::AccumulateGrad" and _reads_back(node, backwards) and node in reached:
+            seen = 1.0
+        if seen is not None:
+            yield _owner_below(node, names), seen
+
+
+def _reads_back(node: Node, backwards: set[int]) -> bool:
+    """Whether a node is the part of a recurrent layer that reads from the end."""
+    for source, _ in node.next_functions:
+        here = source
+        while kind_of(here) in {"T", "Transpose", "View"}:
+            here = below(here)
+        if id(getattr(here, "variable", None)) in backwards and kind_of(node) not in {"T", "Transpose", "View"}:
+            return True
+    return False
+
+
+def _fused(node: Node, length: int) -> Tensor | float | None:
+    query, key = saved(node, "query"), saved(node, "key")
+    if query is None or key is None or not query.shape[-2] == key.shape[-2] == length:
+        return None
+    if getattr(node, "_saved_is_causal", False):
+        return 0.0
+    mask = saved(node, "attn_mask") if hasattr(node, "_saved_attn_mask") else saved(node, "attn_bias")
+    if mask is None:
+        return 1.0
+    visible = local(mask) if mask.dtype == torch.bool else local(mask) > _HIDDEN
+    return _next(visible.expand(*visible.shape[:-2], length, length))
+
+
+def _softmax(node: Node, length: int, graph: Graph) -> Tensor | None:
+    weights = saved(node, "result")
+    if weights is None or weights.dim() < 3 or tuple(weights.shape[-2:]) != (length, length):
+        return None
+    if dim_of(node) not in {None, weights.dim() - 1} or not is_product(below(node)):
+        return None
+    seen = _next(local(weights) > _LEAST)
+    for taker in _takers(node, graph):  # a mask that was put on the weights, not on the scores
+        kept = saved(taker, "other") if kind_of(taker) == "Mul" else saved(taker, "mask")
+        if kept is not None and kept.dim() >= 2 and tuple(kept.shape[-2:]) == (length, length):
+            kept = local(kept) != 0
+            seen = seen * _next(~kept if kind_of(taker) == "MaskedFill" else kept)
+    return seen
+
+
+def _takers(node: Node, graph: Graph) -> Iterator[Node]:
+    for _ in range(4):
+        takers = graph.takers.get(node, [])
+        if len(takers) != 1:
+            return
+        node = takers[0]
+        if kind_of(node) in {"MaskedFill", "Mul"}:
+            yield node
+        elif kind_of(node) not in _PASSING:
+            return
+
+
+def _next(visible: Tensor) -> Tensor:
+    """Return by place the share of some heads that see the next one. Shape: ``[places]``."""
+    some = visible.reshape(-1, *visible.shape[-2:])[:HEADS, : PLACES + 1, : PLACES + 1]
+    return some.diagonal(1, -2, -1).to(torch.float64).mean(0)
+
+
+def _key(node: Node) -> Node:
+    """Return what made the keys of the scores that a softmax is given."""
+    waiting = [below(node)]
+    for _ in range(16):
+        here: Any = waiting.pop(0) if waiting else None
+        if kind_of(here) in {"Baddbmm", "Bmm"}:
+            return here.next_functions[-1][0]
+        if kind_of(here) in _SCALING:
+            waiting += [source for source, _ in here.next_functions if source is not None]
+    return None
+
+
+def _owner_below(node: Node, names: Mapping[int, str]) -> str:
+    """Return the name of the module whose parameter stands nearest below a node, without its last part."""
+    waiting, seen = deque([node]), {node}
+    while waiting and len(seen) < 64:
+        here = waiting.popleft()
+        name = names.get(id(getattr(here, "variable", None)))
+        if name is not None:
+            return name
+        for source, _ in here.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    return ""
+
+
+def _told(
+    count: int, ignored: int | None, sites: tuple[tuple[str, int], ...], values: npt.NDArray[Any]
+) -> dict[str, dict[str, float]]:
+    """Return the share of places that see the next word, where that is what they are to predict.
+
+    Args:
+        count: Words that are compared.
+        ignored: Number of a target that does not count.
+        sites: Layers, and how many places were looked at in each.
+        values: These words, the words after them, the targets, and by layer what each place sees.
+    """
+    here, after, y = (values[start * count : (start + 1) * count] for start in range(3))
+    counts = (y >= 0) & (y != (-100 if ignored is None else ignored))
+    if counts.sum() < 2 * SHORTEST or 2 * counts.sum() < len(y):
+        return {}
+    if (after == y)[counts].mean() < 0.98 or (here != y)[counts].mean() < 0.2:
+        return {}
+    told, start = dict[str, float](), 3 * count
+    for site, places in sites:
+        told[site] = max(told.get(site, 0.0), float(np.asarray(values[start : start + places]).mean()))
+        start += places
+    return {"target.ahead": told}

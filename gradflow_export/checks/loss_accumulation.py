@@ -1,0 +1,173 @@
+"""Losses that hold earlier losses: a running sum on which ``backward`` is called again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.autograd_graph.loss_graph import Node
+from gradflow_export.autograd_graph.loss_shape import kind_of, shape_of
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.step_record import RUN_SITE
+
+ROOTS = 8
+"""Earlier losses that a loss is compared with."""
+NODES = 256
+"""Nodes of a sum that are looked at; the newest terms are met first."""
+FOLLOWED = 4
+ENTRIES = 256
+_LEAF = "torch::autograd::AccumulateGrad"
+_SUMS = frozenset(("Add", "Alias", "Clone", "Div", "Mul", "Neg", "Rsub", "Select", "Squeeze", "Sub", "ToCopy", "View"))
+_LISTS = frozenset(("Cat", "Stack"))
+
+Terms = frozenset[tuple[int, str]]
+
+
+class _Root(NamedTuple):
+    """A loss that ``backward`` was called on: its terms, how many are nested in it, and in which step it was."""
+
+    terms: Terms
+    whole: bool
+    depth: int
+    step: int
+
+
+class SumTap:
+    """Reads, while armed, how many losses are nested in each other: l1, l1 + l2, l1 + l2 + l3.
+
+    Terms are told by the number autograd gave to the node that made them, which is never given again, so that nothing
+    of a graph is kept. Where gradients were cleared between two passes of one step, the first of them left nothing.
+
+    Args:
+        model: The unwrapped model; only a weak reference is kept.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._roots: deque[_Root] = deque(maxlen=ROOTS)
+        self._step = 0
+        self._armed = False
+        self._told: list[Tensor] = []
+
+    @property
+    def modules(self) -> int:
+        """Nothing is read for each module."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return (spec("loss.nested"),)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._roots.clear)
+        stack.callback(self.forget)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, or with ``on=False`` read no more."""
+        if on and not self._armed:
+            self._roots.clear()
+        self._armed = on
+
+    def see(self, root: Tensor) -> None:
+        """Compare a loss with those before it, before its backward pass.
+
+        Args:
+            root: What ``backward`` is called on.
+        """
+        if not self._armed:
+            return
+        terms, whole = terms_of_sum(root.grad_fn)
+        depth, before = 1, self._step
+        for earlier in self._roots:
+            if len(terms) > 1 and earlier.depth >= depth and _holds(terms, whole, earlier):
+                depth, before = earlier.depth + 1, earlier.step
+        self._roots.append(_Root(terms, whole, depth, self._step))
+        with torch.no_grad():
+            told = torch.tensor(float(depth), dtype=torch.float64)
+            if depth > 1 and before == self._step:
+                left = self._left()
+                told = 1.0 + (depth - 1.0) * (left > 0).double()
+            self._told.append(told)
+
+    def before(self, step: OptimizerStep) -> None:
+        """Count the steps; within a closure passes are of one step."""
+        if not step.closure:
+            self._step += 1
+
+    def after(self, step: OptimizerStep) -> None:
+        """Count the steps with a closure."""
+        if step.closure:
+            self._step += 1
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Keep what was read: a skipped step changes no graph."""
+
+    def drain(self) -> Drained:
+        """Give out the longest row of nested losses since the last call."""
+        told, self._told = self._told, []
+        if not told:
+            return []
+        most = torch.stack([value.to(told[0].device) for value in told]).amax()
+        return [Pending("loss.nested", (RUN_SITE,), most.reshape(1))]
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self._told = []
+
+    def _left(self) -> Tensor:
+        """Return the mean size of what lies in some gradients. Shape: scalar."""
+        model = self._model()
+        gradients = [] if model is None else [p.grad for p in model.parameters() if p.grad is not None]
+        dense = [g for g in gradients if g.layout is torch.strided and not hasattr(g, "placements")]
+        chosen = dense[:: -(-len(dense) // FOLLOWED) or 1]
+        if not chosen:
+            return torch.zeros((), dtype=torch.float64)
+        sizes = [even_sample(g, ENTRIES).abs().double().mean() for g in chosen]
+        return torch.stack([size.to(sizes[0].device) for size in sizes]).sum()
+
+
+def _holds(terms: Terms, whole: bool, earlier: _Root) -> bool:
+    """Whether all terms of an earlier loss are there and others too; of long sums at least most of the newest."""
+    if not terms - earlier.terms:
+        return False
+    if whole and earlier.whole:
+        return bool(earlier.terms) and earlier.terms < terms
+    return 2 * len(terms & earlier.terms) >= len(earlier.terms) > 0
+
+
+def terms_of_sum(node: Node) -> tuple[Terms, bool]:
+    """Return the nodes whose results a scalar is the sum of, each with a factor, and whether all of them were met.
+
+    Args:
+        node: What made the scalar.
+    """
+    terms: set[tuple[int, str]] = set()
+    waiting, seen = deque([node]), {node}
+    while waiting and len(seen) < NODES:
+        here = waiting.popleft()
+        sources = [source for source, _ in here.next_functions if source is not None]
+        kind = kind_of(here)
+        scalar = all(size == 1 for size in shape_of(here))
+        listed = kind in {"Mean", "Sum"} and len(sources) == 1 and kind_of(sources[0]) in _LISTS
+        product = kind in {"Div", "Mul"} and len(sources) > 1
+        if sources and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS):
+            waiting.extend(source for source in sources if source not in seen)
+            seen.update(sources)
+        elif here.name() != _LEAF:
+            terms.add((torch_private.sequence_number(here), kind))
+    return frozenset(terms), not waiting

@@ -1,0 +1,172 @@
+"""Backward passes after which no optimizer of the model ever steps."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.step_record import RUN_SITE
+
+_log = logging.getLogger("gradflow_export")
+
+LONELY_BACKWARD_PASSES = 20
+GATHERING_PASSES = 200
+"""Passes whose gradients are added up, after which it is said that no step has come."""
+FOLLOWED = 4
+ENTRIES = 256
+MOST = 0.9
+"""Share of the parameters that a stranger's copies must have to be taken for copies of this model."""
+
+
+_UNSEEN = (
+    "backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call exporter.step() once after "
+    "each update."
+)
+_WAITING = (
+    "backward passes whose gradients were cleared, and the optimizer of these parameters has not stepped: call its "
+    "step() before zero_grad()."
+)
+_COPIED = (
+    "steps of an optimizer that holds tensors shaped as this model's parameters, and no step of the model's own. If "
+    "the model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that "
+    "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
+)
+_TRANSFORMED = (
+    "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained so, put what "
+    "torch.func returns into .grad of the parameters, then call exporter.step() after each update or step with an "
+    "optimizer that holds them; of tensors that stand in for the parameters, watch nn.ParameterList(tensors)."
+)
+
+
+class LonelyPasses:
+    """Notices, before the first step, that gradients come and go and the weights stay.
+
+    A loop that accumulates gradients over many passes does not clear them: it is told of after two hundred, and only
+    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not told of.
+
+    Args:
+        model: Returns the model.
+
+    Attributes:
+        over: Whether a step of the model's own has begun, so that there is nothing to notice any more.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
+        self._model = model
+        self._before: list[tuple[Slot, Tensor]] = []
+        self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.over = self._told = False
+        self._passes = self._foreign_steps = self._calls = 0
+        self._called: int | None = None
+        self._cleared = True
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this can give out."""
+        return spec("wiring.lonely_passes"), spec("wiring.gathering_passes"), spec("wiring.foreign")
+
+    def noticed(self, optimizer: Optimizer) -> None:
+        """Take notice of an optimizer that steps and owns no parameter of the model."""
+        if self.over:
+            return
+        self._foreign.add(optimizer)
+        self._foreign_steps += 1
+        # Under vmap the model's own passes are not seen.
+        if self._foreign_steps == LONELY_BACKWARD_PASSES and self._share() >= MOST:
+            self._tell(_COPIED)
+
+    def transformed(self, module: nn.Module) -> None:
+        """Take notice of a call under a function transform, whose gradients no hook sees.
+
+        Args:
+            module: One of the model's; those calls are counted that come to the first of them.
+        """
+        if self.over or self._told or self._foreign_steps:
+            return
+        self._called = id(module) if self._called is None else self._called
+        self._calls += self._called == id(module)
+        if self._calls == LONELY_BACKWARD_PASSES and not self._passes:
+            self._tell(_TRANSFORMED)
+
+    def begin(self) -> Drained:
+        """Count a backward pass that begins.
+
+        Returns:
+            At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
+            while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
+        """
+        self._passes += 1
+        if self._passes == 1:
+            self._remember()
+        elif self._passes <= LONELY_BACKWARD_PASSES and self._cleared:
+            # Waits for the device where gradients were not cleared by None: once, for then they are kept.
+            gradients = [p.grad for p, _ in self._held()]
+            self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
+        if self._passes == GATHERING_PASSES and not self._cleared and self._rests() and self._awaited():
+            return [_run("wiring.gathering_passes", self._passes)]
+        if self._passes != LONELY_BACKWARD_PASSES:
+            return []
+        share, rests = self._share(), self._rests()
+        copied = share >= MOST and self._foreign_steps >= LONELY_BACKWARD_PASSES // 2
+        if copied:
+            self._tell(_COPIED)
+        elif not rests or not self._awaited():
+            self._tell(_UNSEEN)
+        elif self._cleared:
+            self._tell(_WAITING)
+        if not (self._cleared or copied) or not rests:
+            return []
+        return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
+
+    def _tell(self, what: str) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("gradflow: %d %s", LONELY_BACKWARD_PASSES, what)
+
+    def _held(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the followed parameters that are still there, and what their entries were."""
+        return [(p, before) for p, before in ((slot(), before) for slot, before in self._before) if p is not None]
+
+    def _rests(self) -> bool:
+        """Whether the followed parameters are what they were."""
+        held = self._held()
+        return bool(held) and all(torch.equal(even_sample(p, ENTRIES), before) for p, before in held)
+
+    def _awaited(self) -> bool:
+        """Whether there is an optimizer that holds the followed parameters and has not stepped."""
+        mine = {id(p) for p, _ in self._held()}
+        # By type: asking an object for its class may run code of its owner.
+        made = [o for o in gc.get_objects() if Optimizer in type(o).__mro__]
+        return any(id(p) in mine for o in made for group in o.param_groups for p in group["params"])
+
+    def _share(self) -> float:
+        model = self._model()
+        parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+        shapes = Counter(p.shape for p in parameters)
+        greatest = 0
+        for optimizer in list(self._foreign):
+            held = Counter(p.shape for group in optimizer.param_groups for p in group["params"])
+            stacked = Counter(p.shape[1:] for group in optimizer.param_groups for p in group["params"])
+            greatest = max(greatest, sum((held & shapes).values()), sum((stacked & shapes).values()))
+        return greatest / max(len(parameters), 1)
+
+    def _remember(self) -> None:
+        model = self._model()
+        found = [] if model is None else [(slot, p) for slot, p in slots(model) if p.requires_grad and p.numel()]
+        # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
+        self._before = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in found[:FOLLOWED]]
+
+
+def _run(metric: str, value: float) -> Pending:
+    return Pending(metric, (RUN_SITE,), torch.tensor([float(value)], dtype=torch.float64))

@@ -1,0 +1,179 @@
+"""Finds two layers in a row between which nothing bends, and whose middle is used by nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gradflow_export.autograd_graph.layer_graph import is_factor, is_straight
+from gradflow_export.autograd_graph.loss_graph import LAYERS, through_shapes
+from gradflow_export.autograd_graph.loss_shape import adds_bias, below, kind_of
+from gradflow_export.hooks import torch_private
+
+Node = Any
+MOST_NODES = 20_000
+"""A graph of more nodes is not searched for other uses of what stands between two layers."""
+_PASSED = frozenset(
+    [
+        "Alias",
+        "Clone",
+        "CudnnBatchNorm",
+        "NativeBatchNorm",
+        "NativeDropout",
+        "ReshapeAlias",
+        "Squeeze",
+        "ToCopy",
+        "UnsafeView",
+        "Unsqueeze",
+        "View",
+    ]
+)
+_JOINED = frozenset(("Add", "Cat", "Stack"))
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ON_PURPOSE = re.compile(
+    r"adapt|bottle|compress|down|emb|factor|feat|input|latent|lift|lora|low|neck|patch|proj|rank|reduc|squeeze|stem|to_"
+    r"|(?<!en)(?<!de)code"
+)
+"""What a first layer is called whose output is wanted as such: a space, or fewer numbers."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two layers that are one.
+
+    Attributes:
+        first: Name of the module that comes first.
+        second: Of the one behind it.
+        width: Features between them, as a multiple of the lesser of those that enter and leave.
+    """
+
+    first: str
+    second: str
+    width: float
+
+
+def pairs_of(made: list[tuple[Node, str]], root: Node, modules: Mapping[str, nn.Module]) -> tuple[Pair, ...]:
+    """Return the pairs of layers that follow each other directly and could be one without loss.
+
+    Both are linear layers, or convolutions of the same kernel without groups, of one parent module; where modules meet,
+    what one hands to the other may be wanted elsewhere. The middle is at least as wide as one end, so that it is no
+    factorisation of low rank, and nothing else in the whole graph takes it. Unless it is wider than both ends, the
+    first layer must not bear the name of a space of its own, and nothing may be added to what the second gives out, as
+    is done with adapters. Projections of attention are left out.
+
+    Args:
+        made: Nodes of layers, with the names of their modules.
+        root: Node of the loss.
+        modules: By name.
+    """
+    by_node = {node: name for node, name in made if _plain(modules.get(name))}
+    uses: dict[str, int] = defaultdict(int)
+    chains: dict[tuple[str, str], list[list[Node]]] = defaultdict(list)
+    for node, name in by_node.items():
+        uses[name] += 1
+        chain = _chain(node, by_node)
+        if chain and _alike(by_node[chain[-1]], name, modules):
+            chains[by_node[chain[-1]], name].append(chain)
+    candidates = {
+        pair: each
+        for pair, each in chains.items()
+        if pair[0] != pair[1] and len(each) == uses[pair[0]] == uses[pair[1]]
+    }
+    if not candidates:
+        return ()
+    takers = _takers(root)
+    return tuple(
+        Pair(*names, width=_width(modules[names[0]], modules[names[1]]))
+        for names, each in candidates.items()
+        if all(len(takers.get(node, ())) == 1 for chain in each for node in chain[1:])
+        and (_wide(modules[names[0]], modules[names[1]]) or not _purpose(names[0], (c[0] for c in each), takers))
+    )
+
+
+def _plain(module: nn.Module | None) -> bool:
+    if isinstance(module, _CONVOLUTIONS):
+        return module.groups == 1 and len({*module.kernel_size}) == 1
+    return isinstance(module, nn.Linear) and not isinstance(module, torch_private.AttentionOutput)
+
+
+def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
+    """Return the nodes from one layer down to the one before it, ``[]`` where anything else is between them."""
+    chain = [node]
+    here = below(node, LAYERS[kind_of(node)][1])
+    while here is not None and here not in known:
+        kind = kind_of(here)
+        factor = kind in {"Div", "Mul"} and is_factor(here)
+        if not (factor or kind in _PASSED or is_straight(here) or adds_bias(here)):
+            return []
+        chain.append(here)
+        here = below(here) if below(here) is not None else below(here, 1)
+    if here is None:
+        return []
+    source = kind_of(through_shapes(below(here, LAYERS[kind_of(here)][1])))
+    return [] if source == "Bmm" or source.startswith("ScaledDotProduct") else [*chain, here]
+
+
+def _alike(first: str, second: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether two layers are of one kind and one parent, fit directly, and their middle expresses no low rank."""
+    a, b = modules[first], modules[second]
+    if not (_owns_weight(a) and _owns_weight(b)):
+        return False
+    if first.rpartition(".")[0] != second.rpartition(".")[0] or _sizes(a)[1] != _sizes(b)[0]:
+        return False
+    kinds = [(getattr(each, "kernel_size", ()), getattr(each, "dilation", ())) for each in (a, b)]
+    return kinds[0] == kinds[1] and _width(a, b) >= 1.0
+
+
+def _owns_weight(module: nn.Module) -> bool:
+    """Whether the weight is a parameter: to look at one that is computed may change it (``spectral_norm``)."""
+    return any(name == "weight" for name, _ in module.named_parameters(recurse=False))
+
+
+def _sizes(module: nn.Module) -> tuple[int, int]:
+    """Return how many features, or channels, enter and leave."""
+    weight: Any = module.weight
+    return int(weight.shape[1]), int(weight.shape[0])
+
+
+def _width(a: nn.Module, b: nn.Module) -> float:
+    return _sizes(a)[1] / max(min(_sizes(a)[0], _sizes(b)[1]), 1)
+
+
+def _wide(a: nn.Module, b: nn.Module) -> bool:
+    return _sizes(a)[1] > max(_sizes(a)[0], _sizes(b)[1])
+
+
+def _purpose(first: str, results: Iterable[Node], takers: Mapping[Node, list[Node]]) -> bool:
+    """Whether the first layer's name, or a sum with what the second gives out, tells of a purpose."""
+    if _ON_PURPOSE.search(first.rpartition(".")[2]):
+        return True
+    for result in results:
+        node = result
+        while len(takers.get(node, ())) == 1 and (kind_of(takers[node][0]) in _PASSED or adds_bias(takers[node][0])):
+            node = takers[node][0]
+        if any(kind_of(taker) in _JOINED and not adds_bias(taker) for taker in takers.get(node, ())):
+            return True
+    return False
+
+
+def _takers(root: Node) -> dict[Node, list[Node]]:
+    """Return by node which nodes take its result, ``{}`` where a graph is too long to be sure."""
+    takers: dict[Node, list[Node]] = {}
+    waiting, seen = [root], {root}
+    while waiting:
+        node = waiting.pop()
+        for source, _ in node.next_functions:
+            if source is None:
+                continue
+            takers.setdefault(source, []).append(node)
+            if source not in seen:
+                seen.add(source)
+                waiting.append(source)
+        if len(seen) > MOST_NODES:
+            return {}
+    return takers

@@ -1,0 +1,110 @@
+"""Training that is put back to its first weights."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.module_hooks import ModuleHook, hook_loading
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.step_record import RUN_SITE
+
+FOLLOWED = 4
+ENTRIES = 256
+
+
+class ReloadTap:
+    """Counts calls of ``load_state_dict`` that put the weights of the first step back, while one optimizer goes on.
+
+    An optimizer that is made anew begins another training, as for the next fold of a cross-validation.
+
+    Args:
+        model: The unwrapped model; only weak references are kept.
+        guard: Wraps the hook.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
+        self._model = weakref.ref(model)
+        self._guard = guard
+        self._first: list[tuple[Slot, Tensor]] = []
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._back: list[Tensor] = []
+        self._waiting: list[Tensor] = []
+        self._armed = False
+
+    @property
+    def modules(self) -> int:
+        """Nothing is read for each module."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return (spec("wiring.reloads"),)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes the hook away."""
+        stack = contextlib.ExitStack()
+        model = self._model()
+        stack.callback(self._first.clear)
+        if model is not None:
+            stack.callback(hook_loading(model, ModuleHook(self._guard(self._loaded))))
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, or with ``on=False`` read no more."""
+        self._armed = on
+
+    def before(self, step: OptimizerStep) -> None:
+        """Remember the first weights, and whether the optimizer is still the same."""
+        if not isinstance(step.optimizer, Optimizer):
+            return
+        if self._optimizer is None or self._optimizer() is not step.optimizer:
+            self._optimizer = weakref.ref(step.optimizer)
+            plain = [p for p in step.owned.parameters if p.requires_grad and not hasattr(p, "placements")]
+            with torch.no_grad():
+                # Weights, which training changes at every step, rather than what may be 0 throughout.
+                largest = sorted(plain, key=lambda p: -p.numel())[:FOLLOWED]
+                model = self._model()
+                places = {} if model is None else {id(p): slot for slot, p in slots(model)}
+                kept = [(places[id(p)], p) for p in largest if id(p) in places]
+                self._first = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in kept]
+            self._back, self._waiting = [], []
+        elif self._waiting:
+            self._back, self._waiting = [*self._back, *self._waiting][-64:], []
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read nothing."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Read nothing."""
+
+    def drain(self) -> Drained:
+        """Give out how often the first weights came back, while that may have changed."""
+        if not self._back or not self._armed:
+            return []
+        total = torch.stack(self._back).sum()
+        return [Pending("wiring.reloads", (RUN_SITE,), total.reshape(1).double())]
+
+    def forget(self) -> None:
+        """Keep everything: it concerns the whole run."""
+
+    def _loaded(self, _model: nn.Module, _keys: Any, _output: Any = None) -> None:
+        pairs = [(p, first) for p, first in ((slot(), first) for slot, first in self._first) if p is not None]
+        if not pairs:
+            return
+        with torch.no_grad():
+            same = [(even_sample(p, ENTRIES) == first).all() for p, first in pairs]
+            self._waiting.append(torch.stack(same).all())

@@ -1,0 +1,139 @@
+"""Sees a layer that stands several times in one container: ``nn.ModuleList([layer] * n)``."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.backward_listener import reaches
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.parameter_slots import briefly
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.records.catalog import MetricSpec, spec
+
+LOOKS = 4
+"""Sampled steps in which calls are seen."""
+_MEANT = re.compile(
+    r"shar|tied|tie_|albert|universal|recur|rnn|unroll|repeat|loop|iter|siam|reus|refin|equil|deq", re.IGNORECASE
+)
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+class RepeatedTap:
+    """Tells of a layer that one container holds several times, where its calls follow each other or are all the same.
+
+    Calls follow each other where what enters one was computed by the one before, as in a stack of blocks; they are the
+    same where the same tensor enters each. A layer that has a name of its own besides, or whose name says that it is
+    shared, and one whose calls are given different data (two views, heads of a detector), is shared on purpose.
+
+    Args:
+        model: The unwrapped model; only weak references to its modules are kept.
+        guard: Wraps the hook that sees calls.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
+        found = list(_repeated(model))
+        self._places = {id(layer): (name, count) for name, layer, count in found}
+        self._layers = [weakref.ref(layer) for _, layer, _ in found]
+        self._enter = guard(self._entered)
+        self._armed: contextlib.ExitStack | None = None
+        self._steps = 0
+        self._inputs: dict[int, list[Callable[[], Tensor | None]]] = {}
+        self._rows: dict[str, float] = {}
+
+    @property
+    def modules(self) -> int:
+        """How many layers are looked at."""
+        return len(self._places)
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return (spec("layer.repeated"),)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes the hook away."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._places.clear)
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to see calls, or with ``on=False`` see no more."""
+        on = on and bool(self._places) and self._steps < LOOKS
+        self._steps += on
+        if on and self._armed is None:
+            with contextlib.ExitStack() as stack:
+                stack.callback(register_module_forward_pre_hook(self._enter).remove)
+                self._armed = stack.pop_all()
+        elif not on and self._armed is not None:
+            self._armed.close()
+            self._armed = None
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
+        self._inputs, self._rows = {}, {}
+
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+        rows = self._rows
+        self.forget()
+        return [Pending("layer.repeated", tuple(rows), torch.tensor(list(rows.values())))] if rows else []
+
+    def _entered(self, module: nn.Module, given: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or id(module) not in self._places:
+            return
+        first = given[0] if given else None
+        if not any(layer() is module for layer in self._layers) or not isinstance(first, Tensor):
+            return
+        name, count = self._places[id(module)]
+        before = self._inputs.setdefault(id(module), [])
+        if before:
+            again = before[-1]() is first and not _draws(module)
+            follows = first.grad_fn is not None and reaches(first, {id(p) for p in module.parameters()})
+            if again or follows:
+                self._rows[name] = float(count)
+        before.append(briefly(first))
+
+
+def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
+    """Yield the name, module and number of places of each layer that one container, and nothing else, holds often."""
+    holders = Counter[int](id(child) for module in model.modules() for child in _children(module))
+    for name, module in model.named_modules():
+        if not isinstance(module, _CONTAINERS):
+            continue
+        names = {id(child): key for key, child in reversed(list(module.named_children()))}
+        members = {id(child): child for child in _children(module)}
+        for identity, count in Counter(id(child) for child in _children(module)).items():
+            child = members[identity]
+            path = f"{name}.{names[identity]}".lstrip(".")
+            if count == 1 or holders[identity] != count or _is_meant(path, child, model):
+                continue
+            if any(parameter.dim() > 1 for parameter in child.parameters()):
+                yield site_name(path), child, count
+
+
+def _children(module: nn.Module) -> list[nn.Module]:
+    return torch_private.children(module)
+
+
+def _is_meant(path: str, child: nn.Module, model: nn.Module) -> bool:
+    return any(_MEANT.search(text) for text in (path, type(child).__name__, type(model).__name__))
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether two calls with the same input differ, as of a head behind dropout that is averaged."""
+    return any(isinstance(part, torch_private.Dropout) and part.p > 0 for part in module.modules())

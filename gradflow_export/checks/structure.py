@@ -1,0 +1,116 @@
+"""Reads the whole graph of a few losses for mistakes that lie between layers: what is cut off, what sees the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.autograd_graph.loss_graph import terms_of
+from gradflow_export.checks.detached import Draws, cut_off
+from gradflow_export.checks.discarded import Activations
+from gradflow_export.checks.leakage import graph_behind, samples_of
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.records.catalog import MetricSpec, spec
+
+LOOKS = 8
+"""Sampled steps that are looked at: structure seldom changes."""
+ROOTS = 2
+"""Losses of one of these steps that are read."""
+
+
+class StructureTap:
+    """In the first sampled steps reads the graph of each loss as a whole, before its backward pass.
+
+    Args:
+        model: The unwrapped model; only weak references to it and its modules are kept.
+        code: Knows whether the model turned out to be compiled.
+        guard: Wraps what reads the graph.
+    """
+
+    instrument: ClassVar[str] = "inputs"
+    modules = 1
+
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+        self._model, self._code = weakref.ref(model), code
+        self._read, self._draws = guard(self._look), Draws(guard)
+        self._activations = Activations(model, code=code, guard=guard)
+        self._armed, self._steps, self._roots = False, 0, 0
+        self._out: Drained = []
+        self._cut: dict[str, float] = {}
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return (spec("target.ahead"), spec("layer.cut_off"), spec("layer.discarded"))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack puts everything back."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        stack.enter_context(self._activations.attach())
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to look, or with ``on=False`` look no more."""
+        self._armed = on and self._steps < LOOKS
+        self._steps += self._armed
+        self._activations.arm(on=self._armed)
+        if self._armed and not (self._code is not None and self._code.found):
+            self._draws.install()
+        else:
+            self._draws.remove()
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
+        self._out, self._cut, self._roots = [], {}, 0
+        self._draws.forget()
+        self._activations.forget()
+
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+        out = self._out
+        if self._cut:
+            values = torch.tensor(list(self._cut.values()), dtype=torch.float64)
+            out.append(Pending("layer.cut_off", tuple(self._cut), values))
+        lost = self._activations.discarded() if self._roots <= ROOTS else []
+        if lost:
+            out.append(Pending("layer.discarded", tuple(lost), torch.ones(len(lost), dtype=torch.float64)))
+        self.forget()
+        return out
+
+    def see(self, root: Tensor) -> None:
+        """Look at a loss that is about to be propagated back.
+
+        Args:
+            root: A scalar with a graph, of which nothing has been freed.
+        """
+        self._roots += self._armed
+        if self._armed and self._roots <= ROOTS:
+            self._read(root)
+
+    def _look(self, root: Tensor) -> None:
+        model, graph = self._model(), graph_behind(root.grad_fn)
+        if model is None or graph is None:
+            self._roots += ROOTS  # what this one uses is not known
+            return
+        names, owners, backwards = dict[int, str](), dict[int, str](), set[int]()
+        for name, module in model.named_modules():
+            plain = isinstance(module, nn.Linear | nn.Conv1d) and "." in name
+            for key, parameter in module.named_parameters(recurse=False):
+                names[id(parameter)] = site_name(name)
+                owners[id(parameter)] = site_name(name.rpartition(".")[0] if plain else name)
+                if "weight_ih" in key and key.endswith("_reverse"):
+                    backwards.add(id(parameter))
+        with torch.no_grad():
+            self._activations.read(graph, names)
+            self._cut.update(cut_off(graph, names, self._draws))
+            for term in terms_of(root)[0]:
+                self._out.extend(samples_of(term, graph, owners, backwards))

@@ -1,0 +1,217 @@
+"""Runs somebody's training script for a few steps and watches every model that trains in it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.exporter import Exporter, watching
+from gradflow_export.hooks.discover import unwrap
+from gradflow_export.hooks.optimizer_hooks import listen
+from gradflow_export.records.issues import Issue, IssueType
+
+MODELS = 8
+"""Models watched at most."""
+CALLS_PER_STEP = 20
+"""Calls of watched models per wanted step after which a script without any step is stopped."""
+
+OFTEN = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
+"""Instruments that are read at every step of so short a run."""
+
+_OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the script something happens.
+
+    Attributes:
+        line: Line of the script, 0 when it is not known.
+    """
+
+    line: int = 0
+
+
+@dataclass
+class Outcome:
+    """What came of running a script.
+
+    Attributes:
+        steps: Steps of the optimizer that stepped most.
+        models: Class names of the models that were watched.
+        issues: What was found in any of them, with the line of the script that it belongs to.
+        error: The script's own error with its lines of the traceback, empty when there was none.
+    """
+
+    steps: int = 0
+    models: list[str] = field(default_factory=list)
+    issues: list[tuple[Issue, Place]] = field(default_factory=list)
+    error: str = ""
+
+
+class _Enough(BaseException):
+    """Ends the script once it has made its steps; no error, and nothing that ``except Exception`` should catch."""
+
+
+class ScriptWatch:
+    """Attaches an exporter to each outermost module that is called with gradients, and counts optimizer steps.
+
+    Args:
+        script: The script, so that its lines can be told.
+        steps: Steps after which it is stopped.
+        stop: Whether it is stopped at all.
+    """
+
+    def __init__(self, script: Path, steps: int, *, stop: bool = True) -> None:
+        self._script, self._steps, self._stop = str(script.resolve()), steps, stop
+        self._exporters: list[tuple[str, Exporter, Place]] = []
+        self._members: set[int] = set()
+        self._roots: set[int] = set()
+        self._depth = 0
+        self._counts: dict[int, int] = {}
+        self._calls = 0
+        self._step_place = Place()
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer that stepped most."""
+        return max(self._counts.values(), default=0)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack closes every exporter."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            stack.callback(register_module_forward_pre_hook(self._called).remove)
+            stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
+            stack.callback(listen(self._begins, self._stepped))
+            return stack.pop_all()
+
+    def outcome(self) -> Outcome:
+        """Return what was found so far."""
+        found = [(issue, place) for _, exporter, place in self._exporters for issue in exporter.issues]
+        placed = [
+            (issue, self._step_place if issue.issue_type in _OF_THE_STEP and self._step_place.line else place)
+            for issue, place in found
+        ]
+        return Outcome(self.steps, [name for name, _, _ in self._exporters], placed)
+
+    def _called(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if id(module) in self._members:
+            self._depth += id(module) in self._roots
+            self._calls += 1
+            if self._stop and not self._counts and self._calls > CALLS_PER_STEP * self._steps:
+                raise _Enough
+        elif (
+            self._depth == 0
+            and len(self._exporters) < MODELS
+            and module.training
+            and any(p.requires_grad for p in module.parameters())
+        ):
+            model = outermost(module)
+            self._watch(model)
+            self._depth += module is model
+
+    def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if id(module) in self._roots and not torch.compiler.is_compiling():
+            self._depth = max(self._depth - 1, 0)
+
+    def _watch(self, model: nn.Module) -> None:
+        place = self._here()
+        self._members.update(id(member) for member in model.modules())
+        self._roots.add(id(model))
+        known = watching(model)
+        exporter = (
+            known[0] if known else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None).watch()
+        )
+        self._exporters.append((type(model).__name__, exporter, place))
+
+    def _begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._step_place.line:
+            self._step_place = self._here()
+
+    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        if self._stop and self.steps >= self._steps:
+            raise _Enough
+
+    def _here(self) -> Place:
+        """Return the line of the script that is being run, the innermost one."""
+        frame = sys._getframe(1)  # noqa: SLF001 - no public form
+        while frame is not None:
+            if frame.f_code.co_filename == self._script:
+                return Place(frame.f_lineno)
+            frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+        return Place()
+
+    def _close(self) -> None:
+        for _, exporter, _ in self._exporters:
+            exporter.close()
+
+
+def outermost(module: nn.Module) -> nn.Module:
+    """Return the module that holds this one and is held by none, such as the model whose layer is called alone.
+
+    Args:
+        module: Any module; wrappers that run several processes or compiled code are looked through.
+    """
+    # By type: asking an object for its class may run code of its owner.
+    made = (thing for thing in gc.get_objects() if nn.Module in type(thing).__mro__)
+    holders = [(len(members), holder) for holder in made if module in (members := set(holder.modules()))]
+    return unwrap(max(holders, key=lambda pair: pair[0], default=(1, module))[1])
+
+
+def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool = True) -> Outcome:
+    """Run a script as ``python script`` would, and return what its models showed.
+
+    Arguments, search path and current folder are put back.
+
+    Args:
+        script: A file of Python code.
+        arguments: What follows it on the command line.
+        steps: Optimizer steps after which it is stopped.
+        stop: Whether it is stopped; otherwise it runs to its end.
+    """
+    watch = ScriptWatch(script, steps, stop=stop)
+    argv, path, folder, error = sys.argv, sys.path[:], Path.cwd(), ""
+    sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.resolve().parent)]
+    try:
+        with watch.attach():
+            try:
+                runpy.run_path(str(script.resolve()), run_name="__main__")
+            except _Enough:
+                pass
+            except SystemExit as ended:
+                error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
+            except Exception as raised:
+                error = _told(raised, str(script.resolve()))
+        # Once the exporters are closed: what waits for the record after the last step is told by then.
+        outcome = watch.outcome()
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        os.chdir(folder)
+    outcome.error = error
+    return outcome
+
+
+def _told(raised: Exception, script: str) -> str:
+    """Return what Python prints of an error, from the first line of the script on."""
+    left: TracebackType | None = raised.__traceback__
+    while left is not None and left.tb_frame.f_code.co_filename != script:
+        left = left.tb_next
+    return "".join(traceback.format_exception(type(raised), raised, left))

@@ -1,0 +1,1 @@
+"""Tools used by hand: tensors, parameters, gradients, latents, gradient checks."""

@@ -1,0 +1,1 @@
+"""Sessions, files, profiles and pages of the debuggers."""

@@ -1,0 +1,181 @@
+"""What an exporter tells: issues, summary, report, files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gradflow_export.config import Settings
+from gradflow_export.engine.external_issues import ToldJudge
+from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.training_loop import TrainingLoop
+from gradflow_export.engine.worker import Worker
+from gradflow_export.errors import ArgumentError
+from gradflow_export.records.step_record import Issue, Note, StepRecord
+from gradflow_export.report.summary import write_json
+from gradflow_export.storage.table import write_table
+from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
+from gradflow_export.writers.base import Writer
+
+_log = logging.getLogger("gradflow_export")
+
+CLOSE_SECONDS = 10.0
+MARKS = ("mark", "checkpoint")
+MOST_TEXT = 1000
+
+
+class Reports:
+    """The reading side of :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
+
+    logdir: Path
+    settings: Settings
+    _worker: Worker
+    _judge: ToldJudge
+    _writers: tuple[Writer, ...]
+    _guard: Guard
+    _loop: TrainingLoop | None
+    _closed: bool
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Every issue found so far, of healed ones the newest 1000; open ones first, worst first.
+
+        It waits for the worker to catch up.
+        """
+        self._catch_up()
+        found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.issues)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings.
+
+        ``lost`` counts the steps that were lost, by reason; ``skipped`` those that ``every`` and :meth:`pause` left
+        out; ``waiting`` those that are not written yet; ``waited`` how long training waited for the worker.
+        """
+        self._catch_up()
+        worker, pace = self._worker, None if self._loop is None else self._loop.pace
+        out: dict[str, Any] = worker.read_summary(lambda summary: summary.as_dict())
+        return {
+            "logdir": str(self.logdir), **out,
+            "loss_seen": worker.read_summary(lambda summary: "loss" in summary.headline),
+            "dropped": sum(worker.lost_steps.dropped.values()),
+            "waiting": worker.backlog.taken - worker.backlog.done,
+            "skipped": {} if pace is None else dict(pace.skipped),
+            "waited": {"seconds": worker.backlog.waited, "steps": worker.backlog.delayed},
+            "late_requests": 0 if pace is None else pace.late,
+            "set_aside": sorted([*self._guard.failures, *worker.outlets.failed]),
+        }  # fmt: skip
+
+    def report(self) -> str:
+        """Return the summary as text."""
+        self._catch_up()
+        text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
+        seen = self._worker.read_summary(lambda summary: "loss" in summary.headline)
+        if self._loop is not None and not seen:
+            text += "\n  note   no loss was seen: pass the criterion to watch(), or call observe(loss=loss)"
+        skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
+        if skipped:
+            text += f"\n  note   {skipped} steps were left out to keep to the budget; budget=None records every step"
+        aside = [*self._guard.failures, *self._worker.outlets.failed]
+        return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
+
+    def print_report(self) -> None:
+        """Print :meth:`report`."""
+        print(self.report())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded.
+
+        Args:
+            path: ``.json``: :meth:`summary`. ``.csv`` or ``.parquet``: every value of every record, in the columns
+                ``step``, ``wall_time``, ``metric``, ``site`` and ``value``, as :mod:`gradflow_export.storage.table`
+                describes; they are read back from what a writer keeps.
+
+        Raises:
+            ArgumentError: The path has another ending, or no writer keeps records.
+            MissingPackageError: It ends in ``.parquet`` and pyarrow is not installed.
+            StorageError: The file cannot be written.
+        """
+        suffix = os.path.splitext(path)[1]  # noqa: PTH122 - of a string too
+        if suffix not in {".json", ".csv", ".parquet"}:
+            raise ArgumentError(f"save expects a path ending in .json, .csv or .parquet, got {str(path)!r}.")
+        if suffix == ".json":
+            write_json(path, self.summary())
+            return
+        self._catch_up()
+        write_table(path, self._records())
+
+    def register_analyzer(self, name: str, analyzer: Any) -> None:
+        """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
+
+        Args:
+            name: A short word.
+            analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
+                :class:`~gradflow_export.records.step_record.StepRecord` and returns ``{key: number}`` or ``None``. It is called on
+                the worker thread.
+
+        Raises:
+            ArgumentTypeError: ``analyzer`` is neither.
+        """
+        self._worker.analyzers.add(name, analyzer)
+
+    @property
+    def current_step(self) -> int:
+        """The step under way, counted from 1; 0 before ``watch()``."""
+        return 0 if self._loop is None else self._loop.steps + self._loop.quiet.steps.passed + 1
+
+    def add_issue(self, issue: Issue) -> None:
+        """Write an issue that something else found with the record of the step under way, as if a rule had found it.
+
+        It is left out where a rule tells of the same type and layer already, and where ``alerts_enabled`` is False.
+
+        Args:
+            issue: Its step becomes that of the record. Once it has gone, hand it over again with any ``healed_step``,
+                which becomes that of the record too.
+        """
+        if not isinstance(issue, Issue):
+            kind = type(issue).__name__
+            _log.warning("gradflow: add_issue() expects an Issue, got %s, which is left out; pass Issue(...).", kind)
+        elif self._loop is not None and not self._closed and self.settings.alerts_enabled:
+            self._loop.told.append(issue)
+
+    def mark(self, text: str, *, kind: str = "mark") -> None:
+        """Write a remark about the step under way, which is shown on every time axis of the panel.
+
+        Args:
+            text: In a few words, such as ``"longer sequences"``; at most 1000 characters of it are kept.
+            kind: ``"mark"``, or ``"checkpoint"`` where the model was saved.
+        """
+        if not isinstance(text, str) or kind not in MARKS:
+            _log.warning(
+                "gradflow: mark() expects a text and a kind of %s, got %s and %r, and leaves it out; pass a string.",
+                MARKS, type(text).__name__, kind,
+            )  # fmt: skip
+        elif self._loop is not None and not self._closed:
+            self._loop.told.append(Note(kind, text[:MOST_TEXT], self.current_step))
+
+    def _records(self) -> Iterable[StepRecord]:
+        """Return the records that a writer keeps, file or memory; nothing is held here."""
+        for writer in self._worker.outlets.all:
+            if isinstance(writer, MemoryWriter):
+                return writer.records
+            if isinstance(writer, (TensorBoardWriter, JsonlWriter)):
+                from gradflow_export.storage.reader import read_run  # noqa: PLC0415 - memory that most runs have no use for
+
+                writer.flush()
+                info = self._worker.summary.info
+                session = None if info is None else info.session
+                return read_run(writer.path.parent, session=session).records if writer.path is not None else ()
+        names = ", ".join(writer.name for writer in self._writers) or "none"
+        raise ArgumentError(
+            f"save expects a writer that keeps records, got {names}; add 'tensorboard', 'jsonl' or 'memory' to "
+            "backends."
+        )
+
+    def _catch_up(self) -> None:
+        if self._loop is not None and not self._closed:
+            self._guard.part("catching up")(self._loop.finish)()
+            self._worker.drain(CLOSE_SECONDS)

@@ -1,0 +1,60 @@
+"""Issues that something other than the rules found: they join the record of the step in which they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, StepRecord
+from gradflow_export.rules.base import Rule
+from gradflow_export.rules.judge import Judge
+
+CAPACITY = 1000
+"""Open issues that are remembered; the oldest go first."""
+
+
+class ToldJudge(Judge):
+    """Asks the rules, and adds the issues it was told; what the rules say already is not said again.
+
+    Args:
+        rules: As for :class:`~gradflow_export.rules.judge.Judge`.
+        strict: As there.
+    """
+
+    def __init__(self, rules: Sequence[Rule], strict: bool = False) -> None:
+        super().__init__(rules, strict=strict)
+        self._told: dict[tuple[str, str, int], Issue] = {}
+
+    def begin_again(self) -> None:
+        """Forget all records and issues."""
+        super().begin_again()
+        self._told.clear()
+
+    def check(self, record: StepRecord, told: Sequence[Issue] = ()) -> tuple[Issue, ...]:
+        """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does.
+
+        Args:
+            record: The next record.
+            told: Issues that were told during its step, and such of earlier ones as have healed in it.
+        """
+        events = list(super().check(record))
+        for issue in told:
+            if not issue.open:
+                known = self._told.pop(issue.key, None)
+                if known is not None:
+                    events.append(replace(known, healed_step=record.step))
+            elif not self._said(issue):
+                while len(self._told) >= CAPACITY:
+                    del self._told[next(iter(self._told))]
+                self._told[issue.key] = replace(issue, step=record.step)
+                events.append(self._told[issue.key])
+        return tuple(events)
+
+    def _said(self, issue: Issue) -> bool:
+        for other in (*self.issues, *self._told.values()):
+            if other.open and other.issue_type is issue.issue_type:
+                # What is broken is one issue for the whole run, which names where it began.
+                whole = RUN_SITE in (issue.layer, other.layer) or issue.issue_type is IssueType.NUMERICAL
+                if whole or not set(other.layers).isdisjoint(issue.layers):
+                    return True
+        return False

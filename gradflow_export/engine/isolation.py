@@ -1,0 +1,133 @@
+"""Keeps every error of ours out of the user's training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.guards import Part
+
+_log = logging.getLogger("gradflow_export")
+_is_tracing = torch_private.is_tracing
+_modes = torch_private.function_modes
+_grad = torch.is_grad_enabled
+
+
+def where_numbers_are() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which new tensors hold numbers, also where the loop's default device is ``meta``."""
+    if _modes() and torch.get_default_device().type == "meta":
+        return torch.device("cpu")
+    return contextlib.nullcontext()
+
+
+class Guard:
+    """Wraps hooks so that an error is logged once with the way out, counted, and the part concerned is set aside.
+
+    Attributes:
+        failures: How often each part failed.
+        strict: Let errors raise instead; for tests.
+        spent: Seconds inside guarded hooks since the start.
+        depth: How many guarded hooks are running, one within the other.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self.failures: dict[str, int] = {}
+        self.spent = 0.0
+        self.depth = 0
+        self._suspended = 0
+        self._parts: dict[str, _GuardedPart] = {}
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let no guarded hook run for a while, as when passes are made that are no part of training."""
+        self._suspended += 1
+        self._turn()
+        try:
+            yield
+        finally:
+            self._suspended -= 1
+            self._turn()
+
+    def part(self, name: str) -> Part:
+        """Return a decorator for the hooks of one part."""
+        if name not in self._parts:
+            self._parts[name] = _GuardedPart(self, name)
+            self._turn()
+        return self._parts[name]
+
+    def _turn(self) -> None:
+        """Tell the parts whether they are to do nothing."""
+        for part in self._parts.values():
+            part.off = self._suspended > 0 or part.name in self.failures
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Set a part aside.
+
+        Raises:
+            Exception: The error, where errors are let through.
+        """
+        if self.strict:
+            raise error
+        self.failures[name] = self.failures.get(name, 0) + 1
+        self._turn()
+        _log.warning(
+            "gradflow: reading %s failed and is set aside; training and all else goes on. Exporter(..., strict=True) "
+            "raises instead. %s: %s",
+            name,
+            type(error).__name__,
+            error,
+            exc_info=_log.isEnabledFor(logging.DEBUG),
+        )
+
+
+class _GuardedPart(Part):
+    """One part under a guard."""
+
+    def __init__(self, guard: Guard, name: str) -> None:
+        super().__init__()
+        self._guard, self.name = guard, name
+
+    def __call__(self, hook: Callable[..., None]) -> Callable[..., None]:
+        guard = self._guard
+
+        @functools.wraps(hook, assigned=())
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+                return
+            if self.off or _is_tracing():  # torch.jit.trace compares two passes, and a hook would show in them
+                return
+            depth, grad, began = guard.depth, _grad(), time.perf_counter()
+            outermost = depth == 0
+            try:
+                guard.depth = depth + 1
+                if outermost and _modes():
+                    with where_numbers_are():
+                        hook(*args, **kwargs)
+                else:
+                    hook(*args, **kwargs)
+            except Exception as error:
+                self.failed(error)
+            except BaseException:
+                # Ctrl-C may come between the two halves of no_grad(): after it has switched, before it is in charge.
+                torch.set_grad_enabled(grad)
+                raise
+            finally:
+                guard.depth = depth
+                if outermost:
+                    guard.spent += time.perf_counter() - began
+
+        return guarded
+
+    def failed(self, error: Exception) -> None:
+        self._guard.failed(self.name, error)
+
+    def took(self, seconds: float) -> None:
+        self._guard.spent += seconds

@@ -1,0 +1,159 @@
+"""Which optimizers step together, whether all of them have, and which train another model that shares parameters."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
+
+GONE = 20
+"""Records in a row without an optimizer after which it is taken for one that is used no more."""
+
+
+class Joins(Enum):
+    """How an optimizer that begins to step belongs to the record that is open."""
+
+    BESIDE = auto()
+    """It steps together with those that have, if any has."""
+    ANEW = auto()
+    """It has stepped already, or shares parameters with one that has: a new record begins."""
+    INSTEAD = auto()
+    """What has stepped was another model's optimizer: its part of the record is forgotten."""
+    GUEST = auto()
+    """It trains another model that shares parameters with this one, and makes no record."""
+
+
+@dataclass(eq=False)
+class Partner:
+    """An optimizer.
+
+    Attributes:
+        number: Least that no other living optimizer has: 0 for the first that steps.
+        site: Its class and number, ``"Adam.0"``.
+        source: What it owns, to see whether that has changed.
+        places: Numbers of the parameters it owns.
+        guest: Whether it trains another model.
+        steps: How often it has stepped.
+        absent: Records in a row without it.
+        awaited: Whether a record is complete only with it.
+    """
+
+    number: int
+    site: str
+    source: Owned
+    places: frozenset[int]
+    guest: bool = False
+    steps: int = 0
+    absent: int = 0
+    awaited: bool = False
+
+
+class Partners:
+    """The optimizers that took part in a record, and those that have stepped for the next one.
+
+    A record is complete when every optimizer that took part in the last ones has stepped once, but for those that own
+    a parameter which another one has stepped with: they take turns, and each makes a record of its own. An optimizer
+    that owns parameters outside the model, and of the model's fewer than another one does, trains another model.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakKeyDictionary[object, Partner] = weakref.WeakKeyDictionary()
+        self._stepped: list[Partner] = []
+        self._sole: weakref.ref[object] | None = None
+        self._only: Partner | None = None
+
+    def __bool__(self) -> bool:
+        """Whether any optimizer has stepped yet."""
+        return bool(self._all)
+
+    def is_sole(self, optimizer: object) -> bool:
+        """Whether this is the only one there has been: the usual case, which is told without a look at sets."""
+        return self._sole is not None and self._sole() is optimizer
+
+    @property
+    def several(self) -> bool:
+        """Whether it must be found out which backward pass is whose."""
+        return self._sole is None or len(self._all) > 1
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names by number of the optimizers that train the model; empty unless there are several."""
+        own = [partner for partner in self._all.values() if not partner.guest]
+        if len(own) < 2:
+            return ()
+        names = {partner.number: partner.site for partner in self._all.values()}
+        return tuple(names.get(number, f"optimizer.{number}") for number in range(max(names) + 1))
+
+    def admit(self, step: OptimizerStep) -> Joins:
+        """Say how an optimizer that begins to step, and is not the only one, belongs to the open record."""
+        partner = self._all.get(step.optimizer)
+        replaced = False
+        if partner is None or partner.source is not step.owned:
+            partner = self._meet(step, partner)
+            replaced = self._find_guests()
+        if partner.guest:
+            return Joins.GUEST
+        self._sole = None
+        if any(partner is other or not partner.places.isdisjoint(other.places) for other in self._stepped):
+            return Joins.ANEW
+        return Joins.INSTEAD if replaced else Joins.BESIDE
+
+    def partner(self, optimizer: object) -> Partner | None:
+        """Return what is known of an optimizer, ``None`` where it never stepped."""
+        return self._all.get(optimizer)
+
+    def step(self, optimizer: object) -> bool:
+        """Note a step; True when the record is complete."""
+        if self._only is not None and self.is_sole(optimizer):
+            self._only.steps += 1
+            return True
+        partner = self._all[optimizer]
+        partner.steps += 1
+        self._stepped.append(partner)
+        if not partner.awaited:
+            partner.awaited, partner.absent = True, 0
+            return False
+        taken = frozenset().union(*(other.places for other in self._stepped))
+        own = [other for other in self._all.values() if other.awaited and not other.guest]
+        if any(other.places.isdisjoint(taken) for other in own):
+            return False
+        if len(own) == 1:
+            self._sole, self._only = weakref.ref(optimizer), partner
+        for other in own:
+            other.absent = 0
+        self._stepped = []
+        return True
+
+    def begin(self) -> None:
+        """Begin a new record; what has long not stepped is waited for no more."""
+        if self._sole is None and self._stepped:
+            for partner in self._all.values():
+                if partner.awaited and partner not in self._stepped:
+                    partner.absent += 1
+                    partner.awaited = partner.absent < GONE
+            self._stepped = []
+
+    def _meet(self, step: OptimizerStep, known: Partner | None) -> Partner:
+        """Take note of an optimizer, or of what it owns now."""
+        places = step.owned.places
+        if known is not None:
+            known.source, known.places = step.owned, places
+            return known
+        used = {partner.number for partner in self._all.values()}
+        number = next(number for number in itertools.count() if number not in used)
+        site = f"{type(step.optimizer).__name__}.{number}"
+        partner = self._all[step.optimizer] = Partner(number, site, step.owned, places)
+        return partner
+
+    def _find_guests(self) -> bool:
+        """Tell the model's own optimizers from others; True where one that has stepped turns out to be another's."""
+        every = list(self._all.values())
+        for partner in every:
+            partner.guest = partner.source.outside and any(partner.places < other.places for other in every)
+        mine = [partner for partner in self._stepped if not partner.guest]
+        replaced = len(mine) < len(self._stepped)
+        self._stepped = mine
+        return replaced

@@ -1,0 +1,137 @@
+"""Whether the next step makes a record, and whether everything is read in it because rules asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from gradflow_export.schedule import Schedule
+
+DELAY = 32
+"""Steps between the record that a request was made of and the step at which it acts.
+
+The worker has usually judged a record long before: so many steps of a small model take it about as long as it takes to
+be woken, and a GPU is never asked to have finished what was only just launched.
+"""
+
+AGAIN_STEPS = 10
+FLAGGED = 64
+
+
+class Handover(Protocol):
+    """What the training thread asks of the worker."""
+
+    def wait_past(self, step: int) -> None:
+        """Wait, for a bounded time, until every record up to a step is judged."""
+
+    @property
+    def spent(self) -> list[float]:
+        """CPU seconds of the worker: for plain steps, and for those at which more was read."""
+
+    def has_room(self) -> bool:
+        """Whether a step may be read; one that may not is counted as lost."""
+
+
+class Pace:
+    """Decides before each step whether it is recorded, and whether it is read densely.
+
+    A request of the record of step ``s`` acts at the first recorded step from ``s + DELAY`` on. The training thread
+    waits for the verdict on ``s`` there, so that what is read depends on the records alone; a verdict that has not come
+    within the bounds of :class:`~gradflow_export.engine.backlog.Backlog` makes a late request, which acts later.
+
+    Attributes:
+        worker: Judges the records; ``None`` where nobody does, and nothing is asked for.
+        dense: Whether everything is read at the step under way.
+        late: Requests that came after the step at which they were to act.
+        flagged: Layers of the issues for which a request has acted, at most ``FLAGGED``, the newest last.
+        skipped: Steps without a record by reason: ``every``, ``budget``, ``paused``.
+    """
+
+    def __init__(self) -> None:
+        self.worker: Handover | None = None
+        self.dense = False
+        self.late = 0
+        self.skipped = {"every": 0, "budget": 0, "paused": 0}
+        self.flagged: dict[str, None] = {}
+        self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
+        self._last = self._acted = -DELAY
+        self._why: str | None = None
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """CPU seconds of the worker: for plain steps, and for those at which more was read."""
+        plain, sampled = (0.0, 0.0) if self.worker is None else self.worker.spent
+        return plain, sampled
+
+    def ask(self, step: int, layers: tuple[str, ...] = ()) -> None:
+        """Request a dense step because of the record of this one, and of these layers; called by the worker."""
+        self._requests.append((step, layers[:FLAGGED]))
+
+    def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
+        """Plan a step; return whether it makes a record.
+
+        Args:
+            step: Its number.
+            schedule: When there are records at all.
+            spacing: Of how many steps one is recorded, to stay within a budget.
+            paused: Whether the user has paused the exporter.
+            alone: Whether requests count: other ranks would not hear of them.
+        """
+        self.dense = False
+        if paused:
+            self._why = "paused"
+        elif schedule.recorded(step, spacing):
+            self._why = None
+        else:
+            self._why = "budget" if schedule.recorded(step) else "every"
+        if self._why is not None or self.worker is None:
+            return self._why is None
+        if not self.worker.has_room():
+            self._why = "behind"
+            return False
+        if alone:
+            self.worker.wait_past(step - DELAY)
+            self.dense = self._is_asked(step)
+        self._last = step
+        return True
+
+    def _is_asked(self, step: int) -> bool:
+        asked = False
+        while self._requests and self._requests[0][0] + DELAY <= step:
+            asked = True
+            request, layers = self._requests.popleft()
+            self.late += request + DELAY <= self._last
+            for layer in layers:
+                self.flagged.pop(layer, None)
+                self.flagged[layer] = None
+        while len(self.flagged) > FLAGGED:
+            del self.flagged[next(iter(self.flagged))]
+        if not asked or step - self._acted < AGAIN_STEPS:
+            return False
+        self._acted = step
+        return True
+
+    def pass_by(self, count: int, step: int, schedule: Schedule, *, paused: bool) -> None:
+        """Count steps that nobody looked at.
+
+        Args:
+            count: How many.
+            step: The first of them.
+            schedule: When there would be records without a budget.
+            paused: Whether the user has paused the exporter.
+        """
+        due = (step + count - 1) // schedule.every - (step - 1) // schedule.every
+        if paused:
+            self.skipped["paused"] += count
+        else:
+            self.skipped["budget"] += due
+            self.skipped["every"] += count - due
+
+    def end(self) -> dict[str, float]:
+        """End the step; return what its record tells of how it was planned."""
+        if self._why in self.skipped:
+            self.skipped[self._why] += 1
+        out = {"schedule.asked": 1.0} if self.dense else {}
+        if self.late:
+            out["schedule.late_requests"] = float(self.late)
+        return out

@@ -1,0 +1,84 @@
+"""Steps between two records: the optimizer's hooks count them, and every other hook of ours does nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.engine.isolation import Guard
+from gradflow_export.hooks.optimizer_hooks import PassedSteps
+from gradflow_export.schedule import SETTLING_STEPS
+
+if TYPE_CHECKING:
+    from gradflow_export.engine.training_loop import TrainingLoop
+
+PAUSED = 1 << 60
+"""Steps that are passed by at most while recording is paused."""
+
+
+class QuietSteps:
+    """Passes steps by until the next one that makes a record, and times what lies between two records.
+
+    Args:
+        loop: Whose steps.
+        guard: Its hooks rest meanwhile.
+
+    Attributes:
+        steps: Counts them.
+    """
+
+    def __init__(self, loop: TrainingLoop, guard: Guard) -> None:
+        self.steps = PassedSteps()
+        self._lapped = 0
+        self._loop, self._guard = loop, guard
+        self._resting = contextlib.ExitStack()
+
+    def spacing(self, step: int) -> int:
+        """Return of how many steps one is recorded: the first ones depend on no clock."""
+        return 1 if step <= SETTLING_STEPS else self._loop.clock.spacing
+
+    def begin(self, optimizer: object) -> None:
+        """Pass by the steps before the next record; their optimizer is the only one there is."""
+        loop = self._loop
+        step = loop.steps + 1
+        count = PAUSED if loop.paused else loop.schedule.next_recorded(step, self.spacing(step)) - step
+        if count > 0 and loop.optimizers is not None and isinstance(optimizer, Optimizer):
+            self._resting.enter_context(self._guard.suspended())
+            for end in loop.taps.rest():
+                self._resting.callback(end)
+            self.steps.begin(count, optimizer, loop.optimizers.strangers, self._passed)
+
+    def pause(self, *, on: bool) -> None:
+        """Record nothing from the next step on, or with ``on=False`` go on."""
+        self.end()
+        self._loop.paused = on
+        if self._loop.open is None:  # no optimizer has stepped yet: what was planned can change
+            self._loop.plan()
+
+    def end(self) -> None:
+        """Look at steps again from the next one on."""
+        self.steps.end()
+
+    def _passed(self, count: int) -> None:
+        loop = self._loop
+        self._resting.close()
+        loop.pace.pass_by(count, loop.steps + 1, loop.schedule, paused=loop.paused)
+        for called in loop.taps.hooked:
+            called.forget()
+        loop.steps += count
+        loop.plan()
+
+    def lap(self, now: float, *, sampled: bool) -> dict[str, float]:
+        """Return the times of a recorded step, and of those passed by before it.
+
+        Args:
+            now: Time at its end, in seconds.
+            sampled: Whether an instrument with an interval was read.
+        """
+        loop = self._loop
+        steps, self._lapped = loop.steps - self._lapped, loop.steps
+        fixed = loop.steps <= SETTLING_STEPS
+        spent = self._guard.spent
+        return loop.clock.lap(now, spent, sampled=sampled, steps=steps, worker=loop.pace.spent, fixed=fixed)

@@ -1,0 +1,329 @@
+"""The worker thread: assembles records, asks the rules, feeds the writers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gradflow_export.engine.assemble import Assembler, Ranks
+from gradflow_export.engine.backlog import DEFERRED, Backlog
+from gradflow_export.engine.external_issues import ToldJudge
+from gradflow_export.engine.forked import begun_here, call_at_exit, writers_here
+from gradflow_export.engine.transfer import Bundle
+from gradflow_export.errors import ArgumentTypeError
+from gradflow_export.metrics.arrays.algebra import use_one_thread
+from gradflow_export.records.lost import DROPPED, LostSteps
+from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord
+from gradflow_export.report.summary import RunSummary
+from gradflow_export.writers.base import Writer
+from gradflow_export.writers.together import WriterSet
+
+_log = logging.getLogger("gradflow_export")
+
+POLL_SECONDS = 0.1
+BURST_SECONDS, MOST_PAUSE_SECONDS = 0.001, 0.02
+"""After so much work there is a pause, which lasts as long as the work did but for at most so long. The training thread
+asks for the GIL at each tensor operation and waits for it while Python code runs here: without pauses a step would last
+as long as all that waits takes."""
+IDLE_SECONDS = 5.0
+"""After this long without a step, writers are asked to make what they hold readable."""
+CHILD_SECONDS = 10.0
+"""How long the end of a forked child may wait for its last steps to be written."""
+
+KEEP_SECONDS = 0.4
+"""Between two times that writers are asked to see to it that what they hold outlives the process."""
+
+ENDED = "the worker had ended"
+
+Analyze = Callable[[StepRecord], Mapping[str, float] | None]
+
+
+class Analyzers:
+    """What users have registered to be asked about every record; one that fails is set aside."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Analyze] = {}
+
+    def add(self, name: str, analyzer: Any) -> None:
+        """Ask an analyzer about every record from now on.
+
+        Raises:
+            ArgumentTypeError: It is neither callable nor has ``analyze_custom_metric``.
+        """
+        analyze = getattr(analyzer, "analyze_custom_metric", analyzer)
+        if not callable(analyze):
+            raise ArgumentTypeError(
+                f"analyzer must be callable or have analyze_custom_metric(record), got {type(analyzer).__name__}."
+            )
+        self._all[name] = analyze
+
+    def ask(self, record: StepRecord) -> list[Reading]:
+        """Return what they say of a record."""
+        return [reading for name in tuple(self._all) for reading in self._ask(name, record)]
+
+    def _ask(self, name: str, record: StepRecord) -> list[Reading]:
+        try:
+            values = self._all[name](record) or {}
+            return [Reading.run(f"custom.{name}.{key}", float(value)) for key, value in values.items()]
+        except Exception:
+            _log.warning("gradflow: analyzer %r failed and is set aside", name, exc_info=True)
+            self._all.pop(name, None)
+            return []
+
+
+class Worker:
+    """Takes bundles from the training thread and turns them into records, issues and files.
+
+    The training thread appends to a deque. This one looks every ``POLL_SECONDS``, or sooner when many steps wait, and
+    takes all that is there, with pauses unless it is behind. It judges a step before it writes it, and judges others
+    first when many wait, so that a slow writer delays no verdict. Nothing that was read is dropped: when there is no
+    room the training thread waits, see :class:`~gradflow_export.engine.backlog.Backlog`. A writer that raises is reported once
+    and set aside.
+
+    Args:
+        info: The run.
+        judge: Asks the rules.
+        writers: Where records go.
+        device: Reads the memory of the device.
+        on_issue: Told of each issue, and of the step of its record.
+        strict: Keep the first error of a writer.
+        synchronous: Have :meth:`put` return when the step is judged and written.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        judge: ToldJudge,
+        writers: Sequence[Writer],
+        *,
+        device: Callable[[], Mapping[str, float]],
+        on_issue: Callable[[Issue, int], None],
+        strict: bool = False,
+        synchronous: bool = False,
+    ) -> None:
+        self.analyzers = Analyzers()
+        self._judge = judge
+        self._device, self._on_issue, self._strict = device, on_issue, strict
+        self._synchronous = synchronous
+        self._begin(info, writers)
+
+    def _begin(self, info: RunInfo | None, writers: Sequence[Writer]) -> None:
+        """Take the state of a worker that has done nothing, in this process."""
+        self._pid = os.getpid()
+        self.summary, self.outlets = RunSummary(info), WriterSet(writers)
+        self._error: BaseException | None = None
+        self._assembler = Assembler()
+        self._lost: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._closing = self._gave_up = self._finished = self._unflushed = False
+        self.spent = [0.0, 0.0]  # CPU seconds for steps that a budget decides: plain ones, those at which more is read
+        self._kept = self._last_record = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
+        self.backlog = Backlog(self._thread.is_alive)
+        self.backlog.serve(writers)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a forked child that has not trained yet: all of it is the parent's."""
+        return os.getpid() != self._pid
+
+    @property
+    def error(self) -> BaseException | None:
+        """What a step first failed with, or where errors are let through a writer; ``None`` when nothing failed."""
+        return self._error or (self.outlets.error if self._strict else None)
+
+    def describe(self, blocks: tuple[str, ...], intervals: Mapping[str, int]) -> None:
+        """Complete the run's description before :meth:`start`."""
+        info = self.summary.info
+        if info is not None:
+            settings = {**info.settings, "intervals": dict(intervals)}
+            self.summary.info = replace(info, blocks=blocks, settings=settings)
+
+    def start(self) -> None:
+        """Open the writers and start the thread."""
+        self.outlets.open(self.summary.info)
+        self._thread.start()
+
+    def join(self, ranks: Ranks) -> None:
+        """Send every step to rank 0 from now on, or on rank 0 join what the others send; before :meth:`start`."""
+        self._assembler.ranks = ranks
+
+    @property
+    def lost_steps(self) -> LostSteps:
+        """What was lost so far."""
+        backlog = self.backlog
+        early = {"closed before they were written": backlog.taken - backlog.done} if self._gave_up else {}
+        return LostSteps({**self._lost, **early}, {name: gap.steps for name, gap in self.outlets.lost.items()})
+
+    def has_room(self) -> bool:
+        """Return whether a step may be read; one that may not is counted as lost."""
+        if self.inherited:  # the step begins a session of this process
+            return True
+        if self.backlog.full or not self._thread.is_alive():
+            self._lost["writers too slow" if self._thread.is_alive() else ENDED] += 1
+            return False
+        return True
+
+    def wait_past(self, step: int) -> None:
+        """Wait, for a bounded time, until every record up to a step is judged."""
+        if threading.current_thread() is not self._thread and not self.inherited:
+            self.backlog.wait_past(step)
+
+    def put(self, bundle: Bundle) -> None:
+        """Hand over one step; waits where there is no room, and in synchronous mode until the step is done."""
+        if self.inherited:
+            self._begin_in_child()
+        if self._closing or not self._thread.is_alive():
+            self._lost[ENDED] += 1
+        elif threading.current_thread() is self._thread:  # an analyzer that asks for the report ends the open step
+            self.backlog.queue.append(bundle)
+            self.backlog.taken += 1
+        else:
+            self.backlog.put(bundle, wait=self._synchronous)
+
+    def _begin_in_child(self) -> None:
+        """Go on in a forked child, with a session of its own: the thread did not come along."""
+        spread = self._assembler.ranks is not None  # the parent is the one that the other ranks know
+        self._begin(begun_here(self.summary.info), () if spread else writers_here(self.outlets.working))
+        self._judge.begin_again()
+        call_at_exit(partial(self.close, CHILD_SECONDS))
+        self.start()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until all that was handed over so far is written; False when there was no progress for ``timeout`` s."""
+        backlog = self.backlog
+        wanted = backlog.taken
+        if threading.current_thread() is self._thread:
+            return False
+        return backlog.wait(lambda: backlog.done >= wanted, timeout)
+
+    def read_summary(self, use: Callable[[RunSummary], Any]) -> Any:
+        """Call ``use`` on the summary while no record is being added."""
+        with (
+            self._lock if self._thread.is_alive() else contextlib.nullcontext()
+        ):  # a fork may find the lock held for ever
+            self.summary.lost_steps = self.lost_steps
+            return use(self.summary)
+
+    def close(self, timeout: float) -> None:
+        """Process what is waiting, close the writers, and end the thread.
+
+        Args:
+            timeout: Seconds without any progress after which what is left is given up.
+        """
+        self._closing = True
+        if threading.current_thread() is self._thread:  # the model was collected while this thread ran
+            return
+        self.backlog.wait(lambda: self._finished, timeout)
+        if self._finished:
+            self._thread.join(timeout)
+        else:
+            self._gave_up = True
+            _log.warning(
+                "gradflow: the worker made no progress for %.0f s%s and is given up; %s",
+                timeout,
+                " inside a writer" if self.backlog.writing else "",
+                self.lost_steps.phrase or "nothing was lost",
+            )
+
+    def _run(self) -> None:
+        use_one_thread()
+        backlog, kind, busy = self.backlog, None, 0.0
+        while True:
+            backlog.idle = True
+            backlog.wake.wait(POLL_SECONDS)
+            backlog.idle = False
+            backlog.wake.clear()
+            closing = self._closing
+            while len(backlog):
+                began = time.thread_time()
+                kind = backlog.queue[0].kind if backlog.queue else kind
+                if backlog.queue and len(backlog.judged) < DEFERRED:
+                    self._judge_next()
+                if backlog.ripe:
+                    self._write_next()
+                    self._keep()
+                took = time.thread_time() - began
+                if kind is not None:
+                    self.spent[kind] += took
+                busy += took
+                if busy >= BURST_SECONDS and not backlog.awaited:
+                    backlog.wake.wait(min(busy, MOST_PAUSE_SECONDS))
+                    busy = 0.0
+            self._keep()
+            self._flush_when_idle()
+            if closing and not len(backlog):
+                break
+        if self._assembler.ranks is not None:
+            self._assembler.ranks.close()
+        self.outlets.close()
+        self._finished = True
+        backlog.move()
+
+    def _judge_next(self) -> None:
+        """Turn the first step that waits into a record; it stays the first until whatever it asks for is known."""
+        backlog = self.backlog
+        bundle = backlog.queue[0]
+        try:
+            record = self._record(bundle)
+            with self._lock:
+                issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
+                notes = tuple(item for item in bundle.told if isinstance(item, Note))
+                record = replace(record, issues=issues, notes=notes) if issues or notes else record
+                self.summary.add(record)
+            for issue in issues:
+                self._on_issue(issue, record.step)
+            backlog.judged.append(record)
+        except Exception as error:
+            backlog.done += 1
+            self._lost["could not be processed"] += 1
+            self._error = self._error or error
+            if self._error is error:
+                _log.warning("gradflow: step %d could not be recorded; training goes on", bundle.step, exc_info=True)
+        finally:
+            backlog.queue.popleft()
+            backlog.move()
+
+    def _write_next(self) -> None:
+        """Write the first record that waits."""
+        backlog = self.backlog
+        record = backlog.judged[0]
+        backlog.writing = True
+        self.outlets.write(record)
+        backlog.writing = False
+        backlog.judged.popleft()
+        backlog.done += 1
+        self._unflushed, self._last_record = True, time.monotonic()
+        backlog.move()
+
+    def _record(self, bundle: Bundle) -> StepRecord:
+        readings, histograms = self._assembler.assemble(bundle)
+        readings.extend(Reading.run(metric, value) for metric, value in self._device().items())
+        readings.extend(Reading.run(metric, value) for metric, value in self._own().items())
+        rank = 0 if self.summary.info is None else self.summary.info.rank
+        record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank)
+        custom = self.analyzers.ask(record)
+        return replace(record, readings=record.readings + tuple(custom)) if custom else record
+
+    def _own(self) -> dict[str, float]:
+        """Return what the worker knows of itself, where there is something to tell."""
+        told = {DROPPED: sum(self.lost_steps.dropped.values()), "runtime.waited": self.backlog.waited}
+        return {metric: float(value) for metric, value in told.items() if value}
+
+    def _keep(self) -> None:
+        if time.monotonic() - self._kept >= KEEP_SECONDS:
+            self._kept = time.monotonic()
+            self.outlets.keep()
+
+    def _flush_when_idle(self) -> None:
+        if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
+            self._unflushed = False
+            self.outlets.flush()

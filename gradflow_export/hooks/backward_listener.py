@@ -1,0 +1,245 @@
+"""Sees on which tensors ``backward`` is called: the loss of a loop that nobody told of."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.records.step_record import RUN_SITE
+
+MOST_NODES = 5_000
+"""Nodes of a graph that are looked at for a parameter of the model; what reaches none among them is another's loss."""
+ALWAYS_CHECKED = 10
+CHECKED_EVERY = 50
+_MARK = "gradflow_listeners"
+_CHECKPOINT = "CheckpointFunctionBackward"
+"""A reentrant checkpoint, whose parameters show in the graph of its second run only."""
+
+
+class Listener(Protocol):
+    """Is told of each outermost backward pass of the process."""
+
+    def see(self, tensors: Any, gradients: Any) -> None:
+        """Take what ``backward`` is called on, and the gradients that were given with it, before the pass."""
+
+    def over(self, seconds: float | None) -> None:
+        """Take the time of the pass that this thread began, ``None`` where it raised."""
+
+
+class _Listeners:
+    """Stands in for ``torch.autograd.backward`` while anybody listens."""
+
+    def __init__(self, original: Callable[..., None]) -> None:
+        self.original = original
+        self.current: tuple[Listener, ...] = ()
+        listeners = self
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            # Compiled code holds no trace of this; a checkpoint that is computed again is no pass of its own.
+            if torch.compiler.is_compiling() or torch_private.backward_number() != -1:
+                original(tensors, *args, **kwargs)
+            else:
+                listeners.run(tensors, args, kwargs)
+
+        backward.__dict__[_MARK] = self
+        self.stand_in = backward
+
+    def run(self, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the pass, and tell of it before and after."""
+        told = self.current
+        tensors = tensors if isinstance(tensors, (Tensor, tuple, list)) else tuple(tensors)
+        gradients = args[0] if args else kwargs.get("grad_tensors", kwargs.get("grad_variables"))
+        for listener in told:
+            listener.see(tensors, gradients)
+        seconds, began = None, time.perf_counter()
+        try:
+            self.original(tensors, *args, **kwargs)
+            seconds = time.perf_counter() - began
+        finally:
+            for listener in told:
+                listener.over(seconds)
+
+
+def listen(listener: Listener) -> contextlib.ExitStack:
+    """Tell of each outermost ``torch.autograd.backward`` of the process.
+
+    ``Tensor.backward`` looks that function up when it is called, so that this one attribute suffices. It is replaced
+    once, whatever the number of listeners, and put back when the last of them has gone.
+
+    Args:
+        listener: Who is told.
+
+    Returns:
+        A stack whose closing ends it.
+    """
+    found = getattr(torch.autograd.backward, _MARK, None)
+    listeners: _Listeners = _Listeners(torch.autograd.backward) if found is None else found
+    if found is None:
+        torch.autograd.backward = listeners.stand_in
+    listeners.current = (*listeners.current, listener)
+    stack = contextlib.ExitStack()
+    stack.callback(_leave, listeners, listener)
+    return stack
+
+
+def _leave(listeners: _Listeners, listener: Listener) -> None:
+    listeners.current = tuple(other for other in listeners.current if other is not listener)
+    # Where somebody else has wrapped it in the meantime, it stays as a mere detour.
+    if not listeners.current and torch.autograd.backward is listeners.stand_in:
+        torch.autograd.backward = listeners.original
+
+
+Root = tuple[Tensor, "Tensor | None"]
+"""A scalar that ``backward`` is called on, and the gradient that was given with it, by which it is multiplied."""
+
+
+class Roots:
+    """Tells which backward passes are one model's, and on which losses they are called.
+
+    Only a tensor whose graph reaches a parameter of the model counts. Its graph is followed at first, and then now and
+    then; as soon as one belonged to another model, each is. Scalars that lead to no parameter, with or without a graph,
+    are counted until one leads there.
+
+    Args:
+        model: Returns the model, ``None`` when it is gone.
+        on_pass: Called with the scalars among the roots before each backward pass of the model.
+        over: Called after each backward pass of the process with its seconds, ``None`` where it raised.
+        guard: Wraps what is called from ``backward`` before the pass.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module | None],
+        on_pass: Callable[[Sequence[Root]], None],
+        over: Callable[[float | None], None],
+        *,
+        guard: Guard = unguarded,
+    ) -> None:
+        self._model, self._on_pass = model, on_pass
+        self.see, self.over = guard(self._called), over
+        self._checks = self._until = 0
+        self._alone = True
+        self._blind = self._told = 0
+        self._listening = contextlib.ExitStack()
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack ends it."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._end)
+        self._begin()
+        return stack
+
+    def rest(self) -> Callable[[], None]:
+        """Be told of no pass for a while; return a function that ends that."""
+        self._end()
+        return self._begin
+
+    def _begin(self) -> None:
+        self._listening = listen(self)
+
+    def _end(self) -> None:
+        self._listening.close()
+
+    def drain(self) -> Drained:
+        """Give out how many scalars in a row led to no parameter, where these are more than were told of."""
+        more, self._told = self._blind > self._told, self._blind
+        return [Pending("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
+
+    def _called(self, tensors: Any, gradients: Any) -> None:
+        if isinstance(tensors, Tensor):
+            tensors = (tensors,)
+        if gradients is None or isinstance(gradients, Tensor):
+            gradients = (gradients,) * len(tensors)
+        every = [
+            (root, given)
+            for root, given in zip(tensors, gradients, strict=False)
+            if isinstance(root, Tensor) and root.requires_grad
+        ]
+        mine = [pair for pair in every if pair[0].grad_fn is not None and self._mine(pair[0])]
+        roots = [pair for pair in mine if pair[0].numel() == 1]
+        # A vector says nothing of a loss.
+        self._blind = 0 if mine else self._blind + sum(root.numel() == 1 for root, _ in every)
+        if mine:
+            self._on_pass(roots)
+
+    def _mine(self, root: Tensor) -> bool:
+        self._until -= 1
+        if self._alone and self._until > 0:
+            return True
+        self._checks += 1
+        self._until = 1 if self._checks < ALWAYS_CHECKED else CHECKED_EVERY
+        model = self._model()
+        if model is None:
+            return False
+        mine = reaches(root, map(id, model.parameters()))
+        self._alone &= mine
+        return mine
+
+
+def reaches(root: Tensor, parameters: Iterable[int]) -> bool:
+    """Whether the gradient of a tensor reaches one of these parameters.
+
+    Args:
+        root: A tensor with a graph.
+        parameters: By ``id``.
+    """
+    known, waiting = frozenset(parameters), deque([root.grad_fn])
+    seen = {root.grad_fn}
+    while waiting and len(seen) < MOST_NODES:
+        node: Any = waiting.popleft()
+        if id(getattr(node, "variable", None)) in known or node.name() == _CHECKPOINT:
+            return True
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return False
+
+
+def saved(node: Any, name: str) -> Tensor | None:
+    """Return a tensor that a node of the graph keeps for its backward pass, before that has begun.
+
+    Args:
+        node: The node.
+        name: Such as ``"self"``.
+
+    Returns:
+        The tensor without its graph; ``None`` where there is none, it was freed, or hooks stand before it
+        (checkpoints, offloading), which would compute or copy it for us.
+    """
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    # Older versions of PyTorch do not tell whether hooks stand before it.
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        return None
+    try:
+        tensor = getattr(node, f"_saved_{name}")
+    except RuntimeError:  # freed by an earlier backward pass
+        return None
+    return tensor.detach() if isinstance(tensor, Tensor) else None
+
+
+def scale_of(node: Any) -> Tensor | None:
+    """Return what may be a ``GradScaler``'s scale: a tensor of float32 without dimensions that a root was made with."""
+    if node.name() != "MulBackward0" or node.next_functions[1][0] is not None:
+        return None
+    other = saved(node, "other")
+    return other if other is not None and other.dim() == 0 and other.dtype == torch.float32 else None
+
+
+def is_scaled(root: Tensor) -> bool:
+    """Whether a root looks like what a ``GradScaler`` gives out, whose steps may overflow; waits for its device."""
+    scale = None if root.grad_fn is None else scale_of(root.grad_fn)
+    return scale is not None and float(scale) > 1.0 and math.frexp(float(scale))[0] == 0.5

@@ -1,0 +1,1 @@
+"""Dead, saturated and zero outputs of activations, as modules and as functions."""

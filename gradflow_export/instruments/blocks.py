@@ -1,0 +1,221 @@
+"""Gradient norms at the outputs of blocks, and what the blocks send forward."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.autograd_graph.junctions import LOSS, Junctions
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.compiled_calls import Reading
+from gradflow_export.hooks.discover import NamedModule
+from gradflow_export.hooks.gradient_hooks import GradientStore
+from gradflow_export.hooks.guards import Guard, Part, unguarded
+from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.hooks.output_stats import SentOutputs
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.site_buffer import Places
+from gradflow_export.metrics.outputs import is_floating
+from gradflow_export.records.catalog import MetricSpec, spec
+
+_PREFERRED_KEYS = ("last_hidden_state", "hidden_states", "logits", "sample")
+UNKNOWN = -2
+
+
+def output_tensor(output: Any) -> Tensor | None:
+    """Choose the tensor of a block's output whose gradient is measured.
+
+    Args:
+        output: A tensor, or a tuple, list, mapping or Hugging Face output that holds one, nested or not.
+
+    Returns:
+        The first floating tensor that requires a gradient; in mappings the keys ``last_hidden_state``,
+        ``hidden_states``, ``logits`` and ``sample`` come first. ``None`` when there is none.
+    """
+    if isinstance(output, Tensor):
+        learns = output.requires_grad and is_floating(output)
+        # A fake one has a shape alone.
+        return output if learns and not isinstance(output, torch_private.FakeTensor) else None
+    for part in _parts(output):
+        chosen = output_tensor(part)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _parts(output: Any) -> Iterable[Any]:
+    if isinstance(output, Mapping):
+        first = [output[key] for key in _PREFERRED_KEYS if key in output]
+        return [*first, *(value for key, value in output.items() if key not in _PREFERRED_KEYS)]
+    return output if isinstance(output, (tuple, list)) else ()
+
+
+class BlockTap:
+    """Gradient norms, output sizes, output spreads and samples of block outputs, while the module calls are armed.
+
+    Args:
+        calls: Sees the blocks being called.
+        blocks: Names and modules.
+        by_call_order: Whether their order is that of their first calls, because they are leaf modules.
+        found: Whether nobody said that these blocks form a chain, so that it is looked up in the graph.
+        guard: Wraps the hooks.
+    """
+
+    def __init__(
+        self,
+        calls: ModuleCalls,
+        blocks: Sequence[NamedModule],
+        *,
+        by_call_order: bool = False,
+        found: bool = False,
+        guard: Guard = unguarded,
+    ) -> None:
+        self.names = tuple(name for name, _ in blocks)
+        self.store = GradientStore(self.names, guard=guard)
+        self.calls = calls
+        self._modules = [module for _, module in blocks]
+        self._guard = guard
+        self._part = guard if isinstance(guard, Part) else Part()
+        self._spent = 0.0
+        self._order: dict[int, None] | None = {} if by_call_order else None
+        self._ordered: tuple[tuple[str, ...], Places] | None = None
+        self.junctions = Junctions() if found or by_call_order else None
+        self._known: tuple[tuple[int, tuple[str, ...]], Drained] | None = None
+        self._sent = SentOutputs(self.names)
+        self._expected: dict[int, Callable[[Tensor], None]] = {}
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        names = ("gradient_norm", "output_rms", "output_max", "output_spread", "next")
+        return tuple(spec(f"block.{name}") for name in names)
+
+    @property
+    def sample_rows(self) -> bool:
+        """Whether samples of rows are kept for ranks, and the greatest entries."""
+        return self._sent.sample_rows
+
+    @sample_rows.setter
+    def sample_rows(self, on: bool) -> None:
+        self._sent.sample_rows = on
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to watch the blocks' calls."""
+        for index, module in enumerate(self._modules):
+            inside = Reading(self._guard(partial(self._made, index)), self._guard(partial(self._sent_back, index)))
+            called = partial(self._called, index)
+            self.calls.add(module, called if isinstance(self._guard, Part) else self._guard(called), inside)
+        self._modules.clear()
+        stack = self.calls.attach()
+        stack.callback(self.store.reset)
+        return stack
+
+    def _called(self, index: int, _module: nn.Module, _args: Any, output: Any) -> None:
+        part = self._part
+        if part.off:
+            return
+        began = time.perf_counter()
+        try:
+            # Only floating and complex tensors can require a gradient.
+            plain = type(output) is Tensor and output.requires_grad
+            tensor = output if plain else output_tensor(output)
+            order, junctions = self._order, self.junctions
+            if order is not None and index not in order:
+                self._first_call(index)
+            if tensor is None:
+                return
+            if junctions is not None and junctions.learning:
+                junctions.mark(index, output)
+            self.store.watch(index, tensor)
+            self._sent.take(index, tensor)
+        except Exception as error:
+            part.failed(error)
+        except BaseException:
+            torch.set_grad_enabled(True)  # as it was, or the call were not seen: Ctrl-C may come within no_grad()
+            raise
+        finally:
+            self._spent += time.perf_counter() - began
+
+    def _first_call(self, index: int) -> None:
+        if self._order is not None:
+            self._order[index] = None
+        self._ordered = None
+        if self.junctions is not None:
+            self.junctions.again()
+
+    def _made(self, index: int, tensor: Tensor) -> None:
+        """Take an output inside compiled code, whose gradient comes by itself and whose graph cannot be followed."""
+        self.junctions = None
+        if self._order is not None and index not in self._order:
+            self._first_call(index)
+        self._expected[index] = self.store.expect(index)
+        self._sent.take(index, tensor)
+
+    def _sent_back(self, index: int, gradient: Tensor) -> None:
+        """Take a gradient inside compiled code."""
+        take = self._expected.get(index)
+        if take is not None:
+            take(gradient)
+
+    def follow(self, loss: Tensor) -> None:
+        """Learn from the graph of a loss how the blocks hang together."""
+        if self.junctions is not None:
+            self.junctions.follow(loss)
+
+    def _in_order(self) -> tuple[tuple[str, ...], Places]:
+        """Return the names from input to output, as far as known, and their indices."""
+        if self._ordered is None:
+            every = range(len(self.names))
+            known = list(self._order or ())
+            order = [*known, *sorted(set(every).difference(known))]
+            self._ordered = tuple(self.names[index] for index in order), np.array(order, dtype=np.int64)
+        return self._ordered
+
+    def drain(self) -> Drained:
+        """Give out norms, sizes, spreads and samples in depth order, and forget them."""
+        self._tell_time()
+        if not self._sent and not self.store:
+            self.store.settle()
+            return []
+        sites, order = self._in_order()
+        if self.junctions is not None and self.junctions.learning:
+            self.junctions.settle(self.store.arrivals())
+        out = [*self.store.drain(sites, order), *self._sent.drain(sites, order), *self._following(order, sites)]
+        if self.junctions is not None:
+            self.junctions.forget()
+        return out
+
+    def _following(self, order: Places, sites: tuple[str, ...]) -> Drained:
+        """Give out the place of the block that each must pass on the way to the loss, where that is known."""
+        if self.junctions is None:
+            return []
+        if self._known is None or self._known[0] != (self.junctions.steps, sites):
+            indices = [int(index) for index in order]
+            following = self.junctions.following(indices)
+            # Of a list of blocks, unlike of leaf modules, nobody knows what comes after the last.
+            end = LOSS if self._order is not None else UNKNOWN
+            places = {LOSS: end, **{index: place for place, index in enumerate(indices)}}
+            where = [place for place, index in enumerate(indices) if index in following]
+            values = np.array([float(places[following[indices[place]]]) for place in where])
+            pending = Pending("block.next", sites, values, np.array(where, dtype=np.int64))
+            self._known = (self.junctions.steps, sites), [pending] if where else []
+        return list(self._known[1])
+
+    def forget(self) -> None:
+        """Forget what was collected, and what is still on its way: the step makes no record."""
+        self._tell_time()
+        self._sent.forget()
+        if self.junctions is not None:
+            self.junctions.forget()
+        self.store.reset()
+
+    def _tell_time(self) -> None:
+        self._part.took(self._spent + self.store.spent)
+        self._spent = self.store.spent = 0.0

@@ -1,0 +1,75 @@
+"""Whether parameters that seem to rest have changed by a bit since the last reading, whoever wrote to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.readings import Drained, Pending, join_scalars
+from gradflow_export.metrics.arrays.checksum import checksum
+
+
+class Checksums:
+    """Compares the checksums of parameters at one reading with those at the reading before.
+
+    Version counters miss what is written through ``.data``, and an optimizer is not all that moves a parameter. What an
+    optimizer is known to have moved needs no checksum, so that of a model that trains nothing is read.
+
+    Args:
+        model: Returns the model, ``None`` where it is gone.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None]) -> None:
+        self._model = model
+        self._known: dict[str, tuple[int, torch.device, Tensor]] = {}
+        self._begun = False
+
+    def begin(self) -> None:
+        """Take the first checksums, before the first step that is read."""
+        if self._begun:
+            return
+        self._begun = True
+        for _, site, parameter in self._trained():
+            self._keep(site, parameter)
+
+    def compare(self, moved: AbstractSet[str]) -> Drained:
+        """Return which parameters have changed since the last call.
+
+        Args:
+            moved: Those that an optimizer moved by more than nothing.
+        """
+        where: list[int] = []
+        values: list[Tensor | float] = []
+        for place, site, parameter in self._trained():
+            before = self._known.pop(site, None)
+            now = None if site in moved else self._keep(site, parameter)
+            if site in moved:
+                values.append(1.0)
+            elif before is not None and now is not None and before[:2] == (id(parameter), now.device):
+                values.append((now != before[2]).double())
+            else:
+                continue
+            where.append(place)
+        if not values:
+            return []
+        sites = tuple(site for site, _ in self._named())
+        return [Pending("parameter.changed", sites, join_scalars(values), np.array(where, dtype=np.int64))]
+
+    def _named(self) -> list[tuple[str, Tensor]]:
+        model = self._model()
+        return [] if model is None else [(site_name(name), p) for name, p in model.named_parameters()]
+
+    def _trained(self) -> list[tuple[int, str, Tensor]]:
+        return [(place, site, p) for place, (site, p) in enumerate(self._named()) if p.requires_grad]
+
+    def _keep(self, site: str, parameter: Tensor) -> Tensor | None:
+        with torch.no_grad():
+            now = checksum(parameter)
+        if now is not None:
+            self._known[site] = (id(parameter), now.device, now)
+        return now

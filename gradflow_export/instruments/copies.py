@@ -1,0 +1,226 @@
+"""Tensors of one process that should stay equal: copies named by hand, and copies whose gradients say so."""
+
+from __future__ import annotations
+
+import contextlib
+import reprlib
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.catalog import MetricSpec, spec
+
+Copies = Iterable[Sequence[str]] | None
+"""Groups of names of parameters, buffers or modules that should hold the same."""
+
+ENTRIES = 256
+FOUND = 64
+"""Pairs that are followed at most without being named."""
+LEAST = 8
+"""Entries without which parallel gradients are chance."""
+PARALLEL = 1 - 1e-9
+
+_Held = tuple[str, Slot, Slot]
+
+
+class CopyTap:
+    """Reads, while armed, how far copies are apart.
+
+    Copies that nobody named are parameters that begin with the same entries and get parallel gradients: those of one
+    tensor that is kept twice are, and those of layers that merely began alike are not. A head that begins with the
+    weights of an embedding was meant to share them.
+
+    Args:
+        model: The unwrapped model; only weak references to its tensors are kept.
+        copies: What should stay equal by the user's word.
+
+    Raises:
+        ArgumentError: A name is unknown, or what is named has another shape.
+        ArgumentTypeError: A group is no sequence of at least two names.
+    """
+
+    instrument: ClassVar[str] = "replicas"
+
+    def __init__(self, model: nn.Module, copies: Copies = None) -> None:
+        self._model = weakref.ref(model)
+        self._named = named_copies(model, copies)
+        self._found: list[_Held] | None = None
+        self._armed = False
+        self._out: Drained = []
+
+    @property
+    def modules(self) -> int:
+        """How many pairs are read in one step."""
+        return max(len(self._named), 1)
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return (spec("parameter.copy_gap"),)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack forgets everything."""
+        stack = contextlib.ExitStack()
+        stack.callback(self._named.clear)
+        stack.callback(self.forget)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, or with ``on=False`` read no more."""
+        self._armed = on
+
+    def before(self, step: OptimizerStep) -> None:
+        """Read the copies before an optimizer changes them."""
+        if not self._armed:
+            return
+        with torch.no_grad():
+            if self._found is None:
+                self._found = self._alike()
+                self._named += self._untied()
+            told = {name: _gap(a, b) for name, a, b in _held(self._named)}
+            owned = {id(p) for p in step.owned.parameters} if self._found else set()
+            for name, a, b in _held(self._found):
+                if id(a) in owned and name not in told and (gap := _parallel_gap(a, b)) is not None:
+                    told[name] = gap
+        if told:
+            device = next(iter(told.values())).device
+            values = torch.stack([value.to(device) for value in told.values()])
+            self._out.append(Pending("parameter.copy_gap", tuple(told), values, nan_is_missing=True))
+
+    def after(self, step: OptimizerStep) -> None:
+        """Read nothing: a step may leave copies apart for a moment."""
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Keep what was read: copies are equal whether the step was taken or not."""
+
+    def drain(self) -> Drained:
+        """Give out what was read since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self._out = []
+
+    def _alike(self) -> list[_Held]:
+        """Find pairs of parameters of like names, each of one shape and with the same entries, once at the start."""
+        model = self._model()
+        groups: dict[tuple[object, ...], list[tuple[str, Slot, Tensor]]] = defaultdict(list)
+        places = {} if model is None else {id(p): slot for slot, p in slots(model)}
+        for name, parameter in () if model is None else model.named_parameters():
+            if parameter.numel() >= LEAST and parameter.requires_grad and not hasattr(parameter, "placements"):
+                last = name.rpartition(".")[2]
+                groups[last, tuple(parameter.shape), parameter.dtype, parameter.device].append(
+                    (name, places[id(parameter)], parameter)
+                )
+        pairs: list[_Held] = []
+        for members in groups.values():
+            first, here, one = members[0]
+            for name, there, other in members[1:]:
+                if len(pairs) < FOUND and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES)):
+                    pairs.append((f"{site_name(name)} = {site_name(first)}", here, there))
+        return pairs
+
+    def _untied(self) -> list[_Held]:
+        """Find heads that begin with the entries of an embedding: two kinds of layers do so by intention only."""
+        model = self._model()
+        modules = [] if model is None else list(model.named_modules())
+        tables = [(name, m, weight) for name, m in modules for weight in _weight_of(m, nn.Embedding)]
+        heads = [(name, m, weight) for name, m in modules for weight in _weight_of(m, nn.Linear)]
+        found: list[_Held] = []
+        for (table, left, one), (head, right, other) in product(tables, heads):
+            if other is one or one.shape != other.shape or one.device != other.device:
+                continue
+            here = even_sample(one, ENTRIES)
+            if torch.equal(here, even_sample(other, ENTRIES)) and not torch.equal(here, here[:1].expand_as(here)):
+                both = f"{site_name(head)}.weight = {site_name(table)}.weight"
+                found.append((both, Slot(left, "weight"), Slot(right, "weight")))
+        return found[:FOUND]
+
+
+def _weight_of(module: nn.Module, kind: type[nn.Module]) -> list[Tensor]:
+    """Return the weight that a module learns, when it is of this kind and has one.
+
+    A parametrized weight is none of its own: to look at it is to compute it, and may change it (``spectral_norm``).
+    """
+    own = module.named_parameters(recurse=False) if isinstance(module, kind) else ()
+    held = [p for name, p in own if name == "weight"]
+    return [p for p in held if p.requires_grad and p.numel() >= LEAST and not hasattr(p, "placements")]
+
+
+def named_copies(model: nn.Module, copies: Copies) -> list[_Held]:
+    """Return the pairs of tensors that groups of names stand for, each with the first of its group.
+
+    Args:
+        model: Where the names are looked up.
+        copies: Groups of names of parameters, buffers or modules; of modules all tensors are compared by name.
+
+    Raises:
+        ArgumentError: A name is unknown, or what is named has another shape.
+        ArgumentTypeError: A group is no sequence of at least two names.
+    """
+    tensors = {site_name(name): tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    places = {id(b): Slot(m, key) for m in model.modules() for key, b in m.named_buffers(recurse=False)}
+    places |= {id(p): slot for slot, p in slots(model)}
+    pairs: list[_Held] = []
+    groups: Any = () if copies is None else copies
+    for group in groups if isinstance(groups, Iterable) else (groups,):
+        named = isinstance(group, Sequence) and not isinstance(group, str)
+        if not named or len(group) < 2 or not all(isinstance(name, str) for name in group):
+            raise ArgumentTypeError(
+                f"copies must hold groups of at least two names, got {reprlib.repr(group)}; for example "
+                "copies=[('left.weight', 'right.weight')] or copies=[('left', 'right')]."
+            )
+        parts = [_below(tensors, name) for name in group]
+        for name, part in zip(group[1:], parts[1:], strict=True):
+            if {k: t.shape for k, t in part.items()} != {k: t.shape for k, t in parts[0].items()}:
+                raise ArgumentError(
+                    f"copies names {group[0]!r} and {name!r}, which do not hold tensors of the same names and shapes; "
+                    "name tensors that should be equal."
+                )
+            for key, tensor in part.items():
+                both = f"{name}{key} = {group[0]}{key}"
+                pairs.append((both, places[id(parts[0][key])], places[id(tensor)]))
+    return pairs
+
+
+def _below(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    found = {key.removeprefix(name): t for key, t in tensors.items() if key == name or key.startswith(f"{name}.")}
+    if not found:
+        raise ArgumentError(
+            f"copies names {name!r}, which is no tensor and no module of the model{nearest(name, tensors)}"
+        )
+    return found
+
+
+def _held(pairs: list[_Held]) -> list[tuple[str, Tensor, Tensor]]:
+    there = [(name, a(), b()) for name, a, b in pairs]
+    return [(name, a, b) for name, a, b in there if a is not None and b is not None]
+
+
+def _gap(a: Tensor, b: Tensor) -> Tensor:
+    """Return the greatest difference of evenly spaced entries, as a share of the greatest entry. Shape: scalar."""
+    one, other = (even_sample(local(t), ENTRIES).double() for t in (a, b))
+    other = other.to(one.device)
+    return (one - other).abs().amax() / torch.maximum(one.abs().amax(), other.abs().amax()).clamp_min(1e-300)
+
+
+def _parallel_gap(a: Tensor, b: Tensor) -> Tensor | None:
+    """Return how far two parameters are apart, NaN where their gradients are not parallel; ``None`` without any."""
+    if a.grad is None or b.grad is None or a.grad.is_sparse or b.grad.is_sparse:
+        return None
+    one, other = (even_sample(local(g), ENTRIES).double() for g in (a.grad, b.grad))
+    cosine = torch.dot(one, other) / (one.norm() * other.norm())
+    return torch.where(cosine.abs() >= PARALLEL, _gap(a, b), torch.full_like(cosine, torch.nan))

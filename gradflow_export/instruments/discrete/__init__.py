@@ -1,0 +1,1 @@
+"""What arrives of an update in weights on a grid or in a coarse number format."""

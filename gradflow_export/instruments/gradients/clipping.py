@@ -1,0 +1,278 @@
+"""Gradients before they are clipped: what torch's own clipping measures, and what backward passes leave."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.function_spy import Spy
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
+from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.metrics.arrays.norms import dense_entries, l2_norms
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.step_record import RUN_SITE
+
+LOOKED_AT = 4
+"""Gradients that are asked whether somebody wrote to them between the last backward pass and the step."""
+MOST_CALLS = 64
+MOST_SETS = 16
+_EXACT = (torch.float32, torch.float64)
+_METRIC = "gradient.norm_before_clip"
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ClipCall(Pending):
+    """One call of ``torch.nn.utils.clip_grad_norm_``, whose total norm is on its way to the host.
+
+    Attributes:
+        places: Numbers of the model's parameters that were given. Shape: ``[n]``.
+        limit: The greatest norm that was allowed.
+        dtype: Of the total norm, in which the call computed the factor.
+    """
+
+    places: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    limit: float = 0.0
+    dtype: torch.dtype = torch.float64
+
+    def factor(self, total: float) -> float:
+        """Return what the gradients were multiplied by."""
+        if self.dtype in _EXACT:
+            return min(self.limit / (total + 1e-6), 1.0)
+        # Half precision rounds the factor more than the norms are.
+        return float(torch.clamp(self.limit / (torch.tensor(total, dtype=self.dtype) + 1e-6), max=1.0))
+
+
+class ClippingTap:
+    """Reads gradient norms before clipping.
+
+    Where ``torch.nn.utils.clip_grad_norm_`` or ``clip_grads_with_norm_`` is called, its total norm is taken at every
+    step. On sampled steps the norms at the end of the first and of the last backward pass are read: compared with the
+    gradients that the optimizer uses they show what any clipping did; compared with each other, where gradients are
+    accumulated, how noisy a micro-batch's gradient is. Where version counters then show that gradients were written to
+    by anything but such a call, these norms are read at every step until they show it no more.
+
+    Args:
+        model: Gives the model, or ``None`` when it is gone.
+        guard: Wraps what runs after backward passes and after calls of others.
+
+    Attributes:
+        armed: Whether the step is sampled.
+        recorded: Whether it makes a record.
+        stepped: Whether an optimizer has stepped since the last backward pass.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
+        self._model = model
+        self._take, self._see = guard(self._over), guard(self._clipped)
+        self._owners: list[int] = []
+        self._first: Tensor | None = None
+        self._last: Tensor | None = None
+        self._written = self._changed = False
+        self._parts: list[tuple[Tensor, ...]] = []
+        self._calls: list[tuple[Places, float, Tensor]] = []
+        self._owned: Owned | None = None
+        self._marks: list[tuple[Slot, int, int]] = []
+        self._sets: dict[tuple[int, int, int], tuple[list[tuple[int, Slot]], Places]] = {}
+        self.armed = self.stepped = False
+        self.recorded = True
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        return tuple(spec(f"gradient.{name}") for name in ("norm_before_clip", "clip_scale", "first_norm"))
+
+    @property
+    def waits(self) -> bool:
+        """Whether norms were taken in this step that are still to be compared."""
+        return self._last is not None
+
+    @property
+    def found(self) -> bool:
+        """Whether there is anything to give out."""
+        return bool(self._calls or self._parts)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to see calls of torch's clipping; closing the returned stack ends it."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        for spy in _clip_spies(self._see):
+            spy.install()
+            stack.callback(spy.remove)
+        return stack
+
+    def over(self) -> None:
+        """Notice that a backward pass is over."""
+        if self._calls:
+            self._calls = []
+        if self.stepped:
+            self.stepped, self._first, self._last, self._marks = False, None, None, []
+        if self.armed or (self._written and self.recorded):
+            self._take()
+
+    def compare(self, step: OptimizerStep, norms: Tensor) -> None:
+        """Compare with the gradients an optimizer is about to use.
+
+        Args:
+            step: The optimizer. What backward passes left still has the factor of a ``GradScaler``.
+            norms: Norms of its gradients. Shape: ``[n]``, without the parameters that have none.
+        """
+        if self._first is None or self._last is None:
+            return
+        if step.scaled and step.loss_scale is None:
+            return
+        # A scaler writes to gradients itself.
+        self._written = not step.scaled and (self._changed or self._look(0))
+        owned = {id(p) for p in step.owned.parameters}
+        counted = {id(p) for p, here in zip(step.owned.parameters, step.owned.layout.counted, strict=True) if here}
+        mine = [index for index, owner in enumerate(self._owners) if owner in owned]
+        if len(mine) != len(norms):
+            return
+        with torch.no_grad():
+            # Of a parameter that lies on several ranks each tells its own part, and of replicas the first rank.
+            told = [index for index, owner in enumerate(self._owners) if owner in owned and owner in counted]
+            lasts = _chosen(self._last, mine), _chosen(self._last, told), _chosen(self._first, told)
+            whole, before, first = (_total(values) for values in lasts)
+            if step.loss_scale is not None:
+                whole, before, first = (value / step.loss_scale.to(value) for value in (whole, before, first))
+            self._parts.append((before, first, _total(norms), whole))
+
+    def restrict(self, owned: Owned) -> None:
+        """Give out next what concerns the parameters of one optimizer alone."""
+        self._owned = owned
+
+    def drain(self) -> Drained:
+        """Give out what was found; with several optimizers, for all of the record so far, until it ends."""
+        out: Drained = []
+        owned, self._owned = self._owned, None
+        if self._parts:
+            with torch.no_grad():
+                before, first, used, whole = (_total(torch.stack(column)) for column in zip(*self._parts, strict=True))
+            values = {"norm_before_clip": before, "clip_scale": used / whole, "first_norm": first}
+            out.extend(Pending(f"gradient.{name}", (RUN_SITE,), value.reshape(1)) for name, value in values.items())
+        for places, limit, total in self._calls:
+            mine = places if owned is None else np.intersect1d(places, owned.where)
+            if len(mine):
+                values_of = np.array([float(total)]) if total.is_cpu else total.reshape(1)
+                out.append(ClipCall(_METRIC, (RUN_SITE,), values_of, places=mine, limit=limit, dtype=total.dtype))
+        if owned is None:
+            self._calls, self._parts = [], []
+        return out
+
+    def finish(self) -> None:
+        """Begin a new record; what no optimizer has used yet belongs to it."""
+        if self._parts:
+            self._parts = []
+        if self.stepped:
+            self._first = self._last = None
+            self._calls = []
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self.start_over()
+        self._parts = []
+
+    def start_over(self) -> None:
+        """Forget the backward passes so far: their gradients were cleared."""
+        self._first = self._last = None
+        self._calls, self._marks = [], []
+
+    def _clipped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the total norm of a call that has just been made."""
+        parameters, limit, total = _bound(*args, **kwargs)
+        # Of a tensor that is spread over ranks nobody knows the whole without a word to the others.
+        if not self.recorded or type(total) is not Tensor or total.numel() != 1 or len(self._calls) >= MOST_CALLS:
+            return
+        places = self._places([parameters] if isinstance(parameters, Tensor) else list(parameters))
+        if len(places):
+            self._calls.append((places, float(limit), total.detach()))
+            if self._marks:
+                self._changed |= self._look(1)  # such a call writes once to each gradient
+                self._mark([slot for slot, _, _ in self._marks])
+
+    def _places(self, parameters: Sequence[Tensor]) -> Places:
+        """Return the numbers of these parameters in the model; looked up once for each set of them."""
+        if not parameters:
+            return np.zeros(0, dtype=np.int64)
+        key = len(parameters), id(parameters[0]), id(parameters[-1])
+        known = self._sets.get(key)
+        if known is None or any(slot() is not parameters[index] for index, slot in known[0]):
+            if len(self._sets) >= MOST_SETS:
+                self._sets.clear()
+            model, given = self._model(), {id(p): index for index, p in enumerate(parameters)}
+            every = enumerate(slots(model)) if model is not None else ()
+            found = [(place, given[id(p)], slot) for place, (slot, p) in every if id(p) in given]
+            # Numbers of objects are used again: the first and the last are looked at each time.
+            ends = [(index, slot) for _, index, slot in (*found[:1], *found[-1:])]
+            known = self._sets[key] = ends, np.array([place for place, _, _ in found], dtype=np.int64)
+        return known[1]
+
+    def _over(self) -> None:
+        model = self._model()
+        held = [] if model is None else [(slot, p) for slot, p in slots(model) if p.grad is not None]
+        if not held:
+            return
+        owners = [id(p) for _, p in held]
+        with torch.no_grad():
+            norms = l2_norms([dense_entries(p.grad) for _, p in held if p.grad is not None])
+        if self._first is None or owners != self._owners:
+            self._first, self._owners = norms, owners
+        self._last = norms
+        self._changed = False
+        self._mark([slot for slot, _ in held[:: -(-len(held) // LOOKED_AT)]])
+
+    def _mark(self, places: Sequence[Slot]) -> None:
+        """Remember which gradients these parameters have now, and how often they were written to."""
+        pairs = [(slot, None if (p := slot()) is None else p.grad) for slot in places]
+        self._marks = [(slot, id(g), torch_private.version(g)) for slot, g in pairs if g is not None]
+
+    def _look(self, writes: int) -> bool:
+        """Whether a marked gradient is another one, or was written to more often than this."""
+        for slot, known, version in self._marks:
+            p = slot()
+            gradient = None if p is None else p.grad
+            if gradient is None or id(gradient) != known or torch_private.version(gradient) > version + writes:
+                return True
+        return False
+
+
+def _bound(parameters: Any, max_norm: float, total_norm: Any, *_args: Any, **_kwargs: Any) -> tuple[Any, float, Any]:
+    """Return the arguments of ``clip_grads_with_norm_`` that matter, however they were given."""
+    return parameters, max_norm, total_norm
+
+
+def _clip_spies(see: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> list[Spy]:
+    """Return spies on ``clip_grads_with_norm_`` where ``clip_grad_norm_`` looks it up, and under its public name.
+
+    So each call of ``clip_grad_norm_`` is seen, whatever name the caller knows that by.
+    """
+    wanted = inspect.unwrap(torch.nn.utils.clip_grads_with_norm_)
+    home = sys.modules[inspect.unwrap(torch.nn.utils.clip_grad_norm_).__module__]
+    names = [name for name, value in vars(home).items() if callable(value) and inspect.unwrap(value) is wanted]
+    spies = [Spy(home, name, see, lists=True) for name in names]
+    spies.append(Spy(torch.nn.utils, "clip_grads_with_norm_", see, lists=True))
+    for spy in spies:
+        spy.always = True
+    return spies
+
+
+def _chosen(norms: Tensor, places: list[int]) -> Tensor:
+    return norms if len(places) == len(norms) else norms[places]
+
+
+def _total(norms: Tensor) -> Tensor:
+    total: Tensor = torch.linalg.vector_norm(norms.double())
+    return total

@@ -1,0 +1,313 @@
+"""Loss, logits and targets: from the criterion module, handed over by the user, or what ``backward`` is called on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
+
+from gradflow_export.errors import nearest
+from gradflow_export.hooks.backward_listener import Root, Roots, scale_of
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
+from gradflow_export.hooks.optimizer_steps import Owned
+from gradflow_export.hooks.parameter_slots import briefly
+from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.instruments.backward_passes import Passes
+from gradflow_export.instruments.components import LossComponents
+from gradflow_export.instruments.micro_batches import Part, loss_of, statistics_of
+from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.logits import (
+    LOGIT_METRICS,
+    TARGET_METRICS,
+    as_samples,
+    logit_statistics,
+    target_sums,
+)
+from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
+from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.records.step_record import RUN_SITE
+
+_log = logging.getLogger("gradflow_export")
+
+OBSERVABLE = ("loss", "logits", "targets", "components", "policy")
+_KINDS = (
+    ("loss", (Tensor, int, float), "a tensor or a number"),
+    ("logits", (Tensor,), "a tensor"),
+    ("targets", (Tensor,), "a tensor"),
+    ("components", (Mapping,), "a dictionary of parts of the loss"),
+)
+"""What may be handed over under each name, and how to say so."""
+Loss = Tensor | npt.NDArray[np.float64]
+
+
+class LossTap:
+    """Collects losses and statistics of logits and of the loss's gradient over all backward passes of a step.
+
+    A loss is what a criterion or the user tells of, and of several the mean; where neither does, it is what
+    ``backward`` is called on, see :class:`Roots`, and of several the sum, because so are their gradients: of losses
+    divided by the number of micro-batches the sum is their mean. What a ``GradScaler`` multiplied is divided by its
+    scale again; a gradient given to ``backward`` is a factor. Which passes count for which optimizer is found by
+    :class:`Passes`; the losses of several optimizers of one record are added up, each pass once.
+
+    Args:
+        criterion: The loss module, if there is one.
+        model: Returns the model that is trained, so that backward passes can be told apart.
+        on_over: Called after each backward pass of the model.
+        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
+        on_loss: Called with each loss that has a graph.
+        on_root: Called with each tensor on which ``backward`` is called for this model.
+        guard: Wraps the hooks.
+    """
+
+    def __init__(
+        self,
+        criterion: nn.Module | None = None,
+        *,
+        model: Callable[[], nn.Module | None] = lambda: None,
+        on_over: Callable[[], None] = lambda: None,
+        on_cleared: Callable[[], None] = lambda: None,
+        on_loss: Callable[[Tensor], None] = lambda _loss: None,
+        on_root: Callable[[Tensor], None] = lambda _root: None,
+        guard: Guard = unguarded,
+    ) -> None:
+        self._criterion = criterion
+        self._guard, self._on_over, self._on_loss, self._on_root = guard, on_over, on_loss, on_root
+        self.passes = Passes(model, on_cleared)
+        self._end_scanned = guard(self.passes.end)
+        self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
+        self._counted = self._rooted = False
+        self._told = False
+        self._begun = unserializable_hook(guard(self._backward))  # type: ignore[no-untyped-call]
+        self._joined: list[Loss] = []
+        self._own: dict[int, Loss] = {}
+        self._sites: tuple[str, ...] = ()
+        self._awaited: dict[int, Callable[[], Tensor | None]] = {}
+        self._refused: set[str] = set()
+        self.want_logits = False
+        self.seen = False
+        self._components = LossComponents()
+        self._called_at: float | None = None
+        self._seconds = self._spent = 0.0
+        self.placed: list[Placed] = []
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics this tap can give out."""
+        losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
+        names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS, "wiring.blind_passes")
+        return tuple(spec(name) for name in names)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin to watch the criterion's calls."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        stack.enter_context(self._roots.attach())
+        if self._criterion is not None:
+            begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
+            self.placed = [hook_calls([(self._criterion, begin)], before=True), hook_calls([(self._criterion, end)])]
+            for placed in self.placed:
+                stack.callback(placed)
+        return stack
+
+    def rest(self) -> Callable[[], None]:
+        """See no backward passes for a while; return a function that ends that."""
+        return self._roots.rest()
+
+    def observe(self, tensors: Mapping[str, Any]) -> None:
+        """Take what the user hands over by name; what cannot be used is told of once."""
+        for name in tensors.keys() - set(OBSERVABLE) - self._refused:
+            self._refused.add(name)
+            _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
+        for name, kinds, wanted in _KINDS:
+            value = tensors.get(name)
+            if value is not None and not isinstance(value, kinds) and name not in self._refused:
+                self._refused.add(name)
+                kind = type(value).__name__
+                _log.warning("gradflow: observe() expects %s for %r, got %s; it is left out.", wanted, name, kind)
+        loss, logits, targets, components = (tensors.get(n) for n in ("loss", "logits", "targets", "components"))
+        if isinstance(loss, (Tensor, int, float)):
+            self.observe_loss(loss)
+        if isinstance(logits, Tensor):
+            self.observe_logits(logits, targets if isinstance(targets, Tensor) else None)
+            self._await_gradient(logits)
+        if isinstance(components, Mapping):
+            self._components.add(components)
+
+    def observe_loss(self, loss: Tensor | float, samples: float = 1.0) -> None:
+        """Take one loss, the mean of so many samples. A tensor is kept as a device reference."""
+        self.seen = True
+        if not isinstance(loss, Tensor):
+            self.passes.now.add_loss(torch.tensor(float(loss), dtype=torch.float64))
+            return
+        held = local(loss).detach()
+        self.passes.now.add_loss(held if held.numel() == 1 else held.mean(), samples)
+        if loss.requires_grad and not torch.compiler.is_compiling():
+            self._on_loss(loss)
+            # Where calls of ``backward`` are seen anyway, a hook on the loss would tell nothing new.
+            if not self._told:
+                loss.register_hook(self._begun)  # type: ignore[no-untyped-call]
+
+    def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
+        """Take logits, and targets when they are known, if this step is due."""
+        if not self.want_logits or not logits.is_floating_point() or logits.dim() < 1:
+            return
+        with torch.no_grad():
+            held, whole = None if targets is None else local(targets), local(logits)
+            rows, numbers = as_samples(whole, held, class_dim)
+            if rows.numel() == 0 or rows.shape[1] < 2:
+                return
+            samples, now = whole.numel() / rows.shape[1], self.passes.now
+            now.add_part(Part(LOGIT_METRICS, logit_statistics(rows), samples, whole.numel()))
+            if numbers is not None:
+                # Of very many samples some are looked at, and speak for the others.
+                sums = target_sums(rows, numbers) * (samples / len(rows))
+                now.add_part(Part(TARGET_METRICS, sums, samples, samples))
+
+    def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
+        """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.
+
+        Args:
+            number: Of the optimizer.
+            sites: Names of all optimizers, by number.
+            owned: What this one owns.
+        """
+        self._sites = sites
+        own, new = self.passes.take(number, owned)
+        loss = loss_of(own)
+        if loss is not None:
+            self._own[number] = loss
+        added = loss if len(new) == len(own) else loss_of(new)
+        if added is not None:
+            self._joined.append(added)
+
+    def drain(self) -> Drained:
+        """Give out loss and statistics; with several optimizers, of all passes of the record so far, until it ends."""
+        if not self.passes.scan:
+            self.passes.take_all()
+            loss = loss_of(self.passes.used)
+            self._joined = [] if loss is None else [loss]
+            self._told &= self._rooted or not self.passes.used
+            self._rooted = False
+        out: Drained = []
+        if self._joined:
+            out.append(Pending("loss", (RUN_SITE,), _total(self._joined)))
+        if self._own and len(self._sites) > 1:
+            where = [number for number in self._own if number < len(self._sites)]
+            values = _stacked([self._own[number] for number in where])
+            out.append(Pending("optimizer.loss", self._sites, values, np.array(where, dtype=np.int64)))
+        out.extend(self._roots.drain())
+        out.extend(statistics_of(self.passes.used))
+        out.extend(self._components.drain())
+        self._counted = False
+        self._awaited.clear()
+        if not self.passes.scan:
+            self._joined, self.passes.used = [], []
+        return out
+
+    def finish(self) -> None:
+        """Begin a new record."""
+        self.passes.finish()
+        self._joined = []
+        self._spent = 0.0
+        if self._own:
+            self._own = {}
+
+    def forget(self) -> None:
+        """Forget what was collected, without any work on it: the step makes no record."""
+        self.finish()
+        self.passes.forget()
+        self._components.forget()
+        self._awaited.clear()
+        self._counted = self._rooted = False
+        self._seconds = 0.0
+
+    def scalars(self) -> dict[str, float]:
+        """Return what the host knows of the losses and backward passes of the record so far."""
+        out = self.passes.scalars()
+        self._spent, self._seconds = self._spent + self._seconds, 0.0
+        if self._spent:
+            out["runtime.loss_time"] = self._spent
+        return out
+
+    def _entered(self, _module: nn.Module, _args: Any, _output: Any = None) -> None:
+        self._called_at = time.perf_counter()
+
+    def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return
+        if self._called_at is not None:
+            self._seconds += time.perf_counter() - self._called_at
+            self._called_at = None
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        self.observe_loss(output, float(len(tensors[0])) if tensors and tensors[0].dim() else 1.0)
+        if tensors:
+            self._await_gradient(tensors[0])
+        classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1
+        if classification and tensors[0].dim() == tensors[1].dim() + 1:
+            self.observe_logits(tensors[0], tensors[1], class_dim=1)
+
+    def _await_gradient(self, predictions: Tensor) -> None:
+        """Take what the loss sends back into the model when it comes, if this step is due."""
+        if self.want_logits and predictions.requires_grad and predictions.numel() and not predictions.is_complex():
+            known = self._awaited.get(id(predictions))
+            if known is not None and known() is predictions:
+                return  # handed over twice, or given to two losses
+            self._awaited[id(predictions)] = briefly(predictions)
+            hook = unserializable_hook(self._guard(self._sent_back))  # type: ignore[no-untyped-call]
+            predictions.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _sent_back(self, gradient: Tensor) -> None:
+        with torch.no_grad():
+            held = local(gradient)
+            samples, entries = held.shape[0] if held.dim() else 1, held.numel()
+            part = Part(UPSTREAM_METRICS, upstream_statistics(held), samples, entries)
+            self.passes.latest.add_part(part)
+
+    def _pass_begins(self, roots: Sequence[Root]) -> None:
+        """Begin a backward pass; what runs inside it has to be told from there."""
+        begun = self.passes.begin()
+        self._counted = self._rooted = self._told = True
+        for root, given in roots:
+            if not begun.losses:
+                weight = None if given is None else local(given).detach()
+                begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
+            if not self.seen:
+                self._on_loss(root)
+            self._on_root(root)
+
+    def _pass_over(self, seconds: float | None) -> None:
+        passes = self.passes
+        if threading.get_ident() in passes.under:
+            (self._end_scanned if passes.scan else passes.end)(seconds)
+            if seconds is not None:
+                self._on_over()
+
+    def _backward(self, _gradient: Tensor) -> None:
+        if not self._counted:  # by ``torch.autograd.grad``, or before the root was known to be of this model
+            self.passes.count()
+        self._counted = False
+
+
+def _stacked(losses: Sequence[Loss]) -> Loss:
+    """Join losses. Shape: ``[len(losses)]``."""
+    if all(isinstance(loss, np.ndarray) for loss in losses):
+        return np.concatenate([np.asarray(loss) for loss in losses])
+    device = next(loss.device for loss in losses if isinstance(loss, Tensor))
+    wide = [torch.as_tensor(loss, dtype=torch.float64).to(device, non_blocking=True) for loss in losses]
+    return torch.stack([loss.reshape(()) for loss in wide])
+
+
+def _total(losses: Sequence[Loss]) -> Loss:
+    """Return the sum of losses. Shape: ``[1]``."""
+    total: Loss = losses[0] if len(losses) == 1 else _stacked(losses).sum().reshape(1)
+    return total

@@ -1,0 +1,1 @@
+"""Arrays and tensors read once: norms, statistics, samples, sketches, checksums."""

@@ -1,0 +1,162 @@
+"""Named sets of rules, and the fixed thresholds a user may add by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from types import MappingProxyType
+
+from gradflow_export.errors import ArgumentError, nearest
+from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
+from gradflow_export.rules.base import Rule
+from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
+from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
+from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
+from gradflow_export.rules.numerical import Numerical
+from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
+from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation
+from gradflow_export.rules.recurrent import Subcritical, Supercritical
+from gradflow_export.rules.replicas import Desync
+from gradflow_export.rules.rotation import Rotation
+from gradflow_export.rules.silent.data import ConstantTargets, DataScale, SortedTargets, TargetScale
+from gradflow_export.rules.silent.frozen import LeftFrozen
+from gradflow_export.rules.silent.initial import BadInit
+from gradflow_export.rules.silent.learning import BatchForTime, EmptyLoss, LinearLimit, NoBend, NotLearning
+from gradflow_export.rules.silent.modes import WrongMode
+from gradflow_export.rules.silent.rate import LearningRate
+from gradflow_export.rules.silent.related import CopiedTargets, UnrelatedTargets
+from gradflow_export.rules.silent.stale import ClearedGradients, NestedLosses, StaleGradient
+from gradflow_export.rules.silent.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
+from gradflow_export.rules.silent.taken_back import TakenBack
+from gradflow_export.rules.silent.wiring import NotTraining, Reloaded
+from gradflow_export.rules.silent.wrong_loss import WrongLoss
+from gradflow_export.rules.stability import LossSpike, Unstable
+from gradflow_export.rules.units import Dead, Saturated
+
+PROFILES = ("robust", "seed")
+
+THRESHOLDS: Mapping[str, float] = MappingProxyType(
+    {
+        "gradient_explosion_threshold": 10.0,
+        "gradient_vanishing_threshold": 1e-6,
+        "parameter_stagnation_threshold": 1e-8,
+        "loss_spike_threshold": 2.0,
+        "memory_usage_threshold": 1000.0,
+        "exploding_threshold": 10.0,
+        "vanishing_threshold": 1e-6,
+        "dead_threshold": 0.9,
+        "unstable_cv_threshold": 3.0,
+    }
+)
+"""Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
+
+_SAME = MappingProxyType(
+    {"exploding_threshold": "gradient_explosion_threshold", "vanishing_threshold": "gradient_vanishing_threshold"}
+)
+
+
+def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None) -> tuple[Rule, ...]:
+    """Return the rules of a profile.
+
+    Args:
+        name: ``"robust"`` judges by ratios that no scaling of the loss moves; ``"seed"`` by fixed numbers alone.
+        thresholds: Fixed thresholds by name, see :data:`THRESHOLDS`. In the robust profile each adds its fixed rule
+            beside the others; in the seed profile it replaces the default. ``exploding_threshold`` and
+            ``vanishing_threshold`` are other names of ``gradient_explosion_threshold`` and
+            ``gradient_vanishing_threshold``.
+
+    Returns:
+        Frozen rules, ready for :class:`gradflow_export.rules.judge.Judge`.
+
+    Raises:
+        ArgumentError: The profile or a threshold is unknown, given under both its names with two values, not a
+            number, NaN or negative.
+    """
+    if name not in PROFILES:
+        raise ArgumentError(f"unknown profile {name!r}{nearest(str(name), PROFILES)}")
+    chosen = _checked(thresholds or {})
+    if name == "seed":
+        return (Numerical(), *_fixed({key: chosen.get(key, THRESHOLDS[key]) for key in THRESHOLDS if key not in _SAME}))
+    return (
+        Numerical(),
+        WrongLoss(),
+        DataScale(),
+        TargetScale(),
+        ConstantTargets(),
+        SortedTargets(),
+        UnrelatedTargets(),
+        CopiedTargets(),
+        SeenAnswers(),
+        CutOff(),
+        RepeatedLayer(),
+        DiscardedActivation(),
+        NoBend(),
+        LinearLimit(),
+        Vanishing(),
+        VanishingParameters(),
+        ExplodingDepth(),
+        ExplodingLoss(),
+        Bottleneck(),
+        RankBottleneck(),
+        TokenBottleneck(),
+        Dead(),
+        Saturated(),
+        AttentionCollapse(),
+        HeadRedundancy(),
+        RankCollapse(),
+        Unstable(),
+        LossSpike(),
+        EpsilonDominated(),
+        OutdatedSecondMoment(),
+        Stagnation(),
+        LostUpdates(),
+        TakenBack(),
+        Subcritical(),
+        Supercritical(),
+        PolicyCollapse(),
+        ExcessExploration(),
+        Rotation(),
+        Desync(),
+        NotTraining(),
+        LeftFrozen(),
+        Reloaded(),
+        RoundedUpdates(),
+        ClearedGradients(),
+        StaleGradient(),
+        NestedLosses(),
+        WrongMode(),
+        LearningRate(),
+        BadInit(),
+        MemoryUsage(),
+        MemoryLeak(),
+        BatchForTime(),
+        NotLearning(),
+        EmptyLoss(),
+        *_fixed(chosen),
+    )
+
+
+def _fixed(values: Mapping[str, float]) -> tuple[Rule, ...]:
+    if not values:
+        return ()
+    from gradflow_export.rules.seed import FIXED  # noqa: PLC0415 - memory that most runs have no use for
+
+    return tuple(FIXED[key](threshold=value) for key, value in values.items())
+
+
+def _checked(thresholds: Mapping[str, float]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for key, value in thresholds.items():
+        if key not in THRESHOLDS:
+            raise ArgumentError(f"unknown threshold {key!r}{nearest(str(key), THRESHOLDS)}")
+        if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value) or value < 0:
+            raise ArgumentError(f"threshold {key!r} must be a number of at least 0; got {value!r}. Pass a float.")
+        same = _SAME.get(key, key)
+        if out.get(same, value) != value:
+            raise ArgumentError(
+                f"threshold {same!r} was given twice, as {out[same]!r} and {value!r}; pass one of the two."
+            )
+        out[same] = float(value)
+    return out

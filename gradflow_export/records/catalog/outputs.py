@@ -1,0 +1,60 @@
+"""Loss, logits and confidence."""
+
+from __future__ import annotations
+
+from gradflow_export.records.catalog.metric import MetricSpec
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Return the metrics of this family, in the order of the documentation."""
+    s = MetricSpec
+    # fmt: off
+    return (
+        s("loss", "loss", "loss", "run",
+          "mean over the step's samples of the criterion's outputs, or of observe(loss=...) over its calls; without "
+          "them the sum of all scalars that backward was called on, each times the gradient given with it; of tensors "
+          "with more entries nothing. Where a step evaluates a closure several times it is of the first, at the "
+          "weights before the step, and gradients are of the last. With several optimizers the sum over those that "
+          "stepped, each backward pass once", "definition", "c", headline=True, across="mean"),
+        s("optimizer.loss", "loss of an optimizer", "loss", "optimizer",
+          "as loss, over the backward passes whose gradients this optimizer stepped with: those that reached a "
+          "parameter it owns and were not cleared before", "definition", "c", across="mean"),
+        s("loss.component", "loss component", "loss", "node",
+          "observe(components={name: value}), mean over micro-batches", "definition", "c", across="mean"),
+        s("loss.component_share", "share of a loss component", "share", "node",
+          "|c_i| / sum_j |c_j| over the components of observe(components=...)", "definition", "c", low=0.0, high=1.0,
+          across="mean"),
+        s("upstream.norm", "gradient of the loss at the predictions", "gradient", "run",
+          "(sum ||dL/dz||_2^2)^(1/2) over all micro-batches of the step, z the criterion's first argument or "
+          "observe(logits=...)", "definition", "1 pass logits", low=0.0, scale="log", across="batch root"),
+        s("upstream.mean_norm", "gradient of the loss at a prediction", "gradient", "run",
+          "mean over samples of ||dL/dz_s||_2; (softmax - onehot) / samples for mean cross-entropy", "definition",
+          "1 pass logits", low=0.0, scale="log", across="batch mean"),
+        s("upstream.zero_share", "zero entries of the loss's gradient", "share", "run", "#{dL/dz == 0} / numel",
+          "definition", "1 pass logits", low=0.0, high=1.0, across="mean"),
+        s("upstream.nonfinite_share", "NaN or Inf entries of the loss's gradient", "share", "run",
+          "#{dL/dz is NaN or Inf} / numel", "definition", "1 pass logits", low=0.0, high=1.0, across="mean"),
+        s("logits.max", "greatest logit", "logit", "run", "max over samples and classes", "definition",
+          "1 pass logits", across="max"),
+        s("logits.min", "least logit", "logit", "run", "min over samples and classes", "definition", "1 pass logits",
+          across="min"),
+        s("logits.mean", "mean logit", "logit", "run", "mean over samples and classes", "definition", "1 pass logits",
+          across="mean"),
+        s("logits.std", "logit spread", "logit", "run", "standard deviation over samples and classes, ddof=0",
+          "definition", "1 pass logits", low=0.0, across="rms"),
+        s("logits.margin", "top-2 margin", "logit", "run", "mean over samples of largest minus second largest logit",
+          "definition", "1 pass logits", low=0.0, across="mean"),
+        s("logits.log_z", "log normaliser", "nats", "run", "mean over samples of ln sum_k exp z_k",
+          "Chowdhery et al. 2022, arXiv:2204.02311", "1 pass logits", across="mean"),
+        s("confidence.max", "confidence", "share", "run", "mean over samples of max_k softmax(z)_k", "definition",
+          "1 pass logits", low=0.0, high=1.0, headline=True, across="mean"),
+        s("confidence.target", "confidence in the target", "share", "run", "mean over samples of softmax(z)_y",
+          "definition", "1 pass logits", low=0.0, high=1.0, across="mean"),
+        s("confidence.entropy", "prediction entropy", "1", "run", "mean over samples of H(softmax(z)) / ln K",
+          "Shannon 1948", "1 pass logits", low=0.0, high=1.0, across="mean"),
+        s("alignment.accuracy", "accuracy", "share", "run", "share of samples with argmax z = y", "definition",
+          "1 pass logits", low=0.0, high=1.0, headline=True, across="mean"),
+        s("alignment.margin", "target margin", "1", "run", "mean over samples of p_y - max_{k != y} p_k", "definition",
+          "1 pass logits", low=-1.0, high=1.0, across="mean"),
+    )
+    # fmt: on

@@ -1,0 +1,49 @@
+"""What the state of recurrent layers remembers."""
+
+from __future__ import annotations
+
+from gradflow_export.records.catalog.metric import MetricSpec
+
+
+def specs() -> tuple[MetricSpec, ...]:
+    """Return the metrics of this family, in the order of the documentation."""
+    s = MetricSpec
+    # fmt: off
+    return (
+        s("recurrent.spectral_radius", "spectral radius of the state", "1", "module",
+          "median over at most 32 states, evenly spaced, of max |eigenvalue| of dz_t/dz_{t-1}; z = h, and c of an "
+          "LSTM; above 128 dimensions by Arnoldi to a residual of 1e-3",
+          "Pascanu et al. 2013, arXiv:1211.5063", "on the worker", low=0.0, marks=(0.75, 1.05),
+          error="recurrent.spectral_radius_error"),
+        s("recurrent.spectral_norm", "spectral norm of the state", "1", "module",
+          "median over sampled states of the greatest singular value of dz_t/dz_{t-1}; far above the radius, the state "
+          "grows before it decays", "Pascanu et al. 2013, arXiv:1211.5063", "on the worker", low=0.0,
+          error="recurrent.spectral_norm_error"),
+        s("recurrent.lyapunov", "largest Lyapunov exponent", "1", "module",
+          "mean over sampled sequences of (1/T) ln ||J_T ... J_1 v||, in nats per step",
+          "Benettin et al. 1980; Engelken et al. 2023, arXiv:2006.02427", "on the worker", marks=(0.0,)),
+        s("recurrent.decay", "gradient left after one step back in time", "1", "module", "exp(lambda_1)",
+          "Engelken et al. 2023, arXiv:2006.02427", "c", low=0.0, marks=(0.75, 1.05)),
+        s("recurrent.memory_length", "steps until a tenth of the gradient is left", "count", "module",
+          "ln 0.1 / lambda_1; infinite when it does not decay", "definition", "c", low=0.0, scale="log", marks=(10.0,)),
+        s("recurrent.effective_rank", "effective rank of the state's Jacobian", "1", "module",
+          "median over sampled states of exp(H(sigma / sum sigma)) of dz_t/dz_{t-1}; missing above 512 dimensions",
+          "Roy and Vetterli 2007, EUSIPCO", "on the worker", low=0.0, error="recurrent.effective_rank_error"),
+        s("recurrent.rank_share", "effective rank / width of the state", "share", "module",
+          "effective rank of dz_t/dz_{t-1} / dimensions of z", "definition", "c", low=0.0, high=1.0, marks=(0.1,),
+          error="recurrent.effective_rank_error"),
+        *(
+            s(f"recurrent.{name}_error", f"standard error of the {title}", "share", "module",
+              "(pi / 2)^(1/2) standard deviation over the states that were taken / (n^(1/2) median), with the "
+              "correction for a finite population; 0 where all were taken",
+              "Kendall and Stuart 1977, section 10.10", "c", low=0.0)
+            for name, title in (
+                ("spectral_radius", "spectral radius"),
+                ("spectral_norm", "spectral norm"),
+                ("effective_rank", "effective rank"),
+            )
+        ),
+        s("recurrent.length", "steps of a sequence", "count", "module", "steps of the longest sequence of the step",
+          "definition", "c", low=0.0, scale="log"),
+    )
+    # fmt: on

@@ -1,0 +1,1 @@
+"""What an exporter reports: issues, summary, files (floor 4)."""

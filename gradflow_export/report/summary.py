@@ -1,0 +1,253 @@
+"""What happened in a run so far, in a bounded amount of memory: for ``exporter.summary()`` and ``gradflow report``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradflow_export.errors import ArgumentError, StorageError
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.lost import LostSteps, StoredLost
+from gradflow_export.records.statistics import Ends, Welford, Window, spread_of
+from gradflow_export.records.step_record import (
+    RUN_SITES,
+    Issue,
+    IssueType,
+    RunInfo,
+    StepRecord,
+    info_to_json,
+    issue_to_json,
+    number_to_json,
+)
+from gradflow_export.report.flow_pattern import FlowPatterns
+
+HEALED = 1000
+"""Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
+
+_HEADLINES = frozenset(name for name, spec in CATALOG.items() if spec.headline)
+
+TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
+TREND_WINDOW = 20
+"""Readings over which a metric's spread and trend are told."""
+
+
+class RunSummary:
+    """Takes records one by one and keeps headline statistics and issues.
+
+    Attributes:
+        info: What was known at the start, ``None`` when nothing is.
+        steps: Number of records.
+        first: First recorded step, 0 when there is none.
+        last: Last recorded step, 0 when there is none.
+        left_out: Healed issues that are remembered no more.
+        headline: Statistics of each headline metric that was recorded.
+        flow: How the gradient flows through the model.
+    """
+
+    def __init__(self, info: RunInfo | None = None) -> None:
+        self.info = info
+        self.steps = self.first = self.last = self.left_out = 0
+        self.spacing = 1.0
+        self.headline: dict[str, Welford] = {}
+        self.flow = FlowPatterns()
+        self._stored = StoredLost()
+        self._known: LostSteps | None = None
+        self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
+        self._issues: dict[tuple[str, str, int], Issue] = {}
+        self._loss = Ends()
+        self._elapsed = self._own = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        self.steps += 1
+        share, seconds = record.value("overhead"), record.value("runtime.step_time")
+        if share is not None and seconds is not None:
+            seconds *= max(record.step - self.last, 1)  # both are of all steps since the record before
+            self._elapsed, self._own = self._elapsed + seconds, self._own + share * seconds
+        self.first = self.first or record.step
+        self.last = record.step
+        self._stored.add(record)
+        self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
+        for metric, reading in record.metrics.items():
+            if metric in _HEADLINES and reading.sites == RUN_SITES and reading.present[0]:
+                seen = self.headline.get(metric) or self.headline.setdefault(metric, Welford())
+                seen.add(float(reading.values[0]))
+        self.flow.add(record)
+        for name, window in self._windows.items():
+            value = record.value(name)
+            if value is not None:
+                window.add(record.step, value)
+        loss = record.value("loss")
+        if loss is not None:
+            self._loss.add(loss)
+        for issue in record.issues:
+            self._issues[issue.key] = issue
+        if record.issues:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the oldest healed issues: one that comes and goes would otherwise take memory for as long as it does."""
+        healed = [key for key, issue in self._issues.items() if not issue.open]
+        for key in healed[: max(len(healed) - HEALED, 0)]:
+            del self._issues[key]
+            self.left_out += 1
+
+    @property
+    def issues(self) -> tuple[Issue, ...]:
+        """Each issue once, as it stands now: open ones first, worst first, then by step."""
+        return tuple(sorted(self._issues.values(), key=lambda i: (not i.open, -i.severity, i.step)))
+
+    @property
+    def lost_steps(self) -> LostSteps:
+        """What was lost: as the records tell, until something that knows better sets it."""
+        return self._stored.lost_steps if self._known is None else self._known
+
+    @lost_steps.setter
+    def lost_steps(self, known: LostSteps) -> None:
+        self._known = known
+
+    @property
+    def loss(self) -> tuple[float, float] | None:
+        """The first and the last loss, as :class:`~gradflow_export.records.statistics.Ends` defines them."""
+        return self._loss.values
+
+    @property
+    def overhead(self) -> float | None:
+        """Our own share of the training thread's time from the first record to the last; ``None`` where unknown.
+
+        All steps count, those without a record too, each by how long it took: the mean of ``overhead`` over records
+        would be that of the dense start, where a budget records few steps after it.
+        """
+        return self._own / self._elapsed if self._elapsed > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """One line: healthy, or the worst open problem and how many there are; and how many steps were lost."""
+        lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
+        if not self.steps:
+            return f"no step recorded yet{lost}"
+        still = [issue for issue in self.issues if issue.open]
+        if not still:
+            healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
+            said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
+            return f"healthy: no open problem {said}{healed}{self._progress()}"
+        worst = still[0]
+        where = worst.layer or "the whole model"
+        many = f"{len(still)} problem{'s' * (len(still) > 1)}"
+        return f"{many}: {worst.issue_type} in {where} since step {worst.step}{lost}"
+
+    def _progress(self) -> str:
+        if self.loss is None:
+            return ""
+        first, last = self.loss
+        went = "fell" if last < first else "has not fallen:"
+        return f"; the loss {went} from {first:.4g} to {last:.4g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for ``json.dumps(..., allow_nan=False)``; NaN and the infinities are strings."""
+        return {
+            "info": None if self.info is None else info_to_json(self.info),
+            "verdict": self.verdict,
+            "steps": {"count": self.steps, "first": self.first, "last": self.last},
+            "lost": {"dropped": dict(self.lost_steps.dropped), "unwritten": dict(self.lost_steps.unwritten)},
+            "loss": None if self.loss is None else {"first": self.loss[0], "last": self.loss[1]},
+            "overhead": self.overhead,
+            "headline": {
+                name: {key: number_to_json(value) for key, value in self._row(name, seen).items()}
+                | {"nonfinite": seen.nonfinite}
+                for name, seen in sorted(self.headline.items())
+            },
+            "trends": {
+                name: {key: number_to_json(value) for key, value in vars(spread_of(w.steps, w.values)).items()}
+                for name, w in self._windows.items()
+                if len(w)
+            },
+            "flow": self.flow.as_dict(self._open_types),
+            "issues": [issue_to_json(issue) for issue in self.issues],
+            "issues_left_out": self.left_out,
+        }
+
+    def _row(self, name: str, seen: Welford) -> dict[str, float]:
+        """Return the statistics of a headline metric; the last loss is that of the verdict, unless it is not finite."""
+        out = statistics(seen)
+        if name == "loss" and self.loss is not None and math.isfinite(seen.last):
+            out["last"] = self.loss[1]
+        return out
+
+    @property
+    def _open_types(self) -> set[IssueType]:
+        return {issue.issue_type for issue in self._issues.values() if issue.open}
+
+    def as_text(self, title: str) -> str:
+        """Return the summary as lines for a terminal.
+
+        Args:
+            title: First words of the first line, such as the log directory.
+        """
+        info = self.info
+        model = f"  {info.model}, {info.parameters:,} parameters" if info and info.model else ""
+        span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
+        if self.spacing > 1:
+            span += f"; to keep to the budget, at times one of {self.spacing:.0f}"
+        if self.overhead is not None:
+            span += f"; watching took {self.overhead:.1%} of the time of all steps"
+        lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
+        width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
+        if self.headline:
+            lines.append(f"  {'metric':<{width}}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
+        for name, seen in sorted(self.headline.items()):
+            numbers = "".join(f"{value:>12.4g}" for value in self._row(name, seen).values())
+            extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
+            lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
+        pattern = self.flow.pattern(self._open_types)
+        if pattern is not None:
+            lines.append(f"  gradient flow: {pattern}")
+        for issue in self.issues:
+            lines += issue_lines(issue)
+        if self.left_out:
+            lines.append(f"  {self.left_out} older issues that have gone again are left out")
+        return "\n".join(lines)
+
+
+def issue_lines(issue: Issue) -> list[str]:
+    """Return an issue as lines for a terminal: what, where, since when, the numbers, what to do."""
+    where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
+    lines = [
+        f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
+        f"    seen   {issue.message}",
+        f"    value  {issue.value:.4g}, threshold {issue.threshold:.4g}",
+    ]
+    if len(issue.layers) > 1:
+        lines.append(f"    layers {', '.join(issue.layers)}")
+    return [*lines, f"    do     {issue.advice}"]
+
+
+def statistics(seen: Welford) -> dict[str, float]:
+    """Return last, mean, least and greatest of the finite numbers; NaN where there was none."""
+    if not seen.count:
+        return {"last": seen.last, "mean": math.nan, "min": math.nan, "max": math.nan}
+    return {"last": seen.last, "mean": seen.mean, "min": seen.low, "max": seen.high}
+
+
+def write_json(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
+    """Write a summary as JSON.
+
+    Args:
+        path: A file name ending in ``.json``.
+        summary: JSON-ready values, without bare NaN.
+
+    Raises:
+        ArgumentError: The path does not end in ``.json``.
+        StorageError: The file cannot be written.
+    """
+    target = Path(path)
+    if target.suffix != ".json":
+        raise ArgumentError(f"save expects a path ending in .json, got {str(path)!r}.")
+    try:
+        target.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"save cannot write {str(path)!r}: {error.strerror or error}; choose another.") from error

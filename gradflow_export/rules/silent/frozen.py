@@ -1,0 +1,117 @@
+"""Parameters that were frozen and should not be: NOT_TRAINING."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, some
+from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.signals import owner
+
+_FACTOR = re.compile(r"lora|adapt|delta|ia3|dora", re.IGNORECASE)
+"""Names of what is added to a frozen network in order to be trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftFrozen(Rule):
+    """Find parameters that are frozen by oversight: for one player's pass, and never freed; or at zero.
+
+    What was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on stepping, was
+    frozen for another player's pass: whoever wants layers to rest from the beginning freezes them before, and whoever
+    wants them to rest later trains them for longer. The factor of an adapter that is frozen while all its entries are 0
+    adds nothing to what it adapts.
+
+    Attributes:
+        brief: Steps within which the parameters were last trained.
+        span: Least number of steps since.
+        readings: Least number of readings in which they were frozen.
+        patience: One; the readings are the patience.
+    """
+
+    brief: int = 5
+    span: int = 15
+    readings: int = 6
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "left-frozen"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.wiring", "parameter.frozen_size")
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the connections of this record and of those before it."""
+        if record.get("parameter.wiring") is None:
+            return ()
+        return (*self._never_freed(record, history), *self._at_zero(record, history))
+
+    def _never_freed(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        series = history.at_sites("parameter.wiring")
+        early = series.steps <= self.brief
+        if not early.any() or early.sum() + self.readings > len(series.steps) or record.step < self.brief + self.span:
+            return ()
+        codes = _codes(series)
+        used = Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT
+        first = ((codes[early] & used) == used).any(axis=0)
+        later = codes[~early]
+        freed = ((later & Wiring.TRAINABLE) > 0).any(axis=0)
+        goes_on = ((later & Wiring.STEPPED) > 0).mean(axis=0) >= 0.5
+        found = first & ~freed & goes_on
+        if not found.any() or not freed.any():
+            return ()
+        names = tuple(series.sites[index] for index in np.flatnonzero(found))
+        since = int(series.steps[early][-1])
+        message = (
+            f"{len(names)} tensors ({some(names)}) were trained in the first steps and are frozen since step {since}: "
+            "requires_grad is False at each step of the optimizer that holds them."
+        )
+        advice = (
+            "set requires_grad_(True) again before their own backward pass; an iterator such as model.parameters() or "
+            "itertools.chain(...) can be gone through once only: keep list(...) of it."
+        )
+        return (_finding(names, message, advice, since, "never unfrozen"),)
+
+    def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        sizes, series = history.at_sites("parameter.frozen_size"), history.at_sites("parameter.wiring")
+        if not len(sizes.steps) or record.step < self.span:
+            return ()
+        codes = np.bitwise_or.reduce(_codes(series))
+        known = dict(zip(series.sites, codes.tolist(), strict=True))
+        zero = sizes.present[-1] & (sizes.values[-1] == 0)
+        names = tuple(
+            site
+            for site in (sizes.sites[index] for index in np.flatnonzero(zero))
+            if _FACTOR.search(site) and known.get(site, 0) & (Wiring.TRAINABLE | Wiring.CALLED) == Wiring.CALLED
+        )
+        if not names or not any(code & Wiring.TRAINABLE for code in known.values()):
+            return ()
+        message = (
+            f"{len(names)} weights ({some(names)}) are 0 throughout and frozen: what they are multiplied with never "
+            "counts, and they will never learn."
+        )
+        advice = (
+            f"call requires_grad_(True) on {names[0]}, before the optimizer is made, and see that nothing freezes "
+            f"{owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); or load its "
+            "trained weights."
+        )
+        return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
+
+
+def _codes(series: SiteSeries) -> npt.NDArray[np.int64]:
+    """Return connections as whole numbers, 0 where there are none. Shape: that of ``series.values``."""
+    known = series.present & np.isfinite(series.values)
+    return np.clip(np.where(known, series.values, 0.0), 0, 2**15).astype(np.int64)
+
+
+def _finding(names: tuple[str, ...], message: str, advice: str, since: int, cause: str) -> Finding:
+    return Finding(
+        IssueType.NOT_TRAINING, Severity.HIGH, names, float(len(names)), 0.0, message, advice, since=since, cause=cause,
+        origin=cause,
+    )  # fmt: skip

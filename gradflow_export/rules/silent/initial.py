@@ -1,0 +1,332 @@
+"""Weights that begin where nothing can be learned: BAD_INIT."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import no_better
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import pattern
+
+COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
+DOUBLES, SIBLINGS, ONE_SIDED = "units have doubles", "layers are copies", "one-sided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadInit(Rule):
+    """Find layers whose units are copies of each other, layers that stay at zero, and weights that begin too large.
+
+    Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
+    still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters
+    and output layers. Great weights are a fault where they show: in predictions that are far worse than a constant
+    at first and do not become better soon. Where the inputs are large, these are to blame. Rows may also be alike in
+    groups, as where one layer gives several parameters for each of several parts; all rows must have a double, since
+    classes that no batch has shown yet are alike as well. Whole layers that differ only in the numbers of their names
+    may not be copies either, once all of them have moved with a gradient.
+
+    Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
+    arXiv:1502.01852.
+
+    Attributes:
+        alike: Greatest relative difference of rows, or of layers, that are copies: what rounding makes of one number.
+        together: Greatest distance of rows that began at one number, as a share of how far they have come: rounding
+            alone parts them by one step in several where an optimizer divides a gradient by its own size.
+        worse: Least first loss, as a multiple of that of the best constant prediction.
+        head: The same where the last layer's own weights are too large, whether or not it comes down.
+        after: Steps within which it may come down by itself.
+        gain: Least root mean square of the weights times the root of the number of inputs.
+        tiny: Greatest such number of most layers where the signal dies out; PyTorch begins with 0.58.
+        depth: Greatest log gain over the whole chain at the first step where it does.
+        inputs: Greatest size of inputs that are not to blame themselves.
+        one_sided: Least size of the mean of the weights against their root mean square.
+        great: Least gain of such weights.
+        level: Least loss against the best constant where they show.
+        steep: Least log gain over the whole chain at the first step with which a loss at the level of a constant is put
+            down to weights that are too large for what follows.
+        usual: Least gain of such weights; PyTorch begins with 0.58.
+        patience: One; weights begin once.
+        heal: As good as never: what began so is read no more.
+    """
+
+    alike: float = 1e-5
+    together: float = 0.3
+    worse: float = 5.0
+    head: float = 4.0
+    after: int = 20
+    gain: float = 4.0
+    tiny: float = 0.35
+    depth: float = -8.0
+    inputs: float = 10.0
+    one_sided: float = 0.75
+    great: float = 2.0
+    level: float = 0.95
+    steep: float = 5.5
+    usual: float = 1.0
+    patience: int = 1
+    heal: int = 1000
+
+    name: ClassVar[str] = "bad-init"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant", "gain.depth")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "gain.depth",
+        "input.rms",
+        "loss.over_constant",
+        "parameter.wiring",
+        "parameter.initial_gain",
+        "parameter.initial_mean",
+    )
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the first weights, and their rows a few steps later."""
+        first = record.get("parameter.initial_gain") is not None
+        later = (
+            ()
+            if first
+            else (*self._alike(record, history), *_doubles(record, self.alike), *_siblings(record, self.alike))
+        )
+        large = (
+            *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
+            *self._steep(record, history),
+        )[:1]  # fmt: skip
+        return (*later, *large, *self._small(record, history))
+
+    def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        spread = record.get("parameter.row_spread")
+        if spread is None:
+            return
+        updates = record.get("parameter.update_norm")
+        moved = {} if updates is None else updates.as_dict()
+        read = dict(zip(spread.sites, spread.values.tolist(), strict=True))
+        here = {site for site, told in zip(spread.sites, spread.present, strict=True) if told}
+        parting = record.get("parameter.row_parting")
+        parted = {} if parting is None else parting.as_dict()
+        copies = tuple(
+            site
+            for site in spread.sites
+            if site in here
+            and moved.get(site)
+            and (read[site] <= self.alike or _or_inf(parted.get(site)) <= self.together)
+        )
+        if copies:
+            message = (
+                f"all units of {some(copies)} have the same weights, and still have after {record.step - 1} steps: "
+                "they compute the same and get the same gradient, so that each layer has one unit's worth."
+            )
+            advice = (
+                "draw the weights at random instead of filling them with a constant: "
+                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+            )
+            yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
+        sizes, wired = record.get("parameter.weight_norm"), _reached(history)
+        zero = {} if sizes is None else {site for site, value in sizes.as_dict().items() if value == 0.0}
+        blank = tuple(site for site in spread.sites if site in zero and site not in here and site in wired)
+        if blank:
+            message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
+            advice = (
+                "of two layers in a row only one may begin with zeros, or no gradient passes either: give the others "
+                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+            )
+            yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
+
+    def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
+        if record.get("loss.over_constant") is None or record.step < self.after:
+            return
+        if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
+            return
+        sizes = history.at_sites("input.rms").first
+        if sizes.size and float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
+        first = gains.first
+        order = np.argsort(-np.nan_to_num(first), kind="stable")
+        names = tuple(gains.sites[i] for i in order if first[i] >= self.gain)
+        if names and worse.any():
+            greatest, times = float(first[order[0]]), float(over.first[worse].max())
+            message = (
+                f"the loss began at {number(times)} times that of the best constant prediction and is still above it "
+                f"after {record.step} steps: the first weights of {some(names)} were up to {number(greatest)} times "
+                "as large as their number of inputs allows."
+            )
+            advice = (
+                "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) or "
+                "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
+            )
+            yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
+
+    def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
+        over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
+        if record.get("loss.over_constant") is None or record.step < self.after or means.sites != gains.sites:
+            return
+        if not len(means.steps) or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        there = (means.first >= self.one_sided) & (gains.first >= self.great)
+        names = tuple(gains.sites[index] for index in np.flatnonzero(there))
+        shares = [no_better(history, site, self.level, 5) for site in over.sites]
+        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
+        if 2 * len(names) < len(gains.sites) or len(names) < 2 or None in shares or not math.isfinite(worst):
+            return
+        greatest = float(means.first[there].max())
+        message = (
+            f"nearly all first weights of {some(names)} have one sign (mean {number(greatest)} of their root mean "
+            "square): what enters adds up instead of cancelling, all units of a layer say the same, and the loss is "
+            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+        )
+        advice = (
+            "draw the weights around 0: nn.init.kaiming_normal_(layer.weight) or nn.init.xavier_uniform_(layer.weight) "
+            "instead of torch.rand or nn.init.uniform_(layer.weight)."
+        )
+        yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
+
+    def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
+        sizes = history.at_sites("input.rms").first
+        if record.get("loss.over_constant") is None or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
+        names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
+        for site, times in zip(over.sites, over.first.tolist(), strict=True):
+            name = f"{site}.weight" if site else "weight"
+            gain = known.get(name, 0.0)
+            if times >= self.head and gain >= self.gain:
+                message = (
+                    f"the loss began at {number(times)} times that of the best constant prediction: the first weights "
+                    f"of {some(names)}, with the last layer, were up to {number(known[names[0]])} times as large as "
+                    "their number of inputs allows."
+                )
+                advice = (
+                    f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); of an "
+                    "embedding that is the head as well, std=0.02."
+                )
+                yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
+
+    def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
+        over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
+        if record.get("loss.over_constant") is None or record.step < self.after or not len(gains.steps):
+            return
+        if not depth.first >= self.steep or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+            return
+        shares = [no_better(history, site, self.level, 5) for site in over.sites]
+        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
+        order = np.argsort(-np.nan_to_num(gains.first), kind="stable")
+        names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
+        if None in shares or not math.isfinite(worst):
+            return
+        message = (
+            f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last layer "
+            f"back to the first, so that the least change of an input turns the output over, and the loss is "
+            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+        )
+        advice = (
+            "make the first weights smaller where what follows multiplies: sin(w0 * layer(x)) wants weights within "
+            "sqrt(6 / inputs) / w0; else nn.init.kaiming_normal_(layer.weight) keeps the size."
+        )
+        yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
+
+    def _small(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
+        if record.step < self.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
+            return
+        if not (depth.first <= self.depth and loss.low > 0 and median(loss.values[-10:]) > 0.95 * loss.first):
+            return
+        first = gains.first
+        small = np.isfinite(first) & (first > 0) & (first <= self.tiny)
+        if 2 * int(small.sum()) <= len(first) or len(first) < 3:
+            return
+        names = tuple(gains.sites[index] for index in np.flatnonzero(small))
+        usual = median(first[small])
+        message = (
+            f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
+            f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "
+            f"{record.step} steps the loss is {number(loss.last)}, at first {number(loss.first)}."
+        )
+        advice = (
+            "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
+            "nn.init.xavier_uniform_(layer.weight) before tanh."
+        )
+        yield _finding(Severity.MEDIUM, names, usual, self.tiny, message, advice, SMALL)
+
+
+def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
+    doubles, spread = record.get("parameter.row_doubles"), record.get("parameter.row_spread")
+    if doubles is None or spread is None:
+        return
+    apart, moving = spread.as_dict(), _moving(record)
+    names = tuple(
+        name
+        for name, share in doubles.as_dict().items()
+        if share == 1.0 and name in moving and (apart.get(name) or 0.0) > alike
+    )
+    if names:
+        message = (
+            f"each unit of {some(names)} has a double with the same weights, and still has after {record.step - 1} "
+            "steps: the parts that they stand for compute the same and get the same gradient."
+        )
+        advice = (
+            f"draw {names[0]} at random instead of filling it with a constant or repeating it, or give the parts "
+            "different biases: nn.init.normal_(layer.weight, std=0.02)."
+        )
+        yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
+
+
+def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
+    """Yield layers that only the numbers in their names tell apart."""
+    gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
+    if gaps is None:
+        return
+    names = [name for name, gap in gaps.as_dict().items() if gap is not None and gap <= alike and name in moving]
+    kin = Counter(map(pattern, names))
+    names = [name for name in names if kin[pattern(name)] > 1]
+    if names:
+        message = (
+            f"the weights of {some(tuple(names))} are the same as those of a layer of the same kind, and "
+            f"still are after {record.step - 1} steps: they get the same gradients and never become different."
+        )
+        advice = (
+            "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
+            "copy.deepcopy or a common seed; where they are to be one, use one module several times."
+        )
+        yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
+
+
+def _moving(record: StepRecord) -> set[str]:
+    """Return the parameters that this record's step moved along a gradient that is not 0."""
+    updates, norms = record.get("parameter.update_norm"), record.get("parameter.gradient_norm")
+    if updates is None or norms is None:
+        return set()
+    along = norms.as_dict()
+    return {site for site, size in updates.as_dict().items() if size and along.get(site)}
+
+
+def _or_inf(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _reached(history: History) -> set[str]:
+    """Return the parameters that are in an optimizer and have a gradient."""
+    wiring = history.at_sites("parameter.wiring")
+    values = np.where(wiring.present & np.isfinite(wiring.values), np.clip(wiring.values, 0, 127), 0.0)
+    wanted = Wiring.OWNED | Wiring.GRADIENT
+    both = ((values.astype(np.int64) & wanted) == wanted).any(axis=0)
+    return {wiring.sites[index] for index in np.flatnonzero(both)}
+
+
+def _finding(
+    severity: Severity, names: tuple[str, ...], value: float, threshold: float, message: str, advice: str, cause: str
+) -> Finding:
+    return Finding(
+        IssueType.BAD_INIT, severity, names, value, threshold, message, advice, since=1, cause=cause, origin=cause
+    )

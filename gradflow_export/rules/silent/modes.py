@@ -1,0 +1,169 @@
+"""Evaluation that drops and training that does not: EVAL_RANDOM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History, SiteSeries
+
+_NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
+_PARTS = "mode.parts_training"
+_DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_training", "mode.training_evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongMode(Rule):
+    """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
+
+    Noise in evaluation is told of a model that answers a question alone, in which all losses are of predictions against
+    targets that are classes or one number for each sample, and where the same data are not evaluated several times:
+    what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode count
+    as evaluation where they come between some steps only: methods that need one for each step
+    (pseudo-labels, adversarial directions) are in order. Where a model itself is never called, calls of its children
+    count, of a model that answers a question alone. A model that trains in evaluation mode from the first step
+    has its statistics frozen on purpose.
+
+    Attributes:
+        episodes: Least number of steps before which the model was evaluated in training mode.
+        often: Greatest share of such steps.
+        asleep: Least number of steps in evaluation mode.
+        patience: One; the numbers above are the patience.
+    """
+
+    episodes: int = 2
+    often: float = 0.4
+    asleep: int = 5
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "wrong-mode"
+    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
+    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the modes of the passes since the last step."""
+        noise, quiet = self._noise(record, history), self._training(record, history, _TRAINING)
+        # A generator's samples are drawn in training mode, and its critic, whose answers the loss is of, is not called.
+        parts = self._training(record, history, _PARTS) if _answers(record, history) else ()
+        return (*self._dropout(record), *noise, *quiet, *parts, *self._asleep(record, history))
+
+    def _dropout(self, record: StepRecord) -> Iterable[Finding]:
+        reading = record.get(_DROPOUT)
+        names, worst = _above(reading)
+        if names:
+            message = (
+                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: two "
+                "evaluations of the same data differ."
+            )
+            advice = (
+                "tie it to the mode: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else "
+                "0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
+            )
+            yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
+
+    def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, _ = _above(record.get(_NOISE))
+        if names and _supervised(history):
+            message = (
+                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
+                "of the same data differ."
+            )
+            advice = (
+                "draw them in training alone, if self.training: x = x + noise, and take the mean or the most likely "
+                "choice (argmax) else; where they are meant, evaluate the same data several times and average."
+            )
+            yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
+
+    def _training(self, record: StepRecord, history: History, metric: str) -> Iterable[Finding]:
+        names, passes = _above(record.get(metric))
+        episodes = _episodes(history.at_sites(metric))
+        if names and len(episodes) >= self.episodes and record.step >= 5:
+            recent = record.step - episodes[0] + 1
+            if len(episodes) <= self.often * recent:
+                message = (
+                    f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
+                    f"{recent} steps, ran in training mode: {some(names)} drop or use and change batch statistics."
+                )
+                advice = "call model.eval() before evaluation and model.train() after it."
+                yield _finding(
+                    Severity.MEDIUM, names, passes, 0.0, message, advice, "evaluation in training mode", episodes[0]
+                )
+
+    def _asleep(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, _ = _above(record.get(_ASLEEP))
+        episodes = _episodes(history.at_sites(_ASLEEP))
+        if names and len(episodes) >= self.asleep:
+            message = (
+                f"the model trains in evaluation mode since step {episodes[0]}: {some(names)} do not drop and do not "
+                "learn batch statistics, as they did before."
+            )
+            advice = "call model.train() after each evaluation, before the next training step."
+            first = float(len(episodes))
+            yield _finding(
+                Severity.HIGH, names, first, 0.0, message, advice, "training in evaluation mode", episodes[0]
+            )
+
+
+def _finding(
+    severity: Severity,
+    names: tuple[str, ...],
+    value: float,
+    threshold: float,
+    message: str,
+    advice: str,
+    cause: str,
+    since: int | None = None,
+) -> Finding:
+    return Finding(
+        IssueType.EVAL_RANDOM,
+        severity,
+        names,
+        value,
+        threshold,
+        message,
+        advice,
+        since=since,
+        cause=cause,
+        origin=cause,
+    )
+
+
+def _supervised(history: History) -> bool:
+    """Whether every loss that is known is of answers to a question alone, and there is one."""
+    series, alone = history.at_sites(_SUPERVISED), history.run(_SUPERVISED)
+    values = [*series.values[series.present].tolist(), *alone.values.tolist()]
+    return bool(values) and min(values) > 0
+
+
+def _answers(record: StepRecord, history: History) -> bool:
+    """Whether one of the parts that were called without gradients makes the answers that a loss is of."""
+    called = record.get(_PARTS)
+    if called is None or not _supervised(history):
+        return False
+    makers = history.at_sites(_SUPERVISED).sites
+    return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called.sites)
+
+
+def _above(reading: Reading | None) -> tuple[tuple[str, ...], float]:
+    """Return the sites with a finite value above 0, and the greatest."""
+    if reading is None:
+        return (), 0.0
+    here = reading.present & np.isfinite(reading.values) & (reading.values > 0)
+    if not here.any():
+        return (), 0.0
+    return tuple(reading.sites[i] for i in np.flatnonzero(here)), float(reading.values[here].max())
+
+
+def _episodes(series: SiteSeries) -> list[int]:
+    """Return the steps of the window at which any value was above 0."""
+    if len(series.steps) == 0:
+        return []
+    above = (series.present & np.isfinite(series.values) & (series.values > 0)).any(axis=1)
+    return [int(step) for step in series.steps[above]]

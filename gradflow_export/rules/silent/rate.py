@@ -1,0 +1,273 @@
+"""Steps that are far too large or far too small for the loss: LEARNING_RATE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import fell, no_better
+from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import margin, margins, site_margins
+from gradflow_export.rules.signals import Floats, converged, settled
+
+_FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
+"""What leaves a loss flat at any learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate(Rule):
+    """Find learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
+
+    Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first.
+    Too small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because
+    ``L / (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the
+    weights at a loss no better than a constant's, although consecutive gradients agree which way is down. The loss has
+    not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up). Raised: a
+    rate three times any before it, and the loss back where it was at first. Decayed: it lies below a thousandth of its
+    greatest value for longer than it lay above, while the loss is far from its end.
+
+    Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
+    1987, Introduction to Optimization, section 5.3.
+
+    Attributes:
+        replaced: Least update to weight ratio of a step that replaces the weights.
+        times: Fewest such steps among the last readings.
+        gain: Least gain with which the layers that are judged begin.
+        steps: Least number of steps that a fall by a tenth would take.
+        timid: Size of steps against the weights below which they are too small where gradients agree.
+        agree: Least typical cosine of consecutive gradients that counts as agreement.
+        straight: The same from which on the loss may have fallen a little, to ``hardly`` of its first, and steps may be
+            twice as large as ``timid``.
+        hardly: See ``straight``.
+        settle: Steps before such small ones are judged.
+        jump: Greatest rate that was there before, as a share of one that was raised.
+        undone: Fewest losses at a raised rate.
+        least: Fewest losses before anything is said.
+        fallen: Share of the first loss below which it has fallen.
+        decayed: Share of the greatest learning rate that counts as nothing.
+    """
+
+    replaced: float = 0.2
+    times: int = 3
+    gain: float = 0.1
+    steps: float = 5_000.0
+    timid: float = 1e-4
+    agree: float = 0.3
+    straight: float = 0.8
+    hardly: float = 0.75
+    settle: int = 80
+    jump: float = 0.35
+    undone: int = 20
+    least: int = 20
+    fallen: float = 0.95
+    decayed: float = 1e-3
+    patience: int = 2
+    heal: int = 3
+
+    name: ClassVar[str] = "learning-rate"
+    needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "learning_rate",
+        "parameter.update_ratio",
+        "parameter.update_ratio_error",
+        "parameter.initial_gain",
+        "update.total_norm",
+        "update.norm_error",
+        "gradient.total_norm",
+        "gradient.cosine",
+        "gradient.cosine_error",
+        "loss.over_constant",
+    )
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the steps so far by what the loss did."""
+        loss = history.run("loss")
+        if loss.count < self.least or not np.isfinite(loss.values[-10:]).all() or loss.low < 0:
+            return ()
+        _, past = loss.whole()
+        # What comes after the first may be what too large a step did.
+        first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
+        if not (first > 0 and np.isfinite(first)):
+            return ()
+        found = (
+            *self._large(history, first, now),
+            *self._raised(history, first, now),
+            *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
+        )
+        return found[:1]
+
+    def _large(self, history: History, first: float, now: float) -> Iterable[Finding]:
+        steps, ratios = _steps_of_layers(history, self.gain)
+        big = ratios >= self.replaced
+        if int(big.sum()) < self.times or now < self.fallen * first:
+            return
+        rate, worst = history.run("learning_rate"), float(ratios[big].max())
+        lower = (
+            f" from {number(rate.high)} to about {number(rate.high / max(worst / 1e-2, 10.0))}" if rate.count else ""
+        )
+        message = (
+            f"{int(big.sum())} of {len(ratios)} steps that were measured changed half of the layers' weights by more "
+            f"than {number(100 * self.replaced)} % of their size, up to {number(100 * worst)} %, and the loss went "
+            f"from {number(first)} to {number(now)}."
+        )
+        advice = f"lower the learning rate{lower}; steps of about 0.1 % of the weights are usual."
+        since = int(steps[int(np.argmax(big))])
+        yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+
+    def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
+        """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
+        at, losses = history.run("loss").whole()
+        steps, rates = history.run("learning_rate").whole()
+        if min(len(losses), len(rates)) < 2 * self.undone or not np.isfinite(losses).all():
+            return
+        rates = rates[np.maximum(np.searchsorted(steps, at, side="right") - 1, 0)]
+        # Nearly all runs end here: what follows takes a median for each loss. No rate before was below the least.
+        if float(rates[-self.undone :].min()) < float(rates.min()) / self.jump:
+            return
+        span = self.undone // 2
+        levels = [median(losses[end - span : end]) for end in range(span, len(losses) + 1)]
+        best = int(np.argmin(levels)) + span - 1
+        level, new = levels[best - span + 1], float(rates[-1])
+        old = median(rates[best - span + 1 : best + 1])
+        higher = np.flatnonzero(rates[best:] >= old / self.jump)
+        if not (old > 0 and higher.size and bool((rates[-self.undone :] >= old / self.jump).all())):
+            return
+        since = int(at[best + higher[0]])
+        late = min(now, median(losses[-self.undone :]))
+        if at[-1] - since < self.undone or not (level <= 0.7 * first and late >= max(0.8 * first, 2.0 * level)):
+            return
+        message = (
+            f"the learning rate rose from {number(old)} to {number(new)}, from step {since} on, and the loss, "
+            f"{number(level)} before, is back at {number(now)}, as before training ({number(first)})."
+        )
+        advice = (
+            f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
+            "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
+        )
+        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
+        yield replace(found, urgent=True)  # what it was judged by are many losses already
+
+    def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        rate = history.run("learning_rate")
+        if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
+            yield from self._decayed(record, history, first, now)
+            return
+        updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
+        norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
+        sizes = updates.values + margins(history, "update.total_norm")
+        needed = [
+            0.1 * now / (norms[step] * size)
+            for step, size in zip(updates.steps.tolist(), sizes.tolist(), strict=True)
+            if norms.get(step, 0.0) > 0 and size > 0
+        ][-5:]
+        if len(needed) < 5 or now < self.hardly * first:
+            return
+        if not min(needed) > self.steps or now < self.fallen * first:
+            yield from self._timid(record, history, first, now)
+            return
+        rising = rate.count > 10 and rate.last > 1.2 * float(rate.values[-10])
+        if rising or not float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio") < 1e-4:
+            return
+        message = (
+            f"at this step size a fall of the loss by a tenth takes at least {number(median(np.array(needed)))} steps, "
+            f"even straight downhill; after {record.step} steps it went from {number(first)} to {number(now)}, and a "
+            f"step changes the weights by {number(100 * float(record.value('update.ratio') or 0.0))} % of their size."
+        )
+        more = f" from {number(rate.last)}" if rate.count else ""
+        advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
+        found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        yield replace(found, follows_from=_FLAT)
+
+    def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
+        rate, ratio = history.run("learning_rate"), float(record.value("update.ratio") or 0.0)
+        agreement = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
+        ratio += margin(record, "update.ratio")
+        if record.step < self.settle or not ratio < 2.0 * self.timid or len(agreement) < 20:
+            return
+        if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
+            return
+        agree = median(np.asarray(agreement))
+        sites = history.at_sites("loss.over_constant").sites
+        if agree < self.straight and (fell(history) or now < self.fallen * first or ratio >= self.timid):
+            return  # what all gradients agree on may move the loss a little
+        if not (agree >= self.agree and sites and all(no_better(history, site, 0.9, 3) for site in sites)):
+            return
+        message = (
+            f"a step changes the weights by {number(100 * ratio)} % of their size; gradients of consecutive steps "
+            f"agree (cosine {number(agree)}), and after {record.step} steps the loss went from {number(first)} to "
+            f"{number(now)} only, no better than a constant."
+        )
+        more = f" from {number(rate.last)}" if rate.count else ""
+        advice = (
+            f"raise the learning rate{more} tenfold until the loss falls; what LambdaLR is given must return a factor, "
+            "not the rate itself."
+        )
+        found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        yield replace(found, follows_from=_FLAT)
+
+    def _decayed(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        rate = history.run("learning_rate")
+        steps, values = rate.whole()
+        low = values < self.decayed * rate.high
+        since = int(steps[len(low) - int(np.argmin(low[::-1]))]) if low[-1:].all() and not low.all() else 0
+        rest = record.step - since
+        if not since or rest < max(since, 50) or now < 0.2 * first:
+            return
+        message = (
+            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and stays there "
+            f"for {rest} steps, while the loss is still {number(now)} of {number(first)} at first."
+        )
+        advice = (
+            "call scheduler.step() once per epoch where its numbers count epochs, or give it the number of steps: "
+            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader))."
+        )
+        yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+
+
+def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Return the median update to weight ratio over the layers that began with weights of a usual size.
+
+    What begins with zeros or next to them grows by itself, whatever the learning rate. Of ratios that are estimated the
+    least that is likely counts.
+
+    Returns:
+        Steps and ratios, 0 where nothing was read. Shape of both: ``[readings]``.
+    """
+    ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
+    usual = {site for site, first in zip(gains.sites, gains.first.tolist(), strict=True) if first >= gain}
+    columns = [index for index, site in enumerate(ratios.sites) if site in usual]
+    values = (ratios.values - site_margins(history, "parameter.update_ratio"))[:, columns].astype(np.float64)
+    told = ratios.present[:, columns] & np.isfinite(values)
+    counts = told.sum(axis=1)
+    # All medians at once: this is asked at each record. What was not read is sorted to the end.
+    ordered, row = np.sort(np.where(told, values, np.inf), axis=1), np.arange(len(values))
+    if not ordered.size:
+        return ratios.steps, np.zeros(len(values))
+    low, high = (ordered[row, np.maximum((counts - 1 + odd) // 2, 0)] for odd in (0, 1))
+    return ratios.steps, np.where(counts > 0, np.where(counts % 2, low, 0.5 * (low + high)), 0.0)
+
+
+def _finding(
+    severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
+) -> Finding:
+    return Finding(
+        IssueType.LEARNING_RATE,
+        severity,
+        ("",),
+        value,
+        threshold,
+        message,
+        advice,
+        since=since,
+        cause=cause,
+        origin=cause,
+    )

@@ -1,0 +1,381 @@
+"""Parameters that should learn and get no update, each mistake told apart: NOT_TRAINING."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.progress import ZERO_GRADIENT, shut
+from gradflow_export.rules.signals import owner, pattern, taking_turns
+from gradflow_export.rules.silent.passes import blind_passes, gathering_passes, lonely_passes
+
+Codes = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_FOLLOWERS = re.compile(r"(^|[._])(target|teacher|ema|momentum|shadow|average\w*)([._]|$)|encoder_k([._]|$)")
+"""Names of copies that are moved by hand: they have no gradient on purpose."""
+
+
+class _Told(NamedTuple):
+    """What one mistake is called, where it is, what is wrong, what to do, and whether there is no doubt."""
+
+    cause: str
+    names: tuple[str, ...]
+    what: str
+    advice: str
+    sure: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotTraining(Rule):
+    """Find trainable parameters that are not connected: to the loss, to an optimizer, or to the model.
+
+    Everything is told from descriptions, read in several steps: a connection seen once is a connection. What is
+    left without a gradient must be in an optimizer (whoever leaves it out of both wants it to rest), and modules that
+    are called rarely or that stand in a row of like ones (experts) have a longer time to get one. A gradient that is
+    exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's,
+    and a recurrent cell called once or twice in a step has no earlier state whose weights could learn. What must have
+    no update by its name (a target network) or because it is frozen before the rest (a backbone) is left in peace.
+
+    Attributes:
+        readings: Least number of steps looked at.
+        span: Least number of steps without a gradient.
+        rare: The same for one of several like modules, and for an optimizer that has not stepped yet.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 6
+    span: int = 15
+    rare: int = 100
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "not-training"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring", "wiring.lonely_passes", "wiring.gathering_passes")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "activation.saturated_share",
+        "activation.zero_share",
+        "layer.cell_calls",
+        "loss",
+        "parameter.gradient_norm",
+        "parameter.hidden",
+        "parameter.weight_norm",
+        "parameter.wiring",
+        "wiring.orphans",
+    )
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the connections of this record and of those before it."""
+        lonely = record.value("wiring.lonely_passes")
+        if lonely is not None and lonely > 0:
+            return (lonely_passes(lonely, record.value("wiring.foreign") or 0.0),)
+        gathered = record.value("wiring.gathering_passes")
+        if gathered is not None and gathered > 0:
+            return (gathering_passes(gathered),)
+        series = history.at_sites("parameter.wiring")
+        if record.get("parameter.wiring") is None or len(series.steps) < self.readings:
+            return ()
+        codes = _codes(series)
+        span, since = int(series.steps[-1] - series.steps[0]) + 1, int(series.steps[0])
+        ever, always = np.bitwise_or.reduce(codes), np.bitwise_and.reduce(codes)
+        sites = series.sites
+        trainable = (ever & Wiring.TRAINABLE) > 0
+        total = int(trainable.sum())
+        owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
+        blind = record.value("wiring.blind_passes")
+        if blind is not None and blind >= self.readings and (trainable & owned).any() and not reached.any():
+            return (blind_passes(blind, since),)
+        findings = [
+            *self._hidden(history),
+            *self._unowned(history, sites, trainable & reached & ~owned, ever, record.step),
+            *self._unreached(history, sites, trainable & owned & ~reached, ever, span),
+            *self._flat(record, history, sites, trainable & owned & reached),
+            *_rateless(sites, trainable & ((always & Wiring.ZERO_RATE) > 0), total),
+            *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, (ever & Wiring.CALLED) > 0),
+        ]
+        return tuple(
+            Finding(
+                IssueType.NOT_TRAINING,
+                _severity(len(names), total, sure),
+                names,
+                float(len(names)),
+                0.0,
+                f"{len(names)} tensors ({some(names)}) got no update in {number(span)} steps: {what}.",
+                advice,
+                since=since,
+                cause=cause,
+                origin=cause,
+            )
+            for cause, names, what, advice, sure in findings
+        )
+
+    def _hidden(self, history: History) -> Iterable[_Told]:
+        series = history.at_sites("parameter.hidden")
+        if len(series.steps) < self.readings:
+            return
+        ever = np.bitwise_or.reduce(_codes(series))
+        wanted = Wiring.TRAINABLE | Wiring.GRADIENT
+        loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
+        made = loose & ((ever & Wiring.MADE) > 0)
+        names = _chosen(series.sites, made)
+        if names:
+            yield _Told(
+                "made in forward",
+                names,
+                "they are made anew in each forward pass, with new weights at random, which nobody keeps",
+                f"make {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
+            )
+        names = _chosen(series.sites, loose & ~made)
+        if names:
+            holder = re.split(r"[\[ ]", names[0])[0]
+            yield _Told(
+                "not registered",
+                names,
+                "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
+                "attribute holds them, so that no optimizer has them and state_dict() does not save them",
+                f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
+                "or wrap the tensor in nn.Parameter, last of all (nn.Parameter(x.to(device)), not nn.Parameter(x).to("
+                "device), which is none), and build the optimizer afterwards.",
+            )
+
+    def _unowned(
+        self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, step: int
+    ) -> Iterable[_Told]:
+        waiting = loose & ((ever & Wiring.WAITING) > 0)
+        names = _chosen(sites, waiting)
+        if names and step >= self.rare:
+            yield _Told(
+                "optimizer never stepped",
+                names,
+                "an optimizer holds them and its step() was never called",
+                (
+                    "call step() of every optimizer, here of the one that holds "
+                    f"{names[0]}: loss.backward(); optimizer_b.step()."
+                ),
+                False,
+            )
+        names = _chosen(sites, loose & ~waiting)
+        if not names:
+            return
+        if history.run("wiring.orphans").last > 0:
+            yield _Told(
+                "left the model",
+                names,
+                (
+                    "the optimizer holds tensors of these shapes that are no longer in the model, which was changed "
+                    "after the optimizer was made"
+                ),
+                (
+                    "replace modules, load or re-create the model and move it first, and make the optimizer last: "
+                    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
+                ),
+                True,
+            )
+            return
+        yield _Told(
+            "in no optimizer",
+            names,
+            "gradients arrive there, and no optimizer that steps holds them",
+            (
+                "build the optimizer from model.parameters() after every module exists, or call "
+                f"optimizer.add_param_group({{'params': [...]}}); if {names[0]} shall rest, call "
+                "requires_grad_(False) on it."
+            ),
+            True,
+        )
+
+    def _unreached(
+        self, history: History, sites: tuple[str, ...], cut: Flags, ever: Codes, span: int
+    ) -> Iterable[_Told]:
+        if span < self.span or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
+            return
+        moved = _moved(history.at_sites("parameter.weight_norm"))
+        peers = _experts(sites, (ever & Wiring.GRADIENT) > 0) | taking_turns(history)
+        names = tuple(
+            name
+            for name in _chosen(sites, cut)
+            if not _FOLLOWERS.search(name) and name not in moved and (span >= self.rare or pattern(name) not in peers)
+        )
+        called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
+        used = tuple(name for name in names if called[name])
+        unused = tuple(name for name in names if not called[name])
+        if used:
+            yield _Told(
+                "no gradient",
+                used,
+                (
+                    "forward() uses their modules, but no gradient ever came back: the graph is cut between them and "
+                    "the loss"
+                ),
+                (
+                    f"look after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
+                    "torch.no_grad(), argmax, rounding or torch.tensor(...), and use the tensor itself."
+                ),
+                True,
+            )
+        if unused:
+            yield _Told(
+                "never called",
+                unused,
+                "forward() never calls their modules",
+                f"call {owner(unused[0]) or unused[0]} in forward(), or take it out of the model.",
+                True,
+            )
+
+    def _flat(self, record: StepRecord, history: History, sites: tuple[str, ...], learning: Flags) -> Iterable[_Told]:
+        """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
+        norms = history.at_sites("parameter.gradient_norm")
+        if record.step < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
+            return
+        never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
+        flat = set(_chosen(norms.sites, never))
+        living = set(_chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
+        homes = {owner(site) for site in living}
+        brief = _brief_cells(history)
+        kin = _experts(norms.sites, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
+        names = tuple(
+            site
+            for site in _chosen(sites, learning)
+            if site in flat
+            and not (site.endswith("bias") and owner(site) in homes)
+            and not (site.endswith("weight_hh") and owner(site) in brief)
+            and pattern(site) not in kin
+        )
+        if living and names:
+            yield _Told(
+                ZERO_GRADIENT,
+                names,
+                "their gradient arrives and is exactly 0 every time",
+                (
+                    f"look at what follows {owner(names[-1]) or names[-1]}: sign(), round(), floor() and comparisons "
+                    "have a derivative of 0 everywhere (use a sigmoid, or x + (x.sign() - x).detach()); a softmax of "
+                    "one, weights of 0 and a dropout of 1 let nothing through either."
+                ),
+                True,
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reloaded(Rule):
+    """Find training that begins anew from its first weights again and again, under the same optimizer.
+
+    Attributes:
+        times: Least number of times.
+        patience: One; the times are the patience.
+    """
+
+    times: int = 2
+    patience: int = 1
+    heal: int = 1000
+
+    name: ClassVar[str] = "reloaded"
+    needs: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+        """Judge how often the first weights came back."""
+        count = record.value("wiring.reloads")
+        if count is None or not count >= self.times:
+            return ()
+        message = (
+            f"load_state_dict() has put the first weights back {number(count)} times since training began, and the "
+            "same optimizer goes on: what was learned in between is lost."
+        )
+        advice = (
+            "load the first checkpoint once, before the loop; within it load what was saved last: "
+            "torch.save(model.state_dict(), path) at the end of each epoch."
+        )
+        cause = "begins anew"
+        return (
+            Finding(
+                IssueType.NOT_TRAINING, Severity.HIGH, ("",), count, float(self.times), message, advice, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip
+
+
+def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:
+    names = _chosen(sites, still)
+    if names:
+        yield _Told(
+            "learning rate 0",
+            names,
+            "the learning rate of their parameter group is exactly 0",
+            (
+                "give the group a learning rate above 0 (optimizer.param_groups[i]['lr'] = 1e-3), or look whether the "
+                "scheduler multiplies by 0: an integer division in LambdaLR, or a schedule that has run out."
+            ),
+            len(names) == total,
+        )
+
+
+def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags) -> Iterable[_Told]:
+    """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn."""
+    modules = list(dict.fromkeys(map(owner, sites)))
+    by_module: dict[str, list[int]] = {}
+    for index, site in enumerate(sites):
+        by_module.setdefault(owner(site), []).append(index)
+    cold = [m for m in modules if frozen[by_module[m]].all() and called[by_module[m]].all()]
+    warm = [m for m in modules if trained[by_module[m]].all()]
+    if not cold or len(warm) < 2 or len(warm) + len(cold) < len(modules):
+        return
+    last = cold == modules[-1:] and len(warm) >= 2
+    peers = [m for m in warm if pattern(m) == pattern(cold[0])]
+    among = len(cold) == 1 and len(peers) >= 3 and re.search(r"\d", cold[0]) is not None and cold[0] != modules[0]
+    if last or among:
+        names = tuple(sites[i] for i in by_module[cold[0]])
+        yield _Told(
+            "frozen",
+            names,
+            f"requires_grad is False although everything {'before' if last else 'around'} them is trained",
+            (
+                f"call requires_grad_(True) on {cold[0]}, and see that the optimizer holds it; usually it is the "
+                "layers near the input that are frozen."
+            ),
+            False,
+        )
+
+
+def _severity(names: int, total: int, sure: bool) -> Severity:
+    if names >= total > 0 and sure:
+        return Severity.CRITICAL
+    return Severity.HIGH if sure else Severity.MEDIUM
+
+
+def _codes(series: SiteSeries) -> Codes:
+    """Return the codes of the window as whole numbers, 0 where none arrived. Shape: ``[readings, sites]``."""
+    values = np.where(series.present & np.isfinite(series.values), series.values, 0.0)
+    return np.clip(values, 0, 511).astype(np.int64)
+
+
+def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
+    return tuple(sites[index] for index in np.flatnonzero(flags))
+
+
+def _brief_cells(history: History) -> set[str]:
+    """Return the recurrent cells that were never called more than twice in a step."""
+    calls = history.at_sites("layer.cell_calls")
+    most = np.where(calls.present, calls.values, 0.0).max(axis=0, initial=0.0)
+    return {site for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
+
+
+def _experts(sites: tuple[str, ...], flags: Flags) -> set[str]:
+    """Return the patterns of flagged sites that are called experts: a router may always choose the same ones."""
+    return {pattern(name) for name in _chosen(sites, flags) if re.search(r"expert", name, re.IGNORECASE)}
+
+
+def _moved(weights: SiteSeries) -> set[str]:
+    """Return the parameters whose norm changed between any two readings."""
+    if len(weights.steps) < 2:
+        return set()
+    both = weights.present[1:] & weights.present[:-1]
+    return set(_chosen(weights.sites, (both & (weights.values[1:] != weights.values[:-1])).any(axis=0)))

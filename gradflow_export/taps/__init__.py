@@ -1,1 +1,0 @@
-"""Instruments: one file each; each owns its own hook handles (floor 2, torch)."""

@@ -1,0 +1,89 @@
+"""Tables, gain report and gain chart of a W&B run: made on a thread of their own, kept in the run's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, final
+
+from gradflow_export.records.step_record import RunInfo, StepRecord
+from gradflow_export.writers.wandb.fold import Row
+from gradflow_export.writers.wandb.gains import GainViews
+from gradflow_export.writers.wandb.picks import RUN_KEYS
+from gradflow_export.writers.wandb.rows import RowQueue, Rows
+from gradflow_export.writers.wandb.tables import HEALTH_COLUMNS, ISSUE_COLUMNS, Cell, HealthBook, IssueBook
+
+STEP_COLUMNS = ("step", *RUN_KEYS)
+MOST_STEPS = 1000
+"""Rows of the table of steps; beyond that neighbours become one, NaN and Inf of either kept."""
+
+IN_ROWS = ("gain_report",)
+"""Views that W&B draws from rows only; the others are drawn from the summary."""
+
+
+@final
+class Views:
+    """Collects what tables and pages are made of.
+
+    Args:
+        module: wandb, or a module like it.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._health, self.issues, self._gains = HealthBook(), IssueBook(), GainViews(module)
+        self._steps = RowQueue(MOST_STEPS)
+
+    def add(self, record: StepRecord) -> bool:
+        """Take in one record; return whether it has the first issue of the run."""
+        self._health.add(record)
+        self._gains.add(record)
+        values = {name: value for name in RUN_KEYS if (value := record.value(name)) is not None}
+        self._steps.put({"step": record.step, **values})
+        before = self.issues.found
+        for issue in record.issues:
+            self.issues.add(issue)
+        return self.issues.found > 0 and before == 0
+
+    @property
+    def verdict(self) -> Row:
+        """What the run's summary says of the whole."""
+        still = self.issues.open
+        said = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
+        return {"verdict": said, "issues_found": self.issues.found, "open_issues": len(still)}
+
+    def sender(self, rows: Rows, step: int, info: RunInfo | None) -> Callable[[], None]:
+        """Return what sends the views as they are now, made anew: what was only changed is not sent again."""
+        tables: dict[str, tuple[tuple[str, ...], list[list[Cell]]]] = {
+            "health": (HEALTH_COLUMNS, self._health.rows(self.issues.open, step)),
+            "issues": (ISSUE_COLUMNS, self.issues.rows()),
+            "steps": (STEP_COLUMNS, [[row.get(name) for name in STEP_COLUMNS] for row in self._steps.rows()]),
+        }
+        makers: dict[str, Callable[[], Any]] = {
+            name: partial(self._module.Table, columns=list(columns), data=cells)
+            for name, (columns, cells) in tables.items()
+            if cells
+        }
+        makers |= dict(self._gains.views(self.issues, step, info.model if info else ""))
+        return partial(_send, rows, makers, step)
+
+
+def _send(rows: Rows, makers: Mapping[str, Callable[[], Any]], step: int) -> None:
+    made: Row = {}
+    for name, make in makers.items():
+        # Each on its own: pages are files, and a full disk must not cost the tables or the rows.
+        rows.try_to(f"the view {name}", partial(_put_into, made, name, make))
+    if rows.own:
+        if made:
+            rows.add(made, step)
+        return
+    for name, view in made.items():
+        # In the summary at once, where no row has to come; as what W&B then has of it within the user's next row.
+        if rows.summarise({name: view}) and name in IN_ROWS:
+            kept = rows.summary(name)
+            if isinstance(kept, Mapping):
+                rows.add({name: dict(kept)}, step)
+
+
+def _put_into(made: Row, name: str, make: Callable[[], Any]) -> None:
+    made[name] = make()
