@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradflow_export.engine.step_timer import FLOOR_SECONDS, SHARE
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
 from gradflow_export.profiles import THRESHOLDS
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
 
 SECTION = "diagnostics"
-AUTOMATIC: tuple[float | None, float] = SHARE, FLOOR_SECONDS
+AUTOMATIC: tuple[float | None, float] = 0.05, 20e-6
 """The budget of an exporter that is given none: a share of the time, and the seconds a step that it is at least."""
 _PLAIN = frozenset(
     {

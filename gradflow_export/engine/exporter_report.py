@@ -114,8 +114,8 @@ class Reports:
         Args:
             name: A short word.
             analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
-                :class:`~gradflow_export.records.step_record.StepRecord` and returns ``{key: number}`` or ``None``. It is called on
-                the worker thread.
+                :class:`~gradflow_export.records.step_record.StepRecord` and returns ``{key: number}`` or ``None``. It
+                is called on the worker thread.
 
         Raises:
             ArgumentTypeError: ``analyzer`` is neither.

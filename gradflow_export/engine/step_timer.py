@@ -9,7 +9,6 @@ from collections import deque
 WINDOW = 32
 """Recorded steps whose median gives the throughput."""
 
-SHARE, FLOOR_SECONDS = 0.05, 20e-6
 """The budget by default: the larger of this share of the time, and of so much for each step."""
 
 DECIDED_EVERY, LEAST_EVENTS = 32, 4

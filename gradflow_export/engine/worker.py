@@ -85,8 +85,8 @@ class Worker:
     The training thread appends to a deque. This one looks every ``POLL_SECONDS``, or sooner when many steps wait, and
     takes all that is there, with pauses unless it is behind. It judges a step before it writes it, and judges others
     first when many wait, so that a slow writer delays no verdict. Nothing that was read is dropped: when there is no
-    room the training thread waits, see :class:`~gradflow_export.engine.backlog.Backlog`. A writer that raises is reported once
-    and set aside.
+    room the training thread waits, see :class:`~gradflow_export.engine.backlog.Backlog`. A writer that raises is
+    reported once and set aside.
 
     Args:
         info: The run.

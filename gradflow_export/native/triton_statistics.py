@@ -1,6 +1,6 @@
 """The statistics of the C library for tensors on a GPU: every tensor in one launch, then one launch that adds up.
 
-Importing this needs triton; only :mod:`gradflow_export.metrics.arrays.one_launch` does, and only where there is a CUDA device.
+Importing this needs triton; only ``metrics/arrays/one_launch.py`` does, and only where there is a CUDA device.
 Sums are kept in float64, so that no square of a float32 leaves the range; zeros and non-finite entries are counted on
 the bits. Tensors are cut into pieces of fixed size whose sums are joined in order: the result is the same each time.
 """

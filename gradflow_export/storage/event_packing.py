@@ -1,4 +1,4 @@
-"""Packs consecutive records into the blobs that :mod:`gradflow_export.storage.event_chunks` describes (floor 0: numpy only)."""
+"""Packs consecutive records into blobs, as ``storage/event_chunks.py`` describes them (numpy only)."""
 
 from __future__ import annotations
 

@@ -220,7 +220,8 @@ def drafts_in(folder: Path, before: float) -> Iterator[tuple[Blob, float]]:
         before: Seconds since the epoch; a draft that was written to later is left out.
 
     Returns:
-        Each blob, numbered as in :meth:`~gradflow_export.storage.event_packing.Packer.draft`, and when its file was last written to.
+        Each blob, numbered as in :meth:`~gradflow_export.storage.event_packing.Packer.draft`, and when its file was
+        last written to.
     """
     for file in _files(folder):
         if file.suffix == DRAFTS:

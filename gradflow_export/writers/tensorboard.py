@@ -28,11 +28,11 @@ _KEEP = 0.5
 class TensorBoardWriter:
     """Writes one event file per session, and keeps it open.
 
-    Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.storage.event_chunks` describes: when
-    ``rows`` of them wait, when the flush interval is over, at once when a record carries an issue (at most every 2 s),
-    when the phase changes, and on ``flush`` and ``close``. What waits for that is drafted twice a second into a second
-    file, which readers of ours look at, so that ``kill -9`` costs at most a second; ``close`` removes it. A disk that
-    is full or gone is waited for, and a file that was removed is begun anew; see
+    Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.storage.event_chunks`
+    describes: when ``rows`` of them wait, when the flush interval is over, at once when a record carries an issue (at
+    most every 2 s), when the phase changes, and on ``flush`` and ``close``. What waits for that is drafted twice a
+    second into a second file, which readers of ours look at, so that ``kill -9`` costs at most a second; ``close``
+    removes it. A disk that is full or gone is waited for, and a file that was removed is begun anew; see
     :class:`~gradflow_export.writers.journal.Journal`.
 
     The file is our own: TensorBoard's ``EventFileWriter`` and torch's ``SummaryWriter`` are neither used nor patched,

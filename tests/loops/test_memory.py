@@ -87,5 +87,5 @@ def test_what_few_models_need_is_not_loaded(tmp_path):
     steps, *loaded = done.stdout.split()
     assert steps == "40"
     others = {"numpy.ma", "yaml", "wandb", "pandas", "scipy"}
-    ours = {"store", "taps.recurrent", "rules.seed", "cli", "debugging", "diagnostics", "integrations"}
+    ours = {"storage.reader", "instruments.recurrent", "rules.seed", "cli", "debugging", "diagnostics", "integrations"}
     assert (others | {f"gradflow_export.{name}" for name in ours}) & set(loaded) == set()

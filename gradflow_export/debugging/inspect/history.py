@@ -24,7 +24,8 @@ class DebugEntry:
         anomalies: What was wrong, a few words each; empty when nothing was.
         step: The user's step, where one was given.
         time: Seconds since the epoch.
-        details: More, by level: JSON-ready values and :class:`~gradflow_export.debugging.inspect.tensor_info.TensorInfo`.
+        details: More, by level: JSON-ready values and
+        :class:`~gradflow_export.debugging.inspect.tensor_info.TensorInfo`.
     """
 
     kind: str

@@ -34,7 +34,8 @@ CALLERS = 5
 class TrainingDebugger(PyTorchDebugger):
     """Looks at loss and gradients of each step, between the backward pass and the optimizer's step.
 
-    It takes the same arguments as :class:`~gradflow_export.debugging.inspect.debugger.PyTorchDebugger` and has all its methods.
+    It takes the same arguments as :class:`~gradflow_export.debugging.inspect.debugger.PyTorchDebugger` and has all its
+    methods.
     """
 
     counted = ("steps", "anomaly_steps", "gradient_explosions", "gradient_vanishing", "loss_anomalies")

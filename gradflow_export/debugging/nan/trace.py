@@ -151,8 +151,8 @@ def put_back(model: nn.Module) -> Iterator[None]:
 def backward(loss: Tensor, *, run: Callable[[], None] | None = None) -> Culprit | None:
     """Run a backward pass and return the operation that made NaN or Inf first, if any; nothing is raised for it.
 
-    Where the forward pass ran under :func:`~gradflow_export.debugging.nan.anomaly.anomaly_mode`, the traceback of its call
-    is told too.
+    Where the forward pass ran under :func:`~gradflow_export.debugging.nan.anomaly.anomaly_mode`, the traceback of its
+    call is told too.
 
     Args:
         loss: A scalar.

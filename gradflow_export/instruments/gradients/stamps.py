@@ -58,7 +58,7 @@ class GradientStamps:
         return out
 
     def list_parameters(self) -> None:
-        """Note where the parameters are; no weak reference stands on one, see :mod:`gradflow_export.hooks.parameter_slots`."""
+        """Note where the parameters are; no weak reference stands on one, see ``hooks/parameter_slots.py``."""
         model, seen = self._model(), set[int]()
         self._places, self.size = [], 0
         for module in () if model is None else model.modules():
