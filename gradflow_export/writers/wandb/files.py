@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from gradflow_export.storage.table import LongRows, PartWriter
 from gradflow_export.records.step_record import RunInfo, StepRecord, info_to_json, issue_to_json
+from gradflow_export.storage.table import LongRows, PartWriter
 
 _log = logging.getLogger("gradflow_export")
 

@@ -10,10 +10,10 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.catalog import CATALOG, CUSTOM_PREFIX, MetricSpec, spec
 from gradflow_export.errors import ArgumentError, nearest
-from gradflow_export.records.step_record import RUN_SITE, Histogram, Reading, StepRecord
+from gradflow_export.records.catalog import CATALOG, CUSTOM_PREFIX, MetricSpec, spec
 from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import RUN_SITE, Histogram, Reading, StepRecord
 
 RUN_KEYS = (
     "loss", "gradient.total_norm", "gradient.norm_before_clip", "update.ratio", "learning_rate", "gain.depth",
