@@ -52,8 +52,8 @@ def only_here(folder):
 
 # After how long the writer gives up what does not come to an end: here a slow machine is no server in trouble.
 PATIENT = {
-    "wandb._LAST_SECONDS": 100.0, "wandb_runs.FINISH_SECONDS": 100.0, "wandb_runs.INIT_SECONDS": 100.0,
-    "wandb_alerts.PROBE_SECONDS": 100.0,
+    "wandb.writer._LAST_SECONDS": 100.0, "wandb.runs.FINISH_SECONDS": 100.0, "wandb.runs.INIT_SECONDS": 100.0,
+    "wandb.alerts.PROBE_SECONDS": 100.0,
 }  # fmt: skip
 
 
