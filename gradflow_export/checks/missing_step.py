@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import weakref
 from collections import Counter
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks.holders import optimizers_holding
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -145,10 +145,7 @@ class LonelyPasses:
 
     def _awaited(self) -> bool:
         """Whether there is an optimizer that holds the followed parameters and has not stepped."""
-        mine = {id(p) for p, _ in self._held()}
-        # By type: asking an object for its class may run code of its owner.
-        made = [o for o in gc.get_objects() if Optimizer in type(o).__mro__]
-        return any(id(p) in mine for o in made for group in o.param_groups for p in group["params"])
+        return bool(optimizers_holding([p for p, _ in self._held()]))
 
     def _share(self) -> float:
         model = self._model()

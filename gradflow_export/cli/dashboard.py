@@ -169,7 +169,11 @@ def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
                 panels,
                 prefix,
                 "Gradient norm, and its extremes since the last row",
-                ("gradient.total_norm", *(key for key in Span.KEYS if "gradient_norm" in key)),
+                (
+                    "gradient.total_norm",
+                    "gradient.norm_before_clip",
+                    *(key for key in Span.KEYS if "gradient_norm" in key),
+                ),
                 log=True,
             ),
             _by_layer(panels, prefix, NO_CHAIN),

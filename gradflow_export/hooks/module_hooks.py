@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.holders import holders
 
 
 class ModuleHook:
@@ -211,7 +211,7 @@ def _lead(moved: Mapping[int, tuple[Mapping[int, Any], OrderedDict[int, Any]]]) 
         old = reference() if isinstance(reference, weakref.ref) else None
         return weakref.ref(moved[id(old)][1]) if id(old) in moved else reference
 
-    for handle in gc.get_objects():
-        if type(handle) is RemovableHandle:
+    for old, _ in moved.values():
+        for handle in holders(weakref.getweakrefs(old), RemovableHandle, depth=3):
             handle.hooks_dict_ref = led(handle.hooks_dict_ref)
             handle.extra_dict_ref = tuple(map(led, handle.extra_dict_ref))
