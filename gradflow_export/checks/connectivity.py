@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.holders import optimizers_holding
+from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Drained, Pending
@@ -36,7 +36,6 @@ HIDDEN = 256
 ENTRIES = 256
 """Entries of a plain container that are looked into."""
 SEARCHES = (5, 10)
-ROUNDS = 4
 """Armed steps at which optimizers that have not stepped are searched for, where a gradient has no optimizer."""
 
 LASTING = 4
@@ -196,14 +195,10 @@ class WiringTap:
         """Find optimizers that were made and have not stepped yet: another player's, or one that was forgotten."""
         if self._steps not in SEARCHES:
             return
-        loose = {id(p): p for p in parameters if p.requires_grad and p.grad is not None and id(p) not in owned}
-        for _ in range(ROUNDS):
-            found = optimizers_holding(list(loose.values()))
+        loose = {id(p) for p in parameters if p.requires_grad and p.grad is not None and id(p) not in owned}
+        if loose:
+            found = [optimizer for optimizer in instances(Optimizer) if not loose.isdisjoint(_ids([optimizer]))]
             self._waiting.update(found)
-            held = _ids(found)
-            loose = {key: p for key, p in loose.items() if key not in held}
-            if not found or not loose:
-                break
 
 
 class Calls:

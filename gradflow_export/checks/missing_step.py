@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.hooks.holders import optimizers_holding
+from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -145,7 +145,8 @@ class LonelyPasses:
 
     def _awaited(self) -> bool:
         """Whether there is an optimizer that holds the followed parameters and has not stepped."""
-        return bool(optimizers_holding([p for p, _ in self._held()]))
+        mine = {id(p) for p, _ in self._held()}
+        return any(id(p) in mine for o in instances(Optimizer) for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
         model = self._model()

@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.exporter import Exporter, watching
 from gradflow_export.hooks.discover import unwrap
-from gradflow_export.hooks.holders import holders
+from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_hooks import listen
 from gradflow_export.records.issues import Issue, IssueType
 
@@ -170,12 +170,8 @@ def outermost(module: nn.Module) -> nn.Module:
     Args:
         module: Any module; wrappers that run several processes or compiled code are looked through.
     """
-    above, around = {id(module): module}, [module]
-    while around:  # a module stands in a dictionary of modules, in the dictionary of the one that holds it
-        around = [each for each in holders(around, nn.Module, depth=3) if id(each) not in above]
-        above.update((id(each), each) for each in around)
-    sizes = [(len(members), each) for each in above.values() if module in (members := set(each.modules()))]
-    return unwrap(max(sizes, key=lambda pair: pair[0])[1])
+    holders = [(len(members), each) for each in instances(nn.Module) if module in (members := set(each.modules()))]
+    return unwrap(max(holders, key=lambda pair: pair[0], default=(1, module))[1])
 
 
 def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool = True) -> Outcome:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.holders import holders
+from gradflow_export.hooks.instances import instances
 
 
 class ModuleHook:
@@ -211,7 +211,6 @@ def _lead(moved: Mapping[int, tuple[Mapping[int, Any], OrderedDict[int, Any]]]) 
         old = reference() if isinstance(reference, weakref.ref) else None
         return weakref.ref(moved[id(old)][1]) if id(old) in moved else reference
 
-    for old, _ in moved.values():
-        for handle in holders(weakref.getweakrefs(old), RemovableHandle, depth=3):
-            handle.hooks_dict_ref = led(handle.hooks_dict_ref)
-            handle.extra_dict_ref = tuple(map(led, handle.extra_dict_ref))
+    for handle in instances(RemovableHandle):
+        handle.hooks_dict_ref = led(handle.hooks_dict_ref)
+        handle.extra_dict_ref = tuple(map(led, handle.extra_dict_ref))

@@ -1,4 +1,4 @@
-"""Objects are found by what they hold, and no other thread is disturbed by the search."""
+"""All objects of a class are found, and no other thread is disturbed by the search."""
 
 import threading
 
@@ -8,27 +8,29 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.hooks.holders import holders, optimizers_holding
+from gradflow_export.hooks.instances import instances
 
 
-@pytest.mark.parametrize("layers", [1, 2, 7, 40])
-def test_every_optimizer_of_a_parameter_is_found(layers):
-    """However many parameters there are, and whether it has stepped or not; those of others are not."""
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
-    mine = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam([{"params": list(model.parameters())}], 0.1)]
-    others = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    found = optimizers_holding(list(model.parameters()))
-    assert {id(optimizer) for optimizer in found} == {id(optimizer) for optimizer in mine}
-    assert others not in found
-    assert optimizers_holding([]) == []
+class Mine(torch.optim.Adam):
+    """A subclass of a user's."""
 
 
-def test_an_object_is_found_through_containers_only():
-    """What holds a thing in a tuple is found; what holds another object that holds it is not."""
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_every_living_object_of_a_class_is_found(count):
+    """Those of subclasses too, whoever wrote these, and nothing that is no object of the class."""
+    before = {id(optimizer) for optimizer in instances(torch.optim.Optimizer)}
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2 * count)]
+    made = [(Mine if number % 2 else torch.optim.SGD)([weight], 0.1) for number, weight in enumerate(weights)]
+    found = instances(torch.optim.Optimizer)
+    assert {id(optimizer) for optimizer in found} - before == {id(optimizer) for optimizer in made}
+    assert all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in found)
+
+
+def test_handles_of_hooks_are_found():
+    """Handles, whose class has no subclass, are found wherever they are kept."""
     model = nn.Linear(2, 2)
-    handle = model.register_forward_hook(lambda *_: None)
-    assert holders([handle.hooks_dict_ref], RemovableHandle, depth=3) == [handle]
-    assert holders([model.weight], nn.Module, depth=1) == []
+    kept = {"deep": [(model.register_forward_hook(lambda *_: None),)]}
+    assert any(handle is kept["deep"][0][0] for handle in instances(RemovableHandle))
 
 
 def test_other_threads_build_tuples_meanwhile():
