@@ -128,26 +128,43 @@ export interface Annotation {
 export async function fetchAnnotations(run: string): Promise<readonly Annotation[]> {
   const kept = offline();
   if (kept !== null) return kept.run(run).annotations ?? [];
-  return ((await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }).annotations;
+  return (
+    (await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }
+  ).annotations;
 }
 
 export async function fetchArchitecture(run: string): Promise<readonly Module[]> {
   const kept = offline();
   if (kept !== null) return kept.run(run).architecture ?? [];
-  return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] }).modules;
+  return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] })
+    .modules;
 }
 
 /** First and last step of the readings of a metric before and after a step. */
-export async function fetchAround(run: string, metric: string, step: number, count: number): Promise<readonly [number, number]> {
+export async function fetchAround(
+  run: string,
+  metric: string,
+  step: number,
+  count: number,
+): Promise<readonly [number, number]> {
   const kept = offline();
   const args = new URLSearchParams({ run, metric, step: String(step), count: String(count) });
-  const series = kept === null ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer()) : await kept.series(run, metric, "extreme", []);
+  const series =
+    kept === null
+      ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer())
+      : await kept.series(run, metric, "extreme", []);
   const at = columnAt(series.first, step);
-  const [from, to] = kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
+  const [from, to] =
+    kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
   return [series.first[from] ?? step, series.last[to] ?? step];
 }
 
-export async function fetchMoment(run: string, step: number, metrics: readonly string[], phase: string): Promise<Moment> {
+export async function fetchMoment(
+  run: string,
+  step: number,
+  metrics: readonly string[],
+  phase: string,
+): Promise<Moment> {
   const kept = offline();
   if (kept !== null) return kept.moment(run, step, metrics);
   const args = new URLSearchParams({ run, step: String(Math.round(step)) });
@@ -156,15 +173,33 @@ export async function fetchMoment(run: string, step: number, metrics: readonly s
   return (await getJson(`moment?${args}`)) as Moment;
 }
 
-export async function listHistograms(run: string): Promise<readonly { readonly metric: string; readonly site: string }[]> {
+export async function listHistograms(
+  run: string,
+): Promise<readonly { readonly metric: string; readonly site: string }[]> {
   const kept = offline();
   if (kept !== null) return kept.run(run).histograms;
-  return ((await getJson(`histograms?${new URLSearchParams({ run })}`)) as { readonly items: readonly { metric: string; site: string }[] }).items;
+  return (
+    (await getJson(`histograms?${new URLSearchParams({ run })}`)) as {
+      readonly items: readonly { metric: string; site: string }[];
+    }
+  ).items;
 }
 
-export async function fetchHistograms(run: string, metric: string, site: string, most: number, range: readonly [number, number] | null): Promise<Histograms> {
-  const found = offline()?.run(run).histograms.find((item) => item.metric === metric && item.site === site);
-  if (found !== undefined) return { ...found, histograms: found.histograms.filter(({ step }) => range === null || (step >= range[0] && step <= range[1])) };
+export async function fetchHistograms(
+  run: string,
+  metric: string,
+  site: string,
+  most: number,
+  range: readonly [number, number] | null,
+): Promise<Histograms> {
+  const found = offline()
+    ?.run(run)
+    .histograms.find((item) => item.metric === metric && item.site === site);
+  if (found !== undefined)
+    return {
+      ...found,
+      histograms: found.histograms.filter(({ step }) => range === null || (step >= range[0] && step <= range[1])),
+    };
   const args = new URLSearchParams({ run, metric, site, most: String(most) });
   if (range !== null) {
     args.set("first", String(range[0]));

@@ -24,7 +24,9 @@ export function hostHash(): string {
 export function saveState(state: UrlState): void {
   const page = host();
   if (page === null) {
-    const parts = toStorage(state).filter(([, value]) => value !== "").map(([key, value]) => `${key}=${encodeURIComponent(value)}`);
+    const parts = toStorage(state)
+      .filter(([, value]) => value !== "")
+      .map(([key, value]) => `${key}=${encodeURIComponent(value)}`);
     // The page has a base address, to which a bare "#" would be relative.
     window.history.replaceState(null, "", `${window.location.pathname}${window.location.search}#${parts.join("&")}`);
     return;

@@ -1,5 +1,18 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchAnnotations, fetchArchitecture, fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMeta, type RunMetric, type SeriesQuery } from "./api";
+import {
+  fetchAnnotations,
+  fetchArchitecture,
+  fetchCatalog,
+  fetchHistograms,
+  fetchIssues,
+  fetchMeta,
+  fetchMoment,
+  fetchSeries,
+  listHistograms,
+  type RunMeta,
+  type RunMetric,
+  type SeriesQuery,
+} from "./api";
 import type { Choice } from "./choice";
 import { definedAt, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
@@ -60,9 +73,13 @@ export class Loader {
   #modules: { readonly run: string; readonly list: readonly Module[] } | null = null;
   #tableShows = "";
   readonly #recent = new Recent<Series>(KEPT_BYTES, bytesOf);
-  readonly #series = (query: SeriesQuery): Promise<Series> => this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
+  readonly #series = (query: SeriesQuery): Promise<Series> =>
+    this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
 
-  constructor(private readonly now: Choice, private readonly views: Views) {}
+  constructor(
+    private readonly now: Choice,
+    private readonly views: Views,
+  ) {}
 
   get idle(): boolean {
     return this.#busy === 0;
@@ -99,7 +116,13 @@ export class Loader {
     const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
     if (run === now.run && version === this.#version && now.meta !== null) return;
     const job = ++this.#job;
-    const [meta, { issues, open }, histograms, annotations] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), fetchAnnotations(run), this.#meetOther(run)]);
+    const [meta, { issues, open }, histograms, annotations] = await Promise.all([
+      fetchMeta(run),
+      fetchIssues(run),
+      listHistograms(run),
+      fetchAnnotations(run),
+      this.#meetOther(run),
+    ]);
     if (job !== this.#job) return;
     this.#recent.forget();
     // All that stands above the map is known before it is shown, so that nothing moves when it arrives.
@@ -110,7 +133,12 @@ export class Loader {
     if (!meta.phases.includes(now.phase)) now.phase = "";
     const worst = issues.find(isProblem);
     // The map opens on what the verdict is about, unless somebody asked for something else.
-    if (fresh && worst !== undefined && (now.metric === "" || !now.asked)) now.metric = metricFor(worst, now.held.map(({ name }) => name), "");
+    if (fresh && worst !== undefined && (now.metric === "" || !now.asked))
+      now.metric = metricFor(
+        worst,
+        now.held.map(({ name }) => name),
+        "",
+      );
     // A metric that this run lacks stays chosen where somebody asked for it by name: the map then says how to get it.
     if (now.spec(now.metric) === undefined) {
       if (now.asked && now.metric !== "") await this.#learnCatalog();
@@ -179,7 +207,8 @@ export class Loader {
   async #meetOther(run: string): Promise<void> {
     const other = this.now.otherRun(run);
     const metrics = other === undefined ? [] : (await fetchMeta(other.run)).metrics;
-    if (other?.run === this.now.otherRun(run)?.run) this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
+    if (other?.run === this.now.otherRun(run)?.run)
+      this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
   }
 
   async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {
@@ -212,15 +241,26 @@ export class Loader {
   }
 
   /** The loss of the whole run, and how the quantities of the problems on the cards went on. */
-  async #answer(run: string, meta: RunMeta, issues: readonly Issue[]): Promise<{ readonly loss: Series | null; readonly courses: Courses }> {
+  async #answer(
+    run: string,
+    meta: RunMeta,
+    issues: readonly Issue[],
+  ): Promise<{ readonly loss: Series | null; readonly courses: Courses }> {
     const held = meta.metrics;
     const has = (name: string): RunMetric | undefined => held.find((metric) => metric.name === name);
     const common = { run, phase: "", columns: ANSWER_COLUMNS, range: null };
     const order = meta.sessions.at(-1)?.blocks ?? [];
     const loss = has("loss") === undefined ? null : this.#series({ ...common, metric: "loss", reduce: "mean" });
-    const heads = groupIssues(issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
+    const heads = groupIssues(issues.filter(isProblem))
+      .slice(0, MOST_COURSES)
+      .map(({ head }) => head);
     const courses = heads.map(async (issue): Promise<[string, string] | null> => {
-      const spec = has(quantityFor(issue, held.map((metric) => metric.name)));
+      const spec = has(
+        quantityFor(
+          issue,
+          held.map((metric) => metric.name),
+        ),
+      );
       const reached = spec?.name === "block.gradient_norm" && isAlongDepth(issue) ? has(FROM_LOSS) : undefined;
       const arrived = reached === undefined ? null : await this.#reached(issue, reached, common, order);
       if (arrived !== null) return arrived;
@@ -230,7 +270,16 @@ export class Loader {
       const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
       const site = sites[sitesOf(sites, issue.layer)[0] ?? -1];
       if (site === undefined) return null;
-      const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
+      const course = courseOf(
+        await this.#series({
+          ...common,
+          columns: MOST_COLUMNS,
+          metric: spec.name,
+          reduce: `${low ? "min" : "max"},extreme`,
+          sites: [site],
+        }),
+        low,
+      );
       return course === null ? null : [issueKey(issue), courseText(course, spec.title, spec.unit)];
     });
     const [series, found] = await Promise.all([loss, Promise.all(courses)]);
@@ -238,19 +287,36 @@ export class Loader {
   }
 
   /** What reaches a layer of the gradient at the loss: what is left behind the block after it. */
-  async #reached(issue: Issue, spec: RunMetric, common: Omit<SeriesQuery, "metric" | "reduce">, order: readonly string[]): Promise<[string, string] | null> {
+  async #reached(
+    issue: Issue,
+    spec: RunMetric,
+    common: Omit<SeriesQuery, "metric" | "reduce">,
+    order: readonly string[],
+  ): Promise<[string, string] | null> {
     const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
     const next = order[order.indexOf(issue.layer) + 1];
     const site = order.includes(issue.layer) ? sites.find((name) => name === next) : undefined;
     if (site === undefined) return null;
     const low = isLow(issue);
-    const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
-    return course === null ? null : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
+    const course = courseOf(
+      await this.#series({
+        ...common,
+        columns: MOST_COLUMNS,
+        metric: spec.name,
+        reduce: `${low ? "min" : "max"},extreme`,
+        sites: [site],
+      }),
+      low,
+    );
+    return course === null
+      ? null
+      : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
   }
 
   /** The model does not change while a run goes on. */
   async #architecture(run: string): Promise<readonly Module[]> {
-    if (this.#modules?.run !== run || this.#modules.list.length === 0) this.#modules = { run, list: await fetchArchitecture(run) };
+    if (this.#modules?.run !== run || this.#modules.list.length === 0)
+      this.#modules = { run, list: await fetchArchitecture(run) };
     return this.#modules.list;
   }
 
@@ -265,7 +331,10 @@ export class Loader {
   }
 
   async #map(job: number): Promise<void> {
-    const { now, views: { map, second } } = this;
+    const {
+      now,
+      views: { map, second },
+    } = this;
     const { run, metric, phase, reduce, range } = now;
     map.showZoom(range !== null);
     const [spec, other] = [now.spec(metric), now.otherRun(run)];
@@ -278,14 +347,24 @@ export class Loader {
     // Fewer columns where there are very many rows: each column keeps its extreme, and a closer look asks again.
     const columns = Math.min(map.columns, Math.max(200, Math.floor(MOST_CELLS / Math.max(1, spec.sites))));
     const query = { run, metric, phase, columns, reduce, range };
-    const theirs = other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
+    const theirs =
+      other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
     const [series, found] = await Promise.all([this.#series(query), theirs]);
     if (job !== this.#job || series.metric !== now.metric) return;
     this.#otherSites = found?.sites ?? [];
     map.showMode(other === undefined ? null : now.mode);
     second.root.hidden = other === undefined || now.mode === "difference";
     const order = now.meta?.sessions.at(-1)?.blocks ?? [];
-    const content = { series, spec, range: now.extent, of: "", like: null, accused: this.#accused, order, annotations: now.annotations };
+    const content = {
+      series,
+      spec,
+      range: now.extent,
+      of: "",
+      like: null,
+      accused: this.#accused,
+      order,
+      annotations: now.annotations,
+    };
     if (other === undefined) map.show(content);
     else this.#showTwo(content, found, other.run);
   }
@@ -339,7 +418,10 @@ export class Loader {
     const shows = [run, this.#version, currentStep, group?.key, phase].join("\n");
     if (meta === null || group === null || metric === undefined || (shows === this.#tableShows && !anew)) return;
     const query = { run, metric: metric.name, phase, columns: TREND_COLUMNS, reduce: "extreme", range };
-    const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? this.#series(query) : null]);
+    const [moment, trend] = await Promise.all([
+      fetchMoment(run, currentStep, wantedMetrics(group, held), phase),
+      anew ? this.#series(query) : null,
+    ]);
     if (job !== this.#job) return;
     this.#tableShows = shows;
     await this.#losing(job, anew);
@@ -351,10 +433,23 @@ export class Loader {
 
   /** What is left of the gradient by depth, at the chosen step. */
   async #losing(job: number, anew: boolean): Promise<void> {
-    const { now, views: { losing } } = this;
+    const {
+      now,
+      views: { losing },
+    } = this;
     if (now.spec(FROM_LOSS) === undefined) return;
-    const query = { run: now.run, metric: FROM_LOSS, phase: now.phase, columns: LOSING_LINES, reduce: "mean", range: now.range };
-    const [moment, earlier] = await Promise.all([fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase), anew ? this.#series(query) : null]);
+    const query = {
+      run: now.run,
+      metric: FROM_LOSS,
+      phase: now.phase,
+      columns: LOSING_LINES,
+      reduce: "mean",
+      range: now.range,
+    };
+    const [moment, earlier] = await Promise.all([
+      fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase),
+      anew ? this.#series(query) : null,
+    ]);
     const found = moment.metrics[FROM_LOSS];
     if (job !== this.#job || found === undefined) return;
     if (earlier !== null) losing.showEarlier(earlier);

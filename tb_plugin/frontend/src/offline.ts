@@ -56,7 +56,9 @@ export class Offline {
       const { meta, issues } = this.run(summary.run);
       const session = meta.sessions.at(-1);
       const count = (state: Issue["state"]): number => issues.filter((issue) => issue.state === state).length;
-      const series = meta.metrics.some(({ name }) => name === "loss") ? await this.series(summary.run, "loss", "mean", []) : null;
+      const series = meta.metrics.some(({ name }) => name === "loss")
+        ? await this.series(summary.run, "loss", "mean", [])
+        : null;
       const values = series === null ? [] : Array.from(series.blocks.get("mean")?.values ?? []);
       const every = Math.max(1, Math.ceil(values.length / TREND));
       return {
@@ -85,7 +87,11 @@ export class Offline {
   /** Exact at the last step; before it, what the kept columns hold. */
   async moment(run: string, step: number, metrics: readonly string[]): Promise<Moment> {
     const { meta, moment } = this.run(run);
-    if (step >= (meta.last ?? 0)) return { step, metrics: Object.fromEntries(metrics.flatMap((name) => (moment[name] ? [[name, moment[name]]] : []))) };
+    if (step >= (meta.last ?? 0))
+      return {
+        step,
+        metrics: Object.fromEntries(metrics.flatMap((name) => (moment[name] ? [[name, moment[name]]] : []))),
+      };
     const found = await Promise.all(metrics.map((name) => this.series(run, name, "extreme", [])));
     return momentFrom(found, step);
   }

@@ -45,7 +45,10 @@ export class Panel {
     },
     true,
   );
-  readonly #verdict = new VerdictView((issue) => this.#pick(issue), (issue) => void this.#around(issue));
+  readonly #verdict = new VerdictView(
+    (issue) => this.#pick(issue),
+    (issue) => void this.#around(issue),
+  );
   readonly #strip = new StripView((issue) => this.#pick(issue));
   readonly #navigate = {
     step: (step: number) => this.#moveTo(step >= (this.#now.meta?.last ?? Infinity) ? null : step),
@@ -106,9 +109,28 @@ export class Panel {
   readonly #timers: Record<Timer, number> = { resize: 0, table: 0, save: 0, zoom: 0 };
 
   constructor() {
-    const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, architecture: this.#architecture, ridges: this.#ridges };
+    const views = {
+      header: this.#header,
+      verdict: this.#verdict,
+      strip: this.#strip,
+      map: this.#map,
+      second: this.#second,
+      curves: this.#curves,
+      table: this.#table,
+      architecture: this.#architecture,
+      ridges: this.#ridges,
+    };
     const { header, ...cards } = views;
-    const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root, this.#search.root);
+    const page = el(
+      "main",
+      { class: "page" },
+      header.root,
+      this.#notice,
+      this.#error,
+      ...Object.values(cards).map(({ root }) => root),
+      this.#info.root,
+      this.#search.root,
+    );
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
     this.#overview.root.hidden = true;
@@ -176,7 +198,8 @@ export class Panel {
       if (this.#page.parentNode !== this.root) this.#fill();
       this.#now.runs = runs;
       // A link to a run that is not there opens another one, and says so until somebody chooses, or the run appears.
-      if (found === undefined && wanted !== "" && this.#now.missing === "") [this.#now.missing, this.#now.meta] = [wanted, null];
+      if (found === undefined && wanted !== "" && this.#now.missing === "")
+        [this.#now.missing, this.#now.meta] = [wanted, null];
       else if (found !== undefined && this.#now.missing !== "") this.#now.openRun(wanted);
       this.#showNotice(current.run);
       if (this.#now.otherRun(current.run) === undefined) this.#now.other = "";
@@ -211,7 +234,10 @@ export class Panel {
 
   #showNotice(shown: string): void {
     const { missing } = this.#now;
-    this.#notice.textContent = missing === "" ? "" : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
+    this.#notice.textContent =
+      missing === ""
+        ? ""
+        : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
   }
 
   themed(dark: boolean): void {
@@ -241,7 +267,8 @@ export class Panel {
   }
 
   #showStep(): void {
-    for (const view of [this.#header, this.#strip, this.#map, this.#second, ...this.#curves.cards]) view.showStep(this.#now.currentStep);
+    for (const view of [this.#header, this.#strip, this.#map, this.#second, ...this.#curves.cards])
+      view.showStep(this.#now.currentStep);
     this.#later("table", TABLE_MS, () => void this.#loader.table(false));
   }
 
@@ -270,7 +297,11 @@ export class Panel {
 
   /** The failing step: what was read just before and after it, at all layers. */
   async #around(issue: Issue): Promise<void> {
-    const metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
+    const metric = metricFor(
+      issue,
+      this.#now.held.map(({ name }) => name),
+      this.#now.metric,
+    );
     await this.#loader.guard(async () => {
       const [first, last] = await fetchAround(this.#now.run, metric, issue.step, AROUND);
       this.#pick(issue, [first, last + 1]);
@@ -279,7 +310,11 @@ export class Panel {
 
   #pick(issue: Issue, range: Range | null = null): void {
     this.#anew(() => {
-      this.#now.metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
+      this.#now.metric = metricFor(
+        issue,
+        this.#now.held.map(({ name }) => name),
+        this.#now.metric,
+      );
       this.#now.pinIssue(issue, MOST_PINNED);
       if (range !== null) this.#now.zoom(range);
       this.#strip.choose(issue);
@@ -346,7 +381,9 @@ export class Panel {
 
   /** The host takes its time to change its address, so that happens after the repaint. */
   #save(): void {
-    this.#later("save", SAVE_MS, () => saveState({ ...this.#now.state, ...this.#curves.state, compare: this.#overview.chosen }));
+    this.#later("save", SAVE_MS, () =>
+      saveState({ ...this.#now.state, ...this.#curves.state, compare: this.#overview.chosen }),
+    );
   }
 
   #later(timer: Timer, wait: number, work: () => void): void {

@@ -13,6 +13,16 @@ test("two runs share one axis, and each keeps its own values", () => {
 test("a step of the other run does not break a line, a missing number does", () => {
   const theme = { text: "#111", ground: "#fff", line: "#eee" };
   const curve = { label: "", colour: "red", values: [1, undefined, 2, null, 3] };
-  const path = lineSvg({ title: "t", axis: "step", tick: String, xs: [0, 1, 2, 3, 4], curves: [curve], log: false, range: [0, 4], theme }).match(/d="(M[^"]*L[^"]*)"/)?.[1] ?? "";
+  const path =
+    lineSvg({
+      title: "t",
+      axis: "step",
+      tick: String,
+      xs: [0, 1, 2, 3, 4],
+      curves: [curve],
+      log: false,
+      range: [0, 4],
+      theme,
+    }).match(/d="(M[^"]*L[^"]*)"/)?.[1] ?? "";
   assert.equal(path.replace(/[\d. ]/g, ""), "MLM");
 });

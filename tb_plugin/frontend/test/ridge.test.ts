@@ -9,7 +9,13 @@ const BROKEN: Histogram = { step: 30, edges: [0, 1], counts: [0], nonfinite: 9 }
 test("ridges share one axis, stand below each other and reach their own peak", () => {
   const { low, high, ridges } = ridgeline([NARROW, WIDE], 100, 10, 30);
   assert.deepEqual([low, high], [-2, 2]);
-  assert.deepEqual(ridges.map(({ step, baseline, entries }) => [step, baseline, entries]), [[10, 30, 4], [20, 40, 5]]);
+  assert.deepEqual(
+    ridges.map(({ step, baseline, entries }) => [step, baseline, entries]),
+    [
+      [10, 30, 4],
+      [20, 40, 5],
+    ],
+  );
   assert.equal(ridges[0]?.path, "M50.0 30L50.0 20.0H75.0L75.0 0.0H100.0V30");
 });
 
@@ -32,5 +38,14 @@ test("the first site is one that is pinned, or lies inside one that is", () => {
 test("as a heat map each column is scaled to its own peak, and values rise upwards", () => {
   const { low, high, columns } = heatColumns([{ step: 1, edges: [0, 1, 2], counts: [10, 5], nonfinite: 2 }], 100);
   assert.deepEqual([low, high], [0, 2]);
-  assert.deepEqual(columns, [{ step: 1, nonfinite: 2, bins: [{ top: 50, height: 50, share: 1 }, { top: 0, height: 50, share: 0.5 }] }]);
+  assert.deepEqual(columns, [
+    {
+      step: 1,
+      nonfinite: 2,
+      bins: [
+        { top: 50, height: 50, share: 1 },
+        { top: 0, height: 50, share: 0.5 },
+      ],
+    },
+  ]);
 });

@@ -64,12 +64,15 @@ export class HeatMap {
     this.root.addEventListener("dblclick", () => events.reset());
     this.root.addEventListener("keydown", (event) => {
       const action = gesture(event.key, event.shiftKey);
-      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action)) event.preventDefault();
+      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action))
+        event.preventDefault();
     });
     this.root.addEventListener("blur", () => this.#left());
     onWheel(this.root, (factor, event) => {
       if (this.#view === null) return false;
-      return event.shiftKey ? events.wheelRows(factor, this.rowAt(event.offsetY)) : events.wheel(factor, this.#toStep(event.offsetX));
+      return event.shiftKey
+        ? events.wheelRows(factor, this.rowAt(event.offsetY))
+        : events.wheel(factor, this.#toStep(event.offsetX));
     });
   }
 
@@ -200,13 +203,18 @@ export class HeatMap {
   }
 
   /** The box that a drag spans: over all rows, unless it goes up or down far enough to mean some of them. */
-  #box(event: PointerEvent): { left: number; right: number; top: number; bottom: number; wide: boolean; tall: boolean } | null {
+  #box(
+    event: PointerEvent,
+  ): { left: number; right: number; top: number; bottom: number; wide: boolean; tall: boolean } | null {
     if (this.#dragFrom === null) return null;
     const [x, y] = this.#dragFrom;
     const [wide, tall] = [Math.abs(event.offsetX - x) >= DRAG_FROM, Math.abs(event.offsetY - y) >= BOX_FROM];
     if (!wide && !tall) return null;
     const [width, height] = this.#size;
-    const span = (a: number, b: number, most: number): [number, number] => [Math.max(0, Math.min(a, b)), Math.min(most, Math.max(a, b))];
+    const span = (a: number, b: number, most: number): [number, number] => [
+      Math.max(0, Math.min(a, b)),
+      Math.min(most, Math.max(a, b)),
+    ];
     const [left, right] = wide ? span(x, event.offsetX, width) : [0, width];
     const [top, bottom] = tall ? span(y, event.offsetY, height) : [0, height];
     return { left, right, top, bottom, wide, tall };
@@ -217,7 +225,8 @@ export class HeatMap {
     this.events.hover(this.#under(event));
     const box = this.#box(event);
     this.#band.hidden = box === null;
-    if (box !== null) this.#band.style.cssText = `left:${box.left}px;width:${box.right - box.left}px;top:${box.top}px;height:${box.bottom - box.top}px`;
+    if (box !== null)
+      this.#band.style.cssText = `left:${box.left}px;width:${box.right - box.left}px;top:${box.top}px;height:${box.bottom - box.top}px`;
   }
 
   #released(event: PointerEvent): void {

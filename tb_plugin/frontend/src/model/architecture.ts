@@ -40,7 +40,9 @@ export function partsOf(modules: readonly Module[]): readonly Part[] {
   };
   const build = (i: number, above: string): Part => {
     const module = modules[i] as Module;
-    const inner = [...(children.get(i) ?? [])].sort((a, b) => orderOf(a) - orderOf(b) || a - b).map((child) => build(child, module.name));
+    const inner = [...(children.get(i) ?? [])]
+      .sort((a, b) => orderOf(a) - orderOf(b) || a - b)
+      .map((child) => build(child, module.name));
     const label = above === "" ? module.name : module.name.slice(above.length + 1);
     // A box that holds just one box, as a list of layers does not, says nothing by itself.
     const only = inner.length === 1 && module.parent !== null && !module.block ? inner[0] : undefined;
@@ -52,7 +54,9 @@ export function partsOf(modules: readonly Module[]): readonly Part[] {
 
 /** Where the class of a module is defined, "" where there is no source; of a library only the path inside it. */
 export function sourceOf({ file, line }: Module): string {
-  return file === null ? "" : `${file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "")}${line === null ? "" : `:${line}`}`;
+  return file === null
+    ? ""
+    : `${file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "")}${line === null ? "" : `:${line}`}`;
 }
 
 /** Where the class of a layer is defined, "" where that is not known; a parameter belongs to the module before its last dot. */

@@ -31,7 +31,11 @@ export interface LinePicture {
   readonly xs: ArrayLike<number>;
   readonly axis: string;
   tick(x: number): string;
-  readonly curves: readonly { readonly label: string; readonly colour: string; readonly values: readonly (number | null | undefined)[] }[];
+  readonly curves: readonly {
+    readonly label: string;
+    readonly colour: string;
+    readonly values: readonly (number | null | undefined)[];
+  }[];
   readonly log: boolean;
   readonly range: readonly [number, number];
   readonly theme: Theme;
@@ -48,7 +52,9 @@ export function seriesRows(series: Series): readonly (readonly CsvCell[])[] {
   series.sites.forEach((site, row) => {
     for (let c = 0; c < series.columns; c++) {
       const at = row * series.columns + c;
-      const values = [...series.blocks.values()].map(({ values, bits }) => (cellKind(bits[at] ?? 0) === "missing" ? null : (values[at] ?? null)));
+      const values = [...series.blocks.values()].map(({ values, bits }) =>
+        cellKind(bits[at] ?? 0) === "missing" ? null : (values[at] ?? null),
+      );
       rows.push([site, series.first[c] ?? null, series.last[c] ?? null, series.wall[c] ?? null, ...values]);
     }
   });
@@ -57,7 +63,10 @@ export function seriesRows(series: Series): readonly (readonly CsvCell[])[] {
 
 /** A name that every file system takes. */
 export function fileName(...parts: readonly string[]): string {
-  return parts.join("_").replace(/[^\w.-]+/g, "-").slice(0, 120);
+  return parts
+    .join("_")
+    .replace(/[^\w.-]+/g, "-")
+    .slice(0, 120);
 }
 
 const [LEFT, TOP, BOTTOM, RIGHT] = [190, 34, 62, 20];
@@ -66,29 +75,58 @@ export function mapSvg(picture: MapPicture): string {
   const { width, height, range, theme } = picture;
   const ticks = linearTicks(range[0], range[1], Math.max(2, width / 110)).filter(Number.isInteger);
   const x = (step: number): number => LEFT + ((step - range[0]) / (range[1] - range[0])) * width;
-  const names = picture.names.map(({ text, y }) => `<text x="${LEFT - 8}" y="${round(TOP + y)}" text-anchor="end" dominant-baseline="middle">${escape(text)}</text>`);
-  const axis = ticks.map((tick) => `<text x="${round(x(tick))}" y="${TOP + height + 18}" text-anchor="middle">${escape(formatStep(tick))}</text>`);
+  const names = picture.names.map(
+    ({ text, y }) =>
+      `<text x="${LEFT - 8}" y="${round(TOP + y)}" text-anchor="end" dominant-baseline="middle">${escape(text)}</text>`,
+  );
+  const axis = ticks.map(
+    (tick) =>
+      `<text x="${round(x(tick))}" y="${TOP + height + 18}" text-anchor="middle">${escape(formatStep(tick))}</text>`,
+  );
   const image = `<image x="${LEFT}" y="${TOP}" width="${width}" height="${height}" preserveAspectRatio="none" href="${escape(picture.image)}"/>`;
   const caption = `<text x="${LEFT}" y="${TOP + height + 40}">${escape(`optimizer step; ${picture.caption}`)}</text>`;
   const { colours, low, high } = picture.ramp;
   const [right, line] = [LEFT + width, TOP + height + 40];
-  const swatches = colours.map((colour, i) => `<rect x="${right - 160 + i * (100 / colours.length)}" y="${line - 10}" width="${100 / colours.length + 0.5}" height="10" fill="${escape(colour)}"/>`);
+  const swatches = colours.map(
+    (colour, i) =>
+      `<rect x="${right - 160 + i * (100 / colours.length)}" y="${line - 10}" width="${100 / colours.length + 0.5}" height="10" fill="${escape(colour)}"/>`,
+  );
   const ends = `<text x="${right - 166}" y="${line}" text-anchor="end">${escape(low)}</text><text x="${right - 54}" y="${line}">${escape(high)}</text>`;
-  return frame(LEFT + width + RIGHT, TOP + height + BOTTOM, picture.title, theme, [image, ...names, ...axis, caption, ...swatches, ends]);
+  return frame(LEFT + width + RIGHT, TOP + height + BOTTOM, picture.title, theme, [
+    image,
+    ...names,
+    ...axis,
+    caption,
+    ...swatches,
+    ends,
+  ]);
 }
 
 export function lineSvg(picture: LinePicture, width = 720, height = 320): string {
   const { range, theme, log } = picture;
-  const known = picture.curves.flatMap(({ values }) => values.filter((value): value is number => typeof value === "number"));
+  const known = picture.curves.flatMap(({ values }) =>
+    values.filter((value): value is number => typeof value === "number"),
+  );
   const scale = (value: number): number => (log ? Math.log10(value) : value);
-  const [least, most] = [known.reduce((a, b) => Math.min(a, b), Infinity), known.reduce((a, b) => Math.max(a, b), -Infinity)].map(scale);
+  const [least, most] = [
+    known.reduce((a, b) => Math.min(a, b), Infinity),
+    known.reduce((a, b) => Math.max(a, b), -Infinity),
+  ].map(scale);
   const [low, high] = (most ?? 0) > (least ?? 0) ? [least ?? 0, most ?? 1] : [(least ?? 0) - 1, (least ?? 0) + 1];
   const [left, plot, deep] = [70, width - 90, height - 110];
   const x = (step: number): number => left + ((step - range[0]) / (range[1] - range[0])) * plot;
   const y = (value: number): number => TOP + deep - ((scale(value) - low) / (high - low)) * deep;
   const rows = linearTicks(low, high, 5).map((tick) => (log ? 10 ** tick : tick));
-  const grid = rows.map((tick) => `<path d="M${left} ${round(y(tick))}h${plot}" stroke="${escape(theme.line)}"/><text x="${left - 8}" y="${round(y(tick))}" text-anchor="end" dominant-baseline="middle">${escape(formatNumber(tick, 3))}</text>`);
-  const axis = linearTicks(range[0], range[1], 4).filter(Number.isInteger).map((tick) => `<text x="${round(x(tick))}" y="${TOP + deep + 18}" text-anchor="middle">${escape(picture.tick(tick))}</text>`);
+  const grid = rows.map(
+    (tick) =>
+      `<path d="M${left} ${round(y(tick))}h${plot}" stroke="${escape(theme.line)}"/><text x="${left - 8}" y="${round(y(tick))}" text-anchor="end" dominant-baseline="middle">${escape(formatNumber(tick, 3))}</text>`,
+  );
+  const axis = linearTicks(range[0], range[1], 4)
+    .filter(Number.isInteger)
+    .map(
+      (tick) =>
+        `<text x="${round(x(tick))}" y="${TOP + deep + 18}" text-anchor="middle">${escape(picture.tick(tick))}</text>`,
+    );
   const curves = picture.curves.map((curve, i) => {
     let path = "";
     let open = false;
@@ -100,7 +138,12 @@ export function lineSvg(picture: LinePicture, width = 720, height = 320): string
     const label = `<text x="${left + 16}" y="${TOP + deep + 40 + i * 16}">${escape(curve.label)}</text><path d="M${left} ${TOP + deep + 36 + i * 16}h10" stroke="${escape(curve.colour)}" stroke-width="3"/>`;
     return `<path d="${path}" fill="none" stroke="${escape(curve.colour)}" stroke-width="1.6"/>${curve.label === "" ? "" : label}`;
   });
-  return frame(width, height + Math.max(0, picture.curves.length - 2) * 16, picture.title, theme, [...grid, ...axis, `<text x="${left + plot}" y="${TOP + deep + 36}" text-anchor="end">${escape(picture.axis)}</text>`, ...curves]);
+  return frame(width, height + Math.max(0, picture.curves.length - 2) * 16, picture.title, theme, [
+    ...grid,
+    ...axis,
+    `<text x="${left + plot}" y="${TOP + deep + 36}" text-anchor="end">${escape(picture.axis)}</text>`,
+    ...curves,
+  ]);
 }
 
 const [GAP, PEAK, WIDTH] = [15, 44, 720];
@@ -109,13 +152,21 @@ export function ridgeSvg(found: Histograms, theme: Theme, colour: string): strin
   const { low, high, ridges } = ridgeline(found.histograms, WIDTH, GAP, PEAK);
   const bottom = PEAK + Math.max(0, ridges.length - 1) * GAP;
   const parts = ridges.map((ridge) => {
-    const broken = ridge.nonfinite === 0 ? "" : `<text x="${WIDTH + 8}" y="${ridge.baseline}">${ridge.nonfinite} NaN/Inf</text>`;
+    const broken =
+      ridge.nonfinite === 0 ? "" : `<text x="${WIDTH + 8}" y="${ridge.baseline}">${ridge.nonfinite} NaN/Inf</text>`;
     const line = `<path d="M0 ${ridge.baseline}H${WIDTH}" stroke="${escape(theme.line)}"/>`;
     return `${line}<path d="${ridge.path}" fill="${escape(colour)}" fill-opacity=".3" stroke="${escape(colour)}"/><text x="-8" y="${ridge.baseline}" text-anchor="end">${escape(formatStep(ridge.step))}</text>${broken}`;
   });
   const x = (value: number): number => round(((value - low) / (high - low)) * WIDTH);
-  const axis = linearTicks(low, high, 6).map((tick) => `<text x="${x(tick)}" y="${bottom + 20}" text-anchor="middle">${escape(formatNumber(tick, 3))}</text>`);
-  return frame(WIDTH + 200, TOP + bottom + 40, `${found.metric} of ${found.site}`, theme, [`<g transform="translate(80 ${TOP})">`, ...parts, ...axis, "</g>"]);
+  const axis = linearTicks(low, high, 6).map(
+    (tick) => `<text x="${x(tick)}" y="${bottom + 20}" text-anchor="middle">${escape(formatNumber(tick, 3))}</text>`,
+  );
+  return frame(WIDTH + 200, TOP + bottom + 40, `${found.metric} of ${found.site}`, theme, [
+    `<g transform="translate(80 ${TOP})">`,
+    ...parts,
+    ...axis,
+    "</g>",
+  ]);
 }
 
 function frame(width: number, height: number, title: string, theme: Theme, parts: readonly string[]): string {

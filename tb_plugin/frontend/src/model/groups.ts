@@ -19,5 +19,9 @@ export function groupIssues(issues: readonly Issue[]): readonly Group[] {
     if (group === undefined) found.set(key, [issue]);
     else group.push(issue);
   }
-  return [...found].flatMap(([key, [head, ...rest]]) => (head === undefined ? [] : [{ key, head, rest, layers: [...new Set([head, ...rest].flatMap(({ layers }) => layers))] }]));
+  return [...found].flatMap(([key, [head, ...rest]]) =>
+    head === undefined
+      ? []
+      : [{ key, head, rest, layers: [...new Set([head, ...rest].flatMap(({ layers }) => layers))] }],
+  );
 }

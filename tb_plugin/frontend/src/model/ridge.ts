@@ -44,11 +44,16 @@ export function ridgeline(histograms: readonly Histogram[], width: number, gap: 
   const ridges = histograms.map(({ step, edges, counts, nonfinite }, i) => {
     const baseline = peak + i * gap;
     const entries = counts.reduce((sum, count) => sum + count, 0);
-    const density = counts.map((count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)));
+    const density = counts.map(
+      (count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)),
+    );
     const most = Math.max(...density);
     let path = "";
     if (entries > 0) {
-      const points = density.map((value, bin) => `L${x(edges[bin] ?? 0).toFixed(1)} ${(baseline - (value / most) * peak).toFixed(1)}H${x(edges[bin + 1] ?? 0).toFixed(1)}`);
+      const points = density.map(
+        (value, bin) =>
+          `L${x(edges[bin] ?? 0).toFixed(1)} ${(baseline - (value / most) * peak).toFixed(1)}H${x(edges[bin + 1] ?? 0).toFixed(1)}`,
+      );
       path = `M${x(edges[0] ?? 0).toFixed(1)} ${baseline}${points.join("")}V${baseline}`;
     }
     return { step, entries, nonfinite, baseline, path };
@@ -64,11 +69,16 @@ export interface HeatColumn {
 }
 
 /** The same histograms side by side: values upwards, time to the right. */
-export function heatColumns(histograms: readonly Histogram[], height: number): { readonly low: number; readonly high: number; readonly columns: readonly HeatColumn[] } {
+export function heatColumns(
+  histograms: readonly Histogram[],
+  height: number,
+): { readonly low: number; readonly high: number; readonly columns: readonly HeatColumn[] } {
   const { low, high } = ridgeline(histograms, 1, 1, 1);
   const y = (value: number): number => height - ((value - low) / (high - low)) * height;
   const columns = histograms.map(({ step, nonfinite, edges, counts }) => {
-    const density = counts.map((count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)));
+    const density = counts.map(
+      (count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)),
+    );
     const most = density.reduce((a, b) => Math.max(a, b), Number.MIN_VALUE);
     const bins = density.flatMap((value, bin) => {
       const [top, bottom] = [y(edges[bin + 1] ?? 0), y(edges[bin] ?? 0)];
@@ -92,7 +102,9 @@ export function firstSite(sites: readonly string[], pins: readonly string[]): st
 export function histogramRows({ metric, site, histograms }: Histograms): readonly (readonly CsvCell[])[] {
   const rows: CsvCell[][] = [["metric", "site", "step", "from", "to", "count", "nonfinite"]];
   for (const { step, edges, counts, nonfinite } of histograms) {
-    counts.forEach((count, bin) => rows.push([metric, site, step, edges[bin] ?? null, edges[bin + 1] ?? null, count, nonfinite]));
+    counts.forEach((count, bin) =>
+      rows.push([metric, site, step, edges[bin] ?? null, edges[bin + 1] ?? null, count, nonfinite]),
+    );
   }
   return rows;
 }

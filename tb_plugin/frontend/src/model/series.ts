@@ -55,7 +55,10 @@ export function decodeSeries(buffer: ArrayBuffer): Series {
   const blocks = new Map<string, Block>();
   const cells = header.columns * header.sites.length;
   for (const reducer of header.reducers) {
-    blocks.set(reducer, { values: new Float32Array(buffer, offset, cells), bits: new Uint32Array(buffer, offset, cells) });
+    blocks.set(reducer, {
+      values: new Float32Array(buffer, offset, cells),
+      bits: new Uint32Array(buffer, offset, cells),
+    });
     offset += 4 * cells;
   }
   const { run, metric, sites, columns, width, most } = header;

@@ -49,7 +49,12 @@ export function parseHash(hash: string): UrlState {
   const [run, metric, step, other, phase, smooth] = ["run", "metric", "step", "other", "phase", "smooth"].map(text);
   const axis = AXES.find(({ kind }) => kind !== "step" && kind === text("axis"))?.kind;
   const reduce = REDUCERS.find((word) => word !== "extreme" && word === text("reduce"));
-  const [pins, charts, compare, log] = [parseList(text("pins")), parseList(text("charts")), parseList(text("compare")), parseSwitches(text("log"))];
+  const [pins, charts, compare, log] = [
+    parseList(text("pins")),
+    parseList(text("charts")),
+    parseList(text("compare")),
+    parseSwitches(text("log")),
+  ];
   return {
     ...(run ? { run } : {}),
     ...(metric ? { metric } : {}),
@@ -73,7 +78,8 @@ export function parseHash(hash: string): UrlState {
 
 /** The key-value pairs to store; an empty value removes its key, and what is so by default is not stored. */
 export function toStorage(state: UrlState): readonly (readonly [string, string])[] {
-  const list = (words: readonly string[] | undefined): string => (words === undefined || words.length === 0 ? "" : JSON.stringify(words));
+  const list = (words: readonly string[] | undefined): string =>
+    words === undefined || words.length === 0 ? "" : JSON.stringify(words);
   const values: Readonly<Record<string, string>> = {
     run: state.run ?? "",
     metric: state.metric ?? "",
@@ -82,8 +88,16 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
     step: state.step === undefined ? "" : String(state.step),
     zoom: state.zoom === undefined ? "" : state.zoom.join("-"),
     rows: state.rows === undefined ? "" : state.rows.map((row) => Number(row.toFixed(2))).join("-"),
-    fold: state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0) ? "" : JSON.stringify([state.fold.level, ...state.fold.turned]),
-    colour: state.colour === undefined || state.colour === "auto" ? "" : typeof state.colour === "string" ? state.colour : state.colour.join("~"),
+    fold:
+      state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0)
+        ? ""
+        : JSON.stringify([state.fold.level, ...state.fold.turned]),
+    colour:
+      state.colour === undefined || state.colour === "auto"
+        ? ""
+        : typeof state.colour === "string"
+          ? state.colour
+          : state.colour.join("~"),
     pins: list(state.pins),
     compare: list(state.compare),
     reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
@@ -117,7 +131,12 @@ function parseRows(text: string): { readonly rows?: RowRange } {
 function parseFold(text: string): { readonly fold?: Fold } {
   const parsed = parseJson(text);
   if (!Array.isArray(parsed) || !Number.isInteger(parsed[0])) return {};
-  return { fold: { level: Number(parsed[0]), turned: parsed.slice(1).filter((item): item is string => typeof item === "string") } };
+  return {
+    fold: {
+      level: Number(parsed[0]),
+      turned: parsed.slice(1).filter((item): item is string => typeof item === "string"),
+    },
+  };
 }
 
 function parseColour(text: string): { readonly colour?: ColourRange } {
@@ -135,7 +154,9 @@ function parseList(text: string): readonly string[] {
 function parseSwitches(text: string): Readonly<Record<string, boolean>> {
   const parsed = parseJson(text);
   if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) return {};
-  return Object.fromEntries(Object.entries(parsed).filter((pair): pair is [string, boolean] => typeof pair[1] === "boolean"));
+  return Object.fromEntries(
+    Object.entries(parsed).filter((pair): pair is [string, boolean] => typeof pair[1] === "boolean"),
+  );
 }
 
 function parseJson(text: string): unknown {

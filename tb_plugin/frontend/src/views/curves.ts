@@ -49,7 +49,9 @@ const PREFERRED: readonly (readonly string[])[] = [["loss"], ["gradient.total_no
 
 export class Curves {
   readonly #axes = el("select", { attrs: { "aria-label": "Axis of the lines", "data-part": "axis" } });
-  readonly #slider = el("input", { attrs: { type: "range", min: "0", max: "0.99", step: "0.01", "aria-label": "Smoothing", "data-part": "smooth" } });
+  readonly #slider = el("input", {
+    attrs: { type: "range", min: "0", max: "0.99", step: "0.01", "aria-label": "Smoothing", "data-part": "smooth" },
+  });
   readonly #output = el("output");
   #axis: AxisKind = "step";
   #smooth = 0;
@@ -60,7 +62,11 @@ export class Curves {
   readonly #box = el("div", { class: "lines" });
   readonly root: HTMLElement;
 
-  constructor(private readonly events: CurveEvents, tooltip: Tooltip, info: MetricInfo) {
+  constructor(
+    private readonly events: CurveEvents,
+    tooltip: Tooltip,
+    info: MetricInfo,
+  ) {
     const card: LineCardEvents = {
       step: (step) => events.step(step),
       zoom: (range) => events.zoom(range),
@@ -81,9 +87,19 @@ export class Curves {
     const style = (): LineStyle => ({ axis: this.#axis, smooth: this.#smooth, log: this.#log });
     this.cards = (["run", "run", "pins"] as const).map((kind) => new LineCard(kind, style, card, tooltip, info));
     this.#box.append(...this.cards.map(({ root }) => root));
-    const heading = el("div", { class: "bar" }, el("h2", { text: "Over time" }), el("label", {}, "by", this.#axes), el("label", {}, "smoothing", this.#slider, this.#output));
+    const heading = el(
+      "div",
+      { class: "bar" },
+      el("h2", { text: "Over time" }),
+      el("label", {}, "by", this.#axes),
+      el("label", {}, "smoothing", this.#slider, this.#output),
+    );
     this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, this.#box);
-    setOptions(this.#axes, AXES.map(({ kind, label }) => ({ value: kind, label })), "step");
+    setOptions(
+      this.#axes,
+      AXES.map(({ kind, label }) => ({ value: kind, label })),
+      "step",
+    );
     this.#axes.addEventListener("change", () => this.#restyle());
     this.#slider.addEventListener("input", () => this.#restyle());
     this.#showStyle();
@@ -97,11 +113,21 @@ export class Curves {
   /** What belongs into the address. */
   get state(): Pick<UrlState, "axis" | "smooth" | "log" | "charts"> {
     const charts = this.cards.filter(({ kind }) => kind === "run").map(({ metric }) => metric);
-    return { axis: this.#axis, smooth: this.#smooth, log: this.#log, ...(charts.join() === this.#usual.join() ? {} : { charts }) };
+    return {
+      axis: this.#axis,
+      smooth: this.#smooth,
+      log: this.#log,
+      ...(charts.join() === this.#usual.join() ? {} : { charts }),
+    };
   }
 
   restore(state: UrlState): void {
-    [this.#axis, this.#smooth, this.#log, this.#wanted] = [state.axis ?? "step", state.smooth ?? 0, { ...state.log }, state.charts ?? []];
+    [this.#axis, this.#smooth, this.#log, this.#wanted] = [
+      state.axis ?? "step",
+      state.smooth ?? 0,
+      { ...state.log },
+      state.charts ?? [],
+    ];
     this.#showStyle();
   }
 
@@ -116,10 +142,15 @@ export class Curves {
       taken.push(found);
       return found;
     });
-    this.cards.filter(({ kind }) => kind === "run").forEach((card, i) => {
-      const chosen = [card.asked ? card.metric : "", this.#wanted[i] ?? "", this.#usual[i] ?? ""].find((name) => known.has(name)) ?? "";
-      card.offer(options, chosen);
-    });
+    this.cards
+      .filter(({ kind }) => kind === "run")
+      .forEach((card, i) => {
+        const chosen =
+          [card.asked ? card.metric : "", this.#wanted[i] ?? "", this.#usual[i] ?? ""].find((name) =>
+            known.has(name),
+          ) ?? "";
+        card.offer(options, chosen);
+      });
   }
 
   get pinned(): LineCard | undefined {
@@ -133,7 +164,9 @@ export class Curves {
     if (pins && at.sites === null) return;
     const metric = pins ? at.metric : card.metric;
     const spec = at.spec(metric);
-    const [sites, theirs] = [at.sites ?? [], at.otherSites].map((there) => (pins ? at.pins.filter((pin) => there.includes(pin)) : []));
+    const [sites, theirs] = [at.sites ?? [], at.otherSites].map((there) =>
+      pins ? at.pins.filter((pin) => there.includes(pin)) : [],
+    );
     if (spec === undefined) return card.clear(absent(at.entry(metric)), "Pinned layers");
     if (pins && sites?.length === 0) return card.clear("Click a layer in the map to follow it here.", "Pinned layers");
     const query = { metric, phase: at.phase, columns: card.columns, reduce: "mean,min,max", range: at.range };
@@ -143,7 +176,15 @@ export class Curves {
       other === null ? null : at.series({ ...query, run: other, sites: theirs ?? [] }),
     ]);
     if (!at.current()) return;
-    card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started, annotations: at.annotations });
+    card.show({
+      series,
+      spec,
+      range: at.extent,
+      pins: at.pins,
+      other: found,
+      started: at.started,
+      annotations: at.annotations,
+    });
     card.showStep(at.step());
   }
 
@@ -167,5 +208,7 @@ export class Curves {
 }
 
 function absent(entry: CatalogEntry | undefined): string {
-  return entry === undefined ? "This run holds no such metric." : `Not recorded in this run. ${entry.how}\n${entry.code}`;
+  return entry === undefined
+    ? "This run holds no such metric."
+    : `Not recorded in this run. ${entry.how}\n${entry.code}`;
 }

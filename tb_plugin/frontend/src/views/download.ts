@@ -14,8 +14,15 @@ const RATIO = 2;
 
 export function downloadMenu(what: string, download: Download): HTMLSelectElement {
   const kinds = download.svg === undefined ? ["csv"] : ["csv", "svg", "png"];
-  const menu = el("select", { class: "download", title: `Download ${what}`, attrs: { "aria-label": `Download ${what}` } });
-  menu.append(el("option", { text: "\u2913", attrs: { value: "" } }), ...kinds.map((kind) => el("option", { text: kind, attrs: { value: kind } })));
+  const menu = el("select", {
+    class: "download",
+    title: `Download ${what}`,
+    attrs: { "aria-label": `Download ${what}` },
+  });
+  menu.append(
+    el("option", { text: "\u2913", attrs: { value: "" } }),
+    ...kinds.map((kind) => el("option", { text: kind, attrs: { value: kind } })),
+  );
   menu.addEventListener("change", () => {
     const kind = menu.value;
     menu.value = "";

@@ -4,7 +4,17 @@ import { HeatMap, type Pointed } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
 import { el, setText, type Option } from "../dom";
 import { colourScale, type ColourScale } from "../model/colour";
-import { ALL_ROWS, depthOf, panRows, reveal, rowOfSites, zoomRows, type Depth, type DepthState, type RowRange } from "../model/depth";
+import {
+  ALL_ROWS,
+  depthOf,
+  panRows,
+  reveal,
+  rowOfSites,
+  zoomRows,
+  type Depth,
+  type DepthState,
+  type RowRange,
+} from "../model/depth";
 import { csv, fileName, seriesRows } from "../model/export";
 import { formatNumber, formatStep, formatTime, linearTicks, siteText, unitText } from "../model/format";
 import type { HeatView } from "../model/heat";
@@ -51,7 +61,8 @@ export interface MapContent {
 const [LEAST_HEIGHT, ROW, ROOMY, FEW] = [168, 17, 24, 8];
 const [LEAST_WINDOW, AROUND, AROUND_TALL] = [240, 560, 190];
 const [AXIS, MOST_ABSENT] = [46, 3];
-const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom the steps, v and Shift v the layers, page keys move over the layers, 0 shows all.";
+const KEYS =
+  "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom the steps, v and Shift v the layers, page keys move over the layers, 0 shows all.";
 
 export class MapView {
   readonly #bar: MapBar;
@@ -80,7 +91,12 @@ export class MapView {
   #dark = false;
 
   /** A `second` map shows the run compared with; the first one has the controls. */
-  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, info: MetricInfo, second = false) {
+  constructor(
+    private readonly events: MapEvents,
+    private readonly tooltip: Tooltip,
+    info: MetricInfo,
+    second = false,
+  ) {
     this.#heat = new HeatMap({
       hover: (at) => this.#hovered(at),
       pick: (at) => {
@@ -120,7 +136,12 @@ export class MapView {
       {
         csv: () => (this.#content === null ? null : csv(seriesRows(this.#content.series))),
         svg: () => this.#svg(),
-        name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? "", this.#content?.spec.compared ? "against" : "map"),
+        name: () =>
+          fileName(
+            this.#content?.series.run ?? "",
+            this.#content?.spec.name ?? "",
+            this.#content?.spec.compared ? "against" : "map",
+          ),
       },
       second,
     );
@@ -129,7 +150,8 @@ export class MapView {
     this.#lesson.hidden = true;
     this.root.append(this.#bar.root, this.#body, this.#lesson, this.#legend.root);
     if (!second) return;
-    for (const part of this.root.querySelectorAll("[data-part]")) part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
+    for (const part of this.root.querySelectorAll("[data-part]"))
+      part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
     this.root.setAttribute("aria-label", "Map of the layers of the other run");
   }
 
@@ -182,11 +204,16 @@ export class MapView {
     const before = this.#content?.series.sites;
     this.#content = content;
     const { series, spec, of } = content;
-    if (before === undefined || before.length !== series.sites.length || before.some((site, i) => site !== series.sites[i])) {
+    if (
+      before === undefined ||
+      before.length !== series.sites.length ||
+      before.some((site, i) => site !== series.sites[i])
+    ) {
       this.#branches = branchesOf(series.sites);
       this.#levels = levelsOf(this.#branches, series.sites.length);
       // Rows are those of one list of sites; a link brings them before the first list.
-      if (before !== undefined && this.#state.rows !== null) this.events.depth((this.#state = { ...this.#state, rows: null }));
+      if (before !== undefined && this.#state.rows !== null)
+        this.events.depth((this.#state = { ...this.#state, rows: null }));
     }
     this.#lesson.hidden = true;
     this.#body.hidden = this.#legend.root.hidden = false;
@@ -229,7 +256,15 @@ export class MapView {
     if (this.#content === null) return;
     const rows = pins.map((pin) => this.#rowOfLayer(pin));
     this.#heat.showRows(rows, this.#accused);
-    this.#names.show({ depth: this.#depth, branches: this.#branches, fold: this.#state.fold, rowOf: this.#rowOf, pins: rows, accused: this.#accused, height: this.#height });
+    this.#names.show({
+      depth: this.#depth,
+      branches: this.#branches,
+      fold: this.#state.fold,
+      rowOf: this.#rowOf,
+      pins: rows,
+      accused: this.#accused,
+      height: this.#height,
+    });
   }
 
   showStep(step: number): void {
@@ -276,9 +311,20 @@ export class MapView {
     this.#heat.paint({ series, block, range, depth: this.#depth, scale: this.#scale }, this.#height);
     this.#legend.show(spec, this.#scale, this.#state.colour, this.#dark);
     const pixels = window.devicePixelRatio || 1;
-    this.#bar.note(mapNote(series, this.#depth, { range, width: this.#heat.width * pixels, height: this.#height * pixels, neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median" }));
+    this.#bar.note(
+      mapNote(series, this.#depth, {
+        range,
+        width: this.#heat.width * pixels,
+        height: this.#height * pixels,
+        neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median",
+      }),
+    );
     const ticks = linearTicks(range[0], range[1], Math.max(2, this.#heat.width / 110)).filter(Number.isInteger);
-    placeTicks(this.#axis, this.#heat.width, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
+    placeTicks(
+      this.#axis,
+      this.#heat.width,
+      ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })),
+    );
     showFlags(this.#flags, content.annotations, range, (step) => this.#heat.toX(step));
     this.showPins(this.#pins);
     this.showStep(this.#step);
@@ -318,13 +364,18 @@ export class MapView {
 
   #rowOfLayer(layer: string): number {
     const site = this.sites.indexOf(layer);
-    return site < 0 ? this.#depth.rows.findIndex(({ key, from, to }) => from === to && key === layer) : (this.#rowOf[site] ?? -1);
+    return site < 0
+      ? this.#depth.rows.findIndex(({ key, from, to }) => from === to && key === layer)
+      : (this.#rowOf[site] ?? -1);
   }
 
   #svg(): string | null {
     const view = this.#view;
     if (view === null || this.#content === null) return null;
-    const words = { title: `${this.#bar.title}: ${view.series.run}, ${this.#content.spec.title}`, caption: this.#bar.noteText };
+    const words = {
+      title: `${this.#bar.title}: ${view.series.run}, ${this.#content.spec.title}`,
+      caption: this.#bar.noteText,
+    };
     return mapPicture(view, { ...words, image: this.#heat.picture, width: this.#heat.width, height: this.#height });
   }
 
@@ -358,7 +409,10 @@ export class MapView {
       case "pan":
         return this.events.pan(action.by);
       case "scroll":
-        this.#set({ rows: this.#state.rows === null ? null : panRows(this.#depth, action.by * (this.#depth.high - this.#depth.low)) });
+        this.#set({
+          rows:
+            this.#state.rows === null ? null : panRows(this.#depth, action.by * (this.#depth.high - this.#depth.low)),
+        });
         return true;
       case "stretch":
         this.#zoomRows(action.factor, (this.#row ?? (this.#depth.low + this.#depth.high) / 2) + 0.5);
@@ -404,10 +458,18 @@ export class MapView {
     const among = this.#depth.rows.slice(...rows).reduce((sum, { from, to }) => sum + to - from, 0);
     const unit = cell.kind === "value" ? unitText(spec.unit) : "";
     const absent = cell.site < 0 && row !== undefined && row.from === row.to;
-    const value = absent ? "not read" : cell.kind === "missing" ? "nothing arrived" : `${formatNumber(cell.value)} ${unit}`.trim();
+    const value = absent
+      ? "not read"
+      : cell.kind === "missing"
+        ? "nothing arrived"
+        : `${formatNumber(cell.value)} ${unit}`.trim();
     const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
     const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
-    const lines = [`${spec.title}, step ${steps(series, cell.column)}`, formatTime(series.wall[cell.column] ?? 0), ...most];
+    const lines = [
+      `${spec.title}, step ${steps(series, cell.column)}`,
+      formatTime(series.wall[cell.column] ?? 0),
+      ...most,
+    ];
     this.tooltip.show({ layer: siteText(site), value, lines }, at.x, at.y);
     this.events.hover(series.first[cell.column] ?? at.step, site);
     this.#showRow(cell.site < 0 ? rows[0] : (this.#rowOf[cell.site] ?? rows[0]));
@@ -416,7 +478,9 @@ export class MapView {
 
 function heightOf(rows: number, tall: boolean): number {
   const room = Math.max(LEAST_WINDOW, window.innerHeight - (tall ? AROUND_TALL : AROUND));
-  return tall && rows * ROW > LEAST_HEIGHT ? room : Math.max(LEAST_HEIGHT, Math.min(room, rows * (rows <= FEW ? ROOMY : ROW)));
+  return tall && rows * ROW > LEAST_HEIGHT
+    ? room
+    : Math.max(LEAST_HEIGHT, Math.min(room, rows * (rows <= FEW ? ROOMY : ROW)));
 }
 
 function steps(series: Series, column: number): string {

@@ -25,11 +25,25 @@ export class RidgeView {
     svg: () => (this.#shown === null ? null : ridgeSvg(this.#shown, theme(), cssVariable("--accent"))),
     name: () => fileName(this.#shown?.metric ?? "", this.#shown?.site ?? ""),
   });
-  readonly #form = el("button", { class: "btn toggle", text: "heat map", title: "Values upwards, steps to the right", attrs: { type: "button", "aria-pressed": "false", "data-part": "histogram-form" } });
+  readonly #form = el("button", {
+    class: "btn toggle",
+    text: "heat map",
+    title: "Values upwards, steps to the right",
+    attrs: { type: "button", "aria-pressed": "false", "data-part": "histogram-form" },
+  });
   readonly root = el(
     "section",
     { class: "card", attrs: { "aria-label": "Histograms" } },
-    el("div", { class: "bar" }, el("h2", { text: "Histograms" }), this.#metrics, this.#sites, this.#form, this.#note, this.#download),
+    el(
+      "div",
+      { class: "bar" },
+      el("h2", { text: "Histograms" }),
+      this.#metrics,
+      this.#sites,
+      this.#form,
+      this.#note,
+      this.#download,
+    ),
     this.#body,
   );
   #items: readonly Listed[] = [];
@@ -62,7 +76,11 @@ export class RidgeView {
     this.root.hidden = items.length === 0;
     const metrics = [...new Set(items.map(({ metric }) => metric))];
     const chosen = metrics.includes(this.metric) ? this.metric : (metrics[0] ?? "");
-    setOptions(this.#metrics, metrics.map((metric) => ({ value: metric, label: metric.slice(metric.indexOf(".") + 1) })), chosen);
+    setOptions(
+      this.#metrics,
+      metrics.map((metric) => ({ value: metric, label: metric.slice(metric.indexOf(".") + 1) })),
+      chosen,
+    );
     this.#offerSites(pins);
   }
 
@@ -82,7 +100,12 @@ export class RidgeView {
     const of = found.total > ridges.length ? `${ridges.length} of ${found.total} shown` : `${ridges.length} in all`;
     setText(this.#note, `${of}; each scaled to its own peak`);
     const bottom = PEAK + Math.max(0, ridges.length - 1) * GAP;
-    const root = svg("svg", { width: room, height: bottom + AXIS, role: "img", "aria-label": `Histograms of ${found.site}` });
+    const root = svg("svg", {
+      width: room,
+      height: bottom + AXIS,
+      role: "img",
+      "aria-label": `Histograms of ${found.site}`,
+    });
     for (const ridge of ridges) {
       const group = svg("g", { transform: `translate(${LEFT} 0)` });
       const entries = `step ${formatStep(ridge.step)}: ${formatStep(ridge.entries)} entries, ${formatStep(ridge.nonfinite)} NaN or Inf`;
@@ -92,7 +115,10 @@ export class RidgeView {
         svg("path", { d: ridge.path, class: "ridge" }),
         svg("text", { x: -8, y: ridge.baseline, "text-anchor": "end" }, formatStep(ridge.step)),
       );
-      if (ridge.nonfinite > 0) group.append(svg("text", { x: width + 8, y: ridge.baseline, class: "bad" }, `${formatStep(ridge.nonfinite)} NaN/Inf`));
+      if (ridge.nonfinite > 0)
+        group.append(
+          svg("text", { x: width + 8, y: ridge.baseline, class: "bad" }, `${formatStep(ridge.nonfinite)} NaN/Inf`),
+        );
       root.append(group);
     }
     for (const tick of linearTicks(low, high, Math.max(2, width / 110))) {
@@ -110,14 +136,43 @@ export class RidgeView {
     const { low, high, columns } = heatColumns(found.histograms, HEAT);
     const wide = (room - LEFT) / Math.max(1, columns.length);
     const every = Math.max(1, Math.ceil(STEP_LABEL / wide));
-    setText(this.#note, `${columns.length} of ${formatStep(found.total)}; darker: more entries, each column scaled to its own peak`);
-    const root = svg("svg", { width: room, height: HEAT + AXIS + MARK, role: "img", "aria-label": `Histograms of ${found.site} as a heat map` });
-    for (const tick of linearTicks(low, high, 5)) root.append(svg("text", { x: LEFT - 8, y: MARK + HEAT - ((tick - low) / (high - low)) * HEAT + 4, "text-anchor": "end" }, formatNumber(tick, 3)));
+    setText(
+      this.#note,
+      `${columns.length} of ${formatStep(found.total)}; darker: more entries, each column scaled to its own peak`,
+    );
+    const root = svg("svg", {
+      width: room,
+      height: HEAT + AXIS + MARK,
+      role: "img",
+      "aria-label": `Histograms of ${found.site} as a heat map`,
+    });
+    for (const tick of linearTicks(low, high, 5))
+      root.append(
+        svg(
+          "text",
+          { x: LEFT - 8, y: MARK + HEAT - ((tick - low) / (high - low)) * HEAT + 4, "text-anchor": "end" },
+          formatNumber(tick, 3),
+        ),
+      );
     columns.forEach(({ step, nonfinite, bins }, i) => {
       const x = LEFT + i * wide;
       const words = `step ${formatStep(step)}${nonfinite > 0 ? `, ${formatStep(nonfinite)} NaN or Inf` : ""}`;
-      const group = svg("g", { transform: `translate(${x.toFixed(1)} ${MARK})` }, svg("title", {}, words), svg("rect", { class: "ground", width: wide, height: HEAT }));
-      for (const { top, height, share } of bins) group.append(svg("rect", { class: "bin", y: top.toFixed(1), width: (wide + 0.3).toFixed(1), height: height.toFixed(1), "fill-opacity": Math.sqrt(share).toFixed(3) }));
+      const group = svg(
+        "g",
+        { transform: `translate(${x.toFixed(1)} ${MARK})` },
+        svg("title", {}, words),
+        svg("rect", { class: "ground", width: wide, height: HEAT }),
+      );
+      for (const { top, height, share } of bins)
+        group.append(
+          svg("rect", {
+            class: "bin",
+            y: top.toFixed(1),
+            width: (wide + 0.3).toFixed(1),
+            height: height.toFixed(1),
+            "fill-opacity": Math.sqrt(share).toFixed(3),
+          }),
+        );
       if (nonfinite > 0) group.append(svg("rect", { class: "broken", y: -MARK, width: wide, height: MARK - 2 }));
       if (i % every === 0) group.append(svg("text", { x: 0, y: HEAT + AXIS - 8 }, formatStep(step)));
       root.append(group);
@@ -128,6 +183,10 @@ export class RidgeView {
   #offerSites(pins: readonly string[]): void {
     const sites = this.#items.filter(({ metric }) => metric === this.metric).map(({ site }) => site);
     const chosen = sites.includes(this.site) ? this.site : firstSite(sites, pins);
-    setOptions(this.#sites, sites.map((site) => ({ value: site, label: site })), chosen);
+    setOptions(
+      this.#sites,
+      sites.map((site) => ({ value: site, label: site })),
+      chosen,
+    );
   }
 }
