@@ -75,7 +75,7 @@ export async function fetchRuns(): Promise<readonly RunSummary[]> {
 
 export async function fetchOverview(): Promise<Overview> {
   const kept = offline();
-  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview();
+  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview;
 }
 
 export async function fetchCatalog(): Promise<readonly CatalogEntry[]> {
@@ -127,7 +127,7 @@ export interface Annotation {
 
 export async function fetchAnnotations(run: string): Promise<readonly Annotation[]> {
   const kept = offline();
-  if (kept !== null) return kept.run(run).annotations ?? [];
+  if (kept !== null) return kept.run(run).annotations;
   return (
     (await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }
   ).annotations;
@@ -135,7 +135,7 @@ export async function fetchAnnotations(run: string): Promise<readonly Annotation
 
 export async function fetchArchitecture(run: string): Promise<readonly Module[]> {
   const kept = offline();
-  if (kept !== null) return kept.run(run).architecture ?? [];
+  if (kept !== null) return kept.run(run).architecture;
   return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] })
     .modules;
 }

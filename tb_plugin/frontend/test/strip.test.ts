@@ -39,6 +39,16 @@ test("what finds no lane is counted, never dropped silently", () => {
   assert.deepEqual([bars.length, hidden], [2, 1]);
 });
 
+test("the chosen issue has a bar, whatever has to give way", () => {
+  const all = ["a", "x", "y", "z"].map((layer) => ({ ...ISSUE, layer }));
+  for (const chosen of all) {
+    const { bars, lanes, hidden } = layOut(all, 100, 1, 2, chosen);
+    assert.ok(bars.some(({ issue }) => issue === chosen));
+    assert.deepEqual([bars.length, lanes, hidden], [2, 2, 2]);
+    assert.equal(new Set(bars.map(({ lane }) => lane)).size, 2);
+  }
+});
+
 test("a short bar keeps room for its name", () => {
   const short: Issue = { ...HEALED, step: 10, healed_step: 11 };
   assert.equal(layOut([short, { ...HEALED, step: 15 }], 100, 20, 9).lanes, 2);

@@ -48,8 +48,13 @@ export class StripView {
     this.#ends = [first, last];
     const before = this.#chosen;
     this.#chosen = this.#issues.find((issue) => before !== null && sameIssue(issue, before)) ?? null;
-    const strip = layOut(issues, last, (last - first) * LEAST_SHARE, MOST_LANES);
     this.root.hidden = issues.length === 0;
+    this.#lay();
+  }
+
+  #lay(): void {
+    const [first, last] = this.#ends;
+    const strip = layOut(this.#issues, last, (last - first) * LEAST_SHARE, MOST_LANES, this.#chosen);
     const found: { readonly bar: Bar; readonly button: HTMLElement }[] = [];
     keepChildren(
       this.#bands,
@@ -61,7 +66,7 @@ export class StripView {
     this.#bars = found;
     for (const { bar, button } of found) button.style.top = `${bar.lane * LANE + 1}px`;
     this.#lanes.style.height = `${Math.max(1, strip.lanes) * LANE}px`;
-    setText(this.#count, strip.hidden > 0 ? `${formatStep(strip.hidden)} more` : `${issues.length} in all`);
+    setText(this.#count, strip.hidden > 0 ? `${formatStep(strip.hidden)} more` : `${this.#issues.length} in all`);
     this.#place();
   }
 
@@ -85,6 +90,7 @@ export class StripView {
 
   choose(issue: Issue): void {
     this.#chosen = this.#issues.find((item) => sameIssue(item, issue)) ?? null;
+    if (!this.#bars.some(({ bar }) => bar.issue === this.#chosen)) this.#lay();
   }
 
   #go(by: 1 | -1): void {

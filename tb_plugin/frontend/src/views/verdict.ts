@@ -1,7 +1,7 @@
 // The answer before anyone clicks: a sentence, how the loss went, and what to do.
 import type { RunMeta } from "../api";
 import { el, keepChildren, setText, svg } from "../dom";
-import { formatNumber, formatStep } from "../model/format";
+import { formatStep, threeDigits } from "../model/format";
 import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, type Series } from "../model/series";
@@ -76,7 +76,7 @@ export class VerdictView {
     this.#defined = defined;
     const said = verdict(issues, last, lost, open);
     setText(this.#courseTitle, loss ? "loss" : "");
-    setText(this.#courseText, loss ? `${formatNumber(loss.first, 3)} \u2192 ${formatNumber(loss.last, 3)}` : "");
+    setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
     this.#learning.title = loss ? "Medians of the first and of the last five losses" : "";
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
