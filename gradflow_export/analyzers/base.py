@@ -80,7 +80,7 @@ class Recording:
 
     def take(self, bundle: Bundle) -> None:
         """Turn what the taps gave out in one pass into a record and judge it."""
-        readings, _ = self._assembler.assemble(bundle)
+        readings, _, _ = self._assembler.assemble(bundle)
         kept = [r for r in readings if not self._meaningless(r)]
         record = StepRecord(bundle.step, bundle.wall_time, tuple(kept))
         record = replace(record, issues=self.judge.check(record))

@@ -48,8 +48,8 @@ class Finding:
 class Rule(abc.ABC):
     """A detector. Subclasses are frozen dataclasses whose fields are their thresholds.
 
-    A rule is evaluated on the records that carry at least one of ``needs``: metrics arrive at different intervals, and
-    ``patience`` counts evaluations, not steps.
+    A rule is evaluated on the records that carry at least one of ``needs``, which names metrics and facts of the
+    evidence: they arrive at different intervals, and ``patience`` counts evaluations, not steps.
 
     Attributes:
         patience: Consecutive evaluations with a finding before an issue opens.
@@ -64,7 +64,7 @@ class Rule(abc.ABC):
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     remembers: ClassVar[tuple[str, ...]] = ()
-    """Metrics whose past the rule reads in the history."""
+    """Metrics and facts whose past the rule reads in the history."""
     by_layer: ClassVar[bool] = False
     """Whether each layer has a hysteresis of its own, so that a layer that falls ill later opens a new issue."""
     quiet: ClassVar[bool] = True

@@ -17,7 +17,7 @@ _log = logging.getLogger("gradflow_export")
 NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
 
 KINDS = 64
-"""Combinations of metrics for which it is remembered which rules look at them."""
+"""Combinations of metrics and facts for which it is remembered which rules look at them."""
 
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
@@ -103,7 +103,7 @@ class Judge:
 
     def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
         """Return the rules that look at a record like this one, with their places: there are few kinds of records."""
-        names = tuple(record.metrics)
+        names = (*record.metrics, *record.facts)
         if names not in self._asked:
             if len(self._asked) >= KINDS:
                 self._asked.clear()
