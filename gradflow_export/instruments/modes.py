@@ -21,7 +21,6 @@ from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec
 
 FIRST_LOOKS = 2
 """Passes in evaluation mode that are looked at closely at first; later one whenever random numbers were drawn."""
@@ -72,11 +71,6 @@ class ModeTap:
     def modules(self) -> int:
         """Nothing is read for each module."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """No metrics: what it sees is evidence."""
-        return ()
 
     @property
     def news(self) -> bool:

@@ -48,8 +48,8 @@ class Finding:
 class Rule(abc.ABC):
     """A detector. Subclasses are frozen dataclasses whose fields are their thresholds.
 
-    A rule is evaluated on the records that carry at least one of ``needs``, which names metrics and facts of the
-    evidence: they arrive at different intervals, and ``patience`` counts evaluations, not steps.
+    A rule is evaluated on the records that carry at least one of ``needs`` or ``evidence``: these arrive at different
+    intervals, and ``patience`` counts evaluations, not steps.
 
     Attributes:
         patience: Consecutive evaluations with a finding before an issue opens.
@@ -62,7 +62,10 @@ class Rule(abc.ABC):
     cooldown: int = 20
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Metrics it judges."""
+    evidence: ClassVar[tuple[str, ...]] = ()
+    """Facts of the evidence it judges, ``kind.name``."""
     remembers: ClassVar[tuple[str, ...]] = ()
     """Metrics and facts whose past the rule reads in the history."""
     by_layer: ClassVar[bool] = False
@@ -77,7 +80,7 @@ class Rule(abc.ABC):
         """Return what is wrong in this record.
 
         Args:
-            record: The newest record; it carries at least one of ``needs``.
+            record: The newest record; it carries at least one of ``needs`` or ``evidence``.
             history: What came before, this record included.
 
         Returns:

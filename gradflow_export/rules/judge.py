@@ -109,7 +109,9 @@ class Judge:
                 self._asked.clear()
             present = frozenset(names)
             self._asked[names] = tuple(
-                (index, rule) for index, rule in enumerate(self._rules) if not present.isdisjoint(rule.needs)
+                (index, rule)
+                for index, rule in enumerate(self._rules)
+                if not present.isdisjoint((*rule.needs, *rule.evidence))
             )
         return self._asked[names]
 

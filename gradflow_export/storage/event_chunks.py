@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from gradflow_export.errors import StorageError
 from gradflow_export.records.evidence import evidence_from_json
+from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import (
     RUN_SITE,
     BoolArray,
@@ -240,13 +241,13 @@ class Unpacker:
         values, present = unmask_values(stored)
         absent = stored.view(np.uint32) == ABSENT_BITS
         for row, step in enumerate(self.arrays[content["clock"]].tolist()):
-            if step not in readings:
+            if step not in readings or content["metric"] in RETIRED:
                 continue
             if content["metric"] != "run":
                 readings[step].append(Reading(content["metric"], sites, values[row], present[row]))
                 continue
             for column, name in enumerate(sites):
-                if not absent[row, column]:
+                if not absent[row, column] and name not in RETIRED:
                     cell = slice(column, column + 1)
                     readings[step].append(Reading(name, (RUN_SITE,), values[row, cell], present[row, cell]))
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from gradflow_export.errors import StorageError
 from gradflow_export.records.evidence import evidence_from_json, evidence_to_json
+from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import (
     RUN_SITE,
     Gap,
@@ -176,8 +177,9 @@ class LineDecoder:
 
     @staticmethod
     def _record(data: dict[str, Any], tables: Mapping[int, tuple[str, ...]]) -> StepRecord:
-        readings = [_reading(metric, (RUN_SITE,), [number]) for metric, number in data["run"].items()]
-        readings += [_reading(metric, tables[table], numbers) for metric, (table, numbers) in data["sites"].items()]
+        run = ((metric, (RUN_SITE,), [number]) for metric, number in data["run"].items())
+        wide = ((metric, tables[table], numbers) for metric, (table, numbers) in data["sites"].items())
+        readings = [_reading(*each) for each in (*run, *wide) if each[0] not in RETIRED]
         step = int(data["step"])
         return StepRecord(
             step,

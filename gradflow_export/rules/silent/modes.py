@@ -45,7 +45,7 @@ class WrongMode(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-mode"
-    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
+    evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
     remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
     by_layer: ClassVar[bool] = True
 
