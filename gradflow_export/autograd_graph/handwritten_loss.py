@@ -12,7 +12,7 @@ from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, below, dim_of, kind_of, shape_of
 from gradflow_export.hooks.backward_listener import saved
-from gradflow_export.records.catalog.mistakes import (
+from gradflow_export.records.loss_mistakes import (
     BROADCAST,
     CLAMPED_SCORES,
     COSINES_IN_CE,

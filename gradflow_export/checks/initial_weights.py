@@ -17,11 +17,10 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
-from gradflow_export.hooks.readings import Drained, Pending, Sample
+from gradflow_export.hooks.readings import Clue, ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 
 LATER = 8
 """Armed step at which rows are compared once more."""
@@ -83,12 +82,6 @@ class InitialTap:
         """How much is read does not matter: it is read twice."""
         return 1
 
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        names = ("initial_gain", "initial_mean", "row_spread", "row_parting", "row_doubles", "sibling_gap")
-        return tuple(spec(f"parameter.{name}") for name in names)
-
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
         stack = contextlib.ExitStack()
@@ -149,7 +142,7 @@ class InitialTap:
             if weight.shape[0] <= ROWS:
                 tolerance = max(ROUNDING, _rounding(weight.dtype))
                 analyse = partial(_doubles, name, tolerance)
-                self._out.append(Sample("parameter.row_doubles", name, _mixed(weight), analyse))
+                self._out.append(ClueSample("parameter.row_doubles", name, _mixed(weight), analyse))
         siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
         for name, weight in named:
             siblings.setdefault((re.sub(r"\d+", "#", name), weight.shape), []).append((name, weight))
@@ -288,5 +281,5 @@ def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     return [(name, torch.where(gap <= _rounding(dtype), 0.0, gap)) for name, gap, dtype in gaps]
 
 
-def _pending(metric: str, sites: tuple[str, ...], values: list[Tensor]) -> Pending:
-    return Pending(metric, sites, torch.stack([v.to(values[0].device) for v in values]), nan_is_missing=True)
+def _pending(fact: str, sites: tuple[str, ...], values: list[Tensor]) -> Clue:
+    return Clue(fact, sites, torch.stack([v.to(values[0].device) for v in values]), nan_is_missing=True)

@@ -14,9 +14,8 @@ from gradflow_export.autograd_graph.loss_graph import Node
 from gradflow_export.autograd_graph.loss_shape import kind_of, shape_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
 
 ROOTS = 8
@@ -64,11 +63,6 @@ class SumTap:
     def modules(self) -> int:
         """Nothing is read for each module."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return (spec("loss.nested"),)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
@@ -123,7 +117,7 @@ class SumTap:
         if not told:
             return []
         most = torch.stack([value.to(told[0].device) for value in told]).amax()
-        return [Pending("loss.nested", (RUN_SITE,), most.reshape(1))]
+        return [Clue("loss.nested", (RUN_SITE,), most.reshape(1))]
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""

@@ -305,11 +305,13 @@ class Worker:
         backlog.move()
 
     def _record(self, bundle: Bundle) -> StepRecord:
-        readings, histograms = self._assembler.assemble(bundle)
+        readings, histograms, evidence = self._assembler.assemble(bundle)
         readings.extend(Reading.run(metric, value) for metric, value in self._device().items())
         readings.extend(Reading.run(metric, value) for metric, value in self._own().items())
         rank = 0 if self.summary.info is None else self.summary.info.rank
-        record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank)
+        record = StepRecord(
+            bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank, evidence=evidence
+        )
         custom = self.analyzers.ask(record)
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.records.step_record import RUN_SITE
 
 MOST_NODES = 5_000
@@ -156,7 +156,7 @@ class Roots:
     def drain(self) -> Drained:
         """Give out how many scalars in a row led to no parameter, where these are more than were told of."""
         more, self._told = self._blind > self._told, self._blind
-        return [Pending("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
+        return [Clue("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
 
     def _called(self, tensors: Any, gradients: Any) -> None:
         if isinstance(tensors, Tensor):

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -18,9 +19,8 @@ from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.function_spy import Spy, spies_on
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 
 FIRST_LOOKS = 2
 """Passes in evaluation mode that are looked at closely at first; later one whenever random numbers were drawn."""
@@ -71,20 +71,6 @@ class ModeTap:
     def modules(self) -> int:
         """Nothing is read for each module."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return tuple(
-            spec(f"mode.{name}")
-            for name in (
-                "evaluation_dropout",
-                "evaluation_noise",
-                "evaluation_training",
-                "parts_training",
-                "training_evaluation",
-            )
-        )
 
     @property
     def news(self) -> bool:
@@ -353,5 +339,5 @@ def _states(model: nn.Module) -> list[Tensor]:
     return states
 
 
-def _pending(metric: str, values: dict[str, float]) -> Pending:
-    return Pending(metric, tuple(values), torch.tensor(list(values.values()), dtype=torch.float64))
+def _pending(fact: str, values: dict[str, float]) -> Clue:
+    return Clue(fact, tuple(values), np.array(list(values.values())))

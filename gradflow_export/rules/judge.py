@@ -17,7 +17,7 @@ _log = logging.getLogger("gradflow_export")
 NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
 
 KINDS = 64
-"""Combinations of metrics for which it is remembered which rules look at them."""
+"""Combinations of metrics and facts for which it is remembered which rules look at them."""
 
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
@@ -103,13 +103,15 @@ class Judge:
 
     def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
         """Return the rules that look at a record like this one, with their places: there are few kinds of records."""
-        names = tuple(record.metrics)
+        names = (*record.metrics, *record.facts)
         if names not in self._asked:
             if len(self._asked) >= KINDS:
                 self._asked.clear()
             present = frozenset(names)
             self._asked[names] = tuple(
-                (index, rule) for index, rule in enumerate(self._rules) if not present.isdisjoint(rule.needs)
+                (index, rule)
+                for index, rule in enumerate(self._rules)
+                if not present.isdisjoint((*rule.needs, *rule.evidence))
             )
         return self._asked[names]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
@@ -58,7 +58,7 @@ class Stagnation(Rule):
         "loss",
         "parameter.changed",
         "parameter.gradient_norm",
-        "parameter.wiring",
+        "connection.state",
         *_SHUT,
     )
     by_layer: ClassVar[bool] = True
@@ -270,7 +270,7 @@ def _advice(why: str, layer: str) -> str:
 
 def _with(history: History, bit: Wiring) -> set[str]:
     """Return the parameters that had a connection in any reading of the window."""
-    wiring = history.at_sites("parameter.wiring")
+    wiring = history.at_sites("connection.state")
     codes = np.where(np.isfinite(wiring.values), np.clip(wiring.values, 0, 255), 0).astype(np.int64)
     here = (wiring.present & ((codes & bit) > 0)).any(axis=0)
     return {wiring.sites[index] for index in np.flatnonzero(here)}

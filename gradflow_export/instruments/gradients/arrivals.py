@@ -16,9 +16,8 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 
 FOLLOWED = 4
 """Parameters that carry a hook while the tap is armed, besides one of each optimizer that has none among them."""
@@ -92,11 +91,6 @@ class ArrivalTap:
     def modules(self) -> int:
         """The number of parameters followed does not grow with the model."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return tuple(spec(f"parameter.{name}_gradient") for name in ("stale", "kept", "foreign"))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes every hook away."""
@@ -221,8 +215,8 @@ class ArrivalTap:
     def _give(self, step: OptimizerStep, where: list[np.int64], **told_of: list[Tensor]) -> None:
         for name, values in told_of.items() if where else ():
             told = torch.stack([value.to(values[0].device) for value in values])
-            metric, places = f"parameter.{name}_gradient", np.asarray(where)
-            self._out.append(Pending(metric, step.owned.sites, told, places, nan_is_missing=True))
+            fact, places = f"parameter.{name}_gradient", np.asarray(where)
+            self._out.append(Clue(fact, step.owned.sites, told, places, nan_is_missing=True))
 
     def _arrives(self, slot: Slot, gradient: Tensor) -> None:
         parameter = slot()

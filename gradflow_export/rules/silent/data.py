@@ -9,7 +9,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import no_better, past, sites_of
+from gradflow_export.rules.evidence import layers_of, no_better, past, seen
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
 
@@ -55,21 +55,21 @@ class DataScale(Rule):
     heal: int = 10
 
     name: ClassVar[str] = "data-scale"
-    needs: ClassVar[tuple[str, ...]] = ("input.rms",)
+    evidence: ClassVar[tuple[str, ...]] = ("input.rms",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "input.rms")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the inputs of this record."""
-        for site in sites_of(record, "input.rms"):
-            size, normalised = record.value("input.rms", site), record.value("input.normalised", site)
-            if (record.value("input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
+        for site in layers_of(record, "input.rms"):
+            size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
+            if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
                 return (_squeezed(record, site, self.squeezed),)
-            ratio, constant = record.value("input.feature_ratio", site), record.value("input.constant_share", site)
+            ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
             if size is None or normalised is None or normalised > 0 or not np.isfinite(size):
                 continue
             if constant == 1.0 and len(past(history, "input.rms", site)) >= 3 and self._harmed(record, history):
                 return (_same(site),)
-            greatest = record.value("input.max", site) or 0.0
+            greatest = seen(record, "input.max", site) or 0.0
             uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
             if not (size >= self.large or 0 < size <= self.small or uneven):
                 continue
@@ -91,8 +91,8 @@ class DataScale(Rule):
         return record.step >= self.settle and all(no_better(history, site, self.level, 3) for site in sites)
 
     def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, *, at_once: bool) -> Finding:
-        mean, spread = record.value("input.mean", site) or 0.0, record.value("input.std", site) or 0.0
-        bytes_ = record.value("input.whole_share", site) == 1.0 and (record.value("input.max", site) or 0.0) <= 255.0
+        mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
+        bytes_ = seen(record, "input.whole_share", site) == 1.0 and (seen(record, "input.max", site) or 0.0) <= 255.0
         what = "bytes from 0 to 255" if bytes_ and size > self.large else f"a size of {number(size)}"
         message = (
             f"Inputs of {site or 'the first layer'} have {what} (mean {number(mean)}, standard deviation "
@@ -117,8 +117,8 @@ class DataScale(Rule):
 
 
 def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
-    share = record.value("input.squeezed_share", site) or 0.0
-    mean, spread = record.value("input.mean", site) or 0.0, record.value("input.std", site) or 0.0
+    share = seen(record, "input.squeezed_share", site) or 0.0
+    mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
     return Finding(
         IssueType.DATA_SCALE,
         Severity.MEDIUM,
@@ -171,13 +171,13 @@ class TargetScale(Rule):
     patience: int = 3
 
     name: ClassVar[str] = "target-scale"
-    needs: ClassVar[tuple[str, ...]] = ("target.reach",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.reach",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets of this record."""
-        for site in sites_of(record, "target.reach"):
-            reach, size = record.value("target.reach", site), record.value("target.rms", site)
+        for site in layers_of(record, "target.reach"):
+            reach, size = seen(record, "target.reach", site), seen(record, "target.rms", site)
             if reach is None or size is None or not np.isfinite(reach) or record.step < self.settle:
                 continue
             far = size >= self.large and reach <= self.reach
@@ -218,15 +218,15 @@ class ConstantTargets(Rule):
     patience: int = 1
 
     name: ClassVar[str] = "constant-targets"
-    needs: ClassVar[tuple[str, ...]] = ("target.distinct",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.distinct",)
     remembers: ClassVar[tuple[str, ...]] = ("target.distinct",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
-        for site in sites_of(record, "target.distinct"):
-            seen = past(history, "target.distinct", site)
-            rows = record.value("target.rows", site) or 0.0
-            if len(seen) < self.readings or seen.max() > 1 or rows < self.samples:
+        for site in layers_of(record, "target.distinct"):
+            counts = past(history, "target.distinct", site)
+            rows = seen(record, "target.rows", site) or 0.0
+            if len(counts) < self.readings or counts.max() > 1 or rows < self.samples:
                 continue
             return (
                 Finding(
@@ -235,7 +235,7 @@ class ConstantTargets(Rule):
                     ("target",),
                     1.0,
                     2.0,
-                    f"All of {number(rows)} targets read so far, in {len(seen)} or more batches, are the same.",
+                    f"All of {number(rows)} targets read so far, in {len(counts)} or more batches, are the same.",
                     "look at what the loader gives out, print(torch.unique(targets, return_counts=True)); where "
                     "classes come one after the other, DataLoader(dataset, shuffle=True).",
                     cause="constant",
@@ -267,18 +267,18 @@ class SortedTargets(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "sorted-targets"
-    needs: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
     remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
-        for site in sites_of(record, "target.uniform_share"):
+        for site in layers_of(record, "target.uniform_share"):
             uniform, kinds = (
-                record.value("target.uniform_share", site) or 0.0,
-                record.value("target.distinct", site) or 0.0,
+                seen(record, "target.uniform_share", site) or 0.0,
+                seen(record, "target.distinct", site) or 0.0,
             )
-            entropy, count = record.value("loss.constant", site) or 0.0, record.value("loss.samples", site) or 0.0
-            if not record.value("loss.choice", site) or count < self.size:
+            entropy, count = seen(record, "loss.constant", site) or 0.0, seen(record, "loss.samples", site) or 0.0
+            if not seen(record, "loss.choice", site) or count < self.size:
                 continue
             if len(past(history, "target.uniform_share", site)) < self.readings:
                 continue

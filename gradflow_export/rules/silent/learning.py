@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import begins_to_fall, fell, no_better, past, sites_of, still_falls
+from gradflow_export.rules.evidence import begins_to_fall, fell, layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -42,15 +42,15 @@ class NoBend(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "no-bend"
-    needs: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
+    evidence: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
         del history  # the graph alone tells it
         layers, length = _row(record)
-        straight = sites_of(record, "loss.affine_depth")
-        idle = max((record.value("loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
-        norms = max((record.value("loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
+        straight = layers_of(record, "loss.affine_depth")
+        idle = max((seen(record, "loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
+        norms = max((seen(record, "loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
         if length >= 2 and idle > 0:
             return (
                 _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none bends anything"),
@@ -59,9 +59,9 @@ class NoBend(Rule):
             return (_unbent(layers, length, self.row, "normalisations between them serve networks that bend"),)
         if length >= self.row and not straight:
             return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
-        merged = sites_of(record, "layer.merged")
+        merged = layers_of(record, "layer.merged")
         if merged:
-            width = max(record.value("layer.merged", site) or 0.0 for site in merged)
+            width = max(seen(record, "layer.merged", site) or 0.0 for site in merged)
             why = f"what is between them is {number(width)} times as wide as the narrower end, which adds nothing"
             return (_unbent(merged, width, 1.0, why, "are one linear map" if len(merged) == 2 else "are half as many"),)
         return ()
@@ -89,14 +89,14 @@ class LinearLimit(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "linear-limit"
-    needs: ClassVar[tuple[str, ...]] = ("loss.unbent",)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.unbent",)
     remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the newest test."""
         layers, length = _row(record)
-        for site in sites_of(record, "loss.unbent"):
-            z = record.value("loss.unbent", site)
+        for site in layers_of(record, "loss.unbent"):
+            z = seen(record, "loss.unbent", site)
             if z is None or not z >= self.sure or length < 2 or record.step < self.settle:
                 continue
             share = no_better(history, site, self.level, 3)
@@ -111,8 +111,8 @@ class LinearLimit(Rule):
 
 def _row(record: StepRecord) -> tuple[tuple[str, ...], float]:
     """Return the layers in a row, and how many there are."""
-    layers = sites_of(record, "layer.row")
-    return layers, max((record.value("layer.row", site) or 0.0 for site in layers), default=0.0)
+    layers = layers_of(record, "layer.row")
+    return layers, max((seen(record, "layer.row", site) or 0.0 for site in layers), default=0.0)
 
 
 def _unbent(
@@ -161,7 +161,7 @@ class NotLearning(Rule):
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
-    needs: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.uniform_share", "target.dependence")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -169,9 +169,9 @@ class NotLearning(Rule):
         if record.step < self.settle or solved(history) or still_falls(history) or begins_to_fall(history):
             return ()
         shares = {}
-        for site in sites_of(record, "loss.over_constant"):
+        for site in layers_of(record, "loss.over_constant"):
             share = no_better(history, site, self.level, self.readings)
-            if not record.value("loss.known", site) or (share is not None and share > self.wild and fell(history)):
+            if not seen(record, "loss.known", site) or (share is not None and share > self.wild and fell(history)):
                 return ()
             tests = past(history, "target.dependence", site)
             if record.step < self.patient and len(tests) and tests[-1] < self.sure:
@@ -217,7 +217,7 @@ class BatchForTime(Rule):
     heal: int = 100
 
     name: ClassVar[str] = "batch-for-time"
-    needs: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)
     remembers: ClassVar[tuple[str, ...]] = ("layer.taken_steps", "layer.taken_sequences", "loss.samples")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -225,15 +225,15 @@ class BatchForTime(Rule):
         losses = history.at_sites("loss.samples")
         counts = set(losses.values[losses.present].tolist()) | set(history.run("loss.samples").values.tolist())
         turned = []
-        for site in sites_of(record, "layer.taken_steps"):
+        for site in layers_of(record, "layer.taken_steps"):
             steps, taken = past(history, "layer.taken_steps", site), past(history, "layer.taken_sequences", site)
             apart = len(steps) == len(taken) >= self.readings and bool((taken > 1).all() and (taken != steps).all())
             if apart and counts and counts <= set(steps.tolist()) and counts.isdisjoint(taken.tolist()):
                 turned.append(site)
         if not turned:
             return ()
-        length = record.value("layer.taken_sequences", turned[0]) or 0.0
-        samples = record.value("layer.taken_steps", turned[0]) or 0.0
+        length = seen(record, "layer.taken_sequences", turned[0]) or 0.0
+        samples = seen(record, "layer.taken_steps", turned[0]) or 0.0
         return (
             Finding(
                 IssueType.NOT_LEARNING,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import values_of
 from gradflow_export.rules.history import History, SiteSeries
 
 _NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
@@ -43,7 +45,7 @@ class WrongMode(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-mode"
-    needs: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
+    evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
     remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
     by_layer: ClassVar[bool] = True
 
@@ -55,8 +57,7 @@ class WrongMode(Rule):
         return (*self._dropout(record), *noise, *quiet, *parts, *self._asleep(record, history))
 
     def _dropout(self, record: StepRecord) -> Iterable[Finding]:
-        reading = record.get(_DROPOUT)
-        names, worst = _above(reading)
+        names, worst = _above(record, _DROPOUT)
         if names:
             message = (
                 f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: two "
@@ -69,7 +70,7 @@ class WrongMode(Rule):
             yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
 
     def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        names, _ = _above(record.get(_NOISE))
+        names, _ = _above(record, _NOISE)
         if names and _supervised(history):
             message = (
                 f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
@@ -81,9 +82,9 @@ class WrongMode(Rule):
             )
             yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
 
-    def _training(self, record: StepRecord, history: History, metric: str) -> Iterable[Finding]:
-        names, passes = _above(record.get(metric))
-        episodes = _episodes(history.at_sites(metric))
+    def _training(self, record: StepRecord, history: History, fact: str) -> Iterable[Finding]:
+        names, passes = _above(record, fact)
+        episodes = _episodes(history.at_sites(fact))
         if names and len(episodes) >= self.episodes and record.step >= 5:
             recent = record.step - episodes[0] + 1
             if len(episodes) <= self.often * recent:
@@ -97,7 +98,7 @@ class WrongMode(Rule):
                 )
 
     def _asleep(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        names, _ = _above(record.get(_ASLEEP))
+        names, _ = _above(record, _ASLEEP)
         episodes = _episodes(history.at_sites(_ASLEEP))
         if names and len(episodes) >= self.asleep:
             message = (
@@ -144,21 +145,17 @@ def _supervised(history: History) -> bool:
 
 def _answers(record: StepRecord, history: History) -> bool:
     """Whether one of the parts that were called without gradients makes the answers that a loss is of."""
-    called = record.get(_PARTS)
-    if called is None or not _supervised(history):
+    called = record.facts.get(_PARTS, {})
+    if not called or not _supervised(history):
         return False
     makers = history.at_sites(_SUPERVISED).sites
-    return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called.sites)
+    return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called)
 
 
-def _above(reading: Reading | None) -> tuple[tuple[str, ...], float]:
-    """Return the sites with a finite value above 0, and the greatest."""
-    if reading is None:
-        return (), 0.0
-    here = reading.present & np.isfinite(reading.values) & (reading.values > 0)
-    if not here.any():
-        return (), 0.0
-    return tuple(reading.sites[i] for i in np.flatnonzero(here)), float(reading.values[here].max())
+def _above(record: StepRecord, fact: str) -> tuple[tuple[str, ...], float]:
+    """Return the layers at which a fact is finite and above 0, and the greatest value."""
+    found = {layer: value for layer, value in values_of(record, fact).items() if 0 < value < math.inf}
+    return tuple(found), max(found.values(), default=0.0)
 
 
 def _episodes(series: SiteSeries) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import no_better, past, sites_of, still_falls
+from gradflow_export.rules.evidence import layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margins
 
@@ -52,7 +52,7 @@ class UnrelatedTargets(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "unrelated-targets"
-    needs: ClassVar[tuple[str, ...]] = ("target.dependence",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.dependence",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "loss.over_constant",
@@ -64,11 +64,11 @@ class UnrelatedTargets(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the newest test."""
-        for site in sites_of(record, "target.dependence"):
-            z, rows = record.value("target.dependence", site), record.value("target.tested", site) or 0.0
+        for site in layers_of(record, "target.dependence"):
+            z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
             if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
                 continue
-            if not record.value("loss.known", site):
+            if not seen(record, "loss.known", site):
                 continue
             tests = past(history, "target.dependence", site)
             if median(tests[-5:]) >= self.usual:
@@ -81,7 +81,7 @@ class UnrelatedTargets(Rule):
                 share = no_better(history, site, self.heart, 8)
             if share is None:
                 continue
-            if (record.value("target.uniform_share", site) or 0.0) > 0.5 or still_falls(history):
+            if (seen(record, "target.uniform_share", site) or 0.0) > 0.5 or still_falls(history):
                 continue
             return (
                 Finding(
@@ -118,12 +118,12 @@ class CopiedTargets(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "copied-targets"
-    needs: ClassVar[tuple[str, ...]] = ("target.copied",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.copied",)
     remembers: ClassVar[tuple[str, ...]] = ("target.copied",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the words read so far."""
-        for site in sites_of(record, "target.copied"):
+        for site in layers_of(record, "target.copied"):
             shares = past(history, "target.copied", site)
             if len(shares) < self.readings or not bool((shares == 1.0).all()):
                 continue

@@ -9,6 +9,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History
 
 
@@ -31,7 +32,7 @@ class StaleGradient(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "stale-gradient"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
+    evidence: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
     remembers: ClassVar[tuple[str, ...]] = tuple(f"parameter.{name}_gradient" for name in ("stale", "kept", "foreign"))
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -40,7 +41,7 @@ class StaleGradient(Rule):
 
     def _of_others(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         series = history.at_sites("parameter.foreign_gradient")
-        if record.get("parameter.foreign_gradient") is None or len(series.steps) == 0:
+        if not record.facts.get("parameter.foreign_gradient") or len(series.steps) == 0:
             return ()
         left = series.present & np.isfinite(series.values) & (series.values > 0)
         times, here = left.sum(axis=0), series.present.sum(axis=0)
@@ -69,7 +70,7 @@ class StaleGradient(Rule):
 
     def _sums(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
-        if record.get("parameter.stale_gradient") is None or stale.sites != kept.sites or len(stale.steps) == 0:
+        if not record.facts.get("parameter.stale_gradient") or stale.sites != kept.sites or len(stale.steps) == 0:
             return ()
         if stale.values.shape != kept.values.shape:
             return ()
@@ -118,12 +119,12 @@ class NestedLosses(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "nested-losses"
-    needs: ClassVar[tuple[str, ...]] = ("loss.nested",)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)
     remembers: ClassVar[tuple[str, ...]] = ("loss.nested",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the losses of this record and of those before it."""
-        depth, past = record.value("loss.nested"), history.run("loss.nested")
+        depth, past = seen(record, "loss.nested"), history.run("loss.nested")
         if depth is None or depth < 2:
             return ()
         recent = past.values[-16:]
@@ -161,13 +162,13 @@ class ClearedGradients(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "cleared-gradients"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+    evidence: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the followed parameters of this record and of those before it."""
         kept = history.at_sites("parameter.kept_gradient")
-        if record.get("parameter.kept_gradient") is None or len(kept.steps) < self.readings:
+        if not record.facts.get("parameter.kept_gradient") or len(kept.steps) < self.readings:
             return ()
         values, present = kept.values[-self.readings :], kept.present[-self.readings :]
         gone = present.all(axis=0) & (values == 0).all(axis=0)

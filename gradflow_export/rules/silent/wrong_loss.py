@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gradflow_export.records.catalog import mistakes as known
+from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
@@ -244,44 +244,41 @@ class WrongLoss(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-loss"
-    needs: ClassVar[tuple[str, ...]] = ("loss.mistake",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", "loss.mistake")
+    evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was found in this record."""
-        reading = record.get("loss.mistake")
-        if reading is None:
-            return ()
-        found = []
-        for site, value, here in zip(reading.sites, reading.values, reading.present, strict=True):
-            if not here or site not in _TOLD:
-                continue
-            judged = self._judged(site, float(value), history)
-            if judged is not None:
-                found.append(_finding(site, *judged))
-        return tuple(found)
+        mistakes = {
+            name: float(value)
+            for evidence in record.evidence
+            if evidence.kind == "mistake"
+            for name, value in evidence.values.items()
+            if value is not None and name in _TOLD
+        }
+        judged = ((name, self._judged(name, value, history)) for name, value in mistakes.items())
+        return tuple(_finding(name, *numbers) for name, numbers in judged if numbers is not None)
 
-    def _judged(self, site: str, value: float, history: History) -> tuple[float, float] | None:
+    def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
-        if site == known.OUT_OF_REACH:
+        if mistake == known.OUT_OF_REACH:
             return (value, self.reach) if value >= self.reach else None
-        if site == known.MANY_LABELS:
+        if mistake == known.MANY_LABELS:
             return (value, self.several) if value >= self.several else None
-        if site == known.RELU_BEFORE_CE:
-            past = _past(history, "loss.mistake", site)[-self.readings :]
+        if mistake == known.RELU_BEFORE_CE:
+            past = _past(history, f"mistake.{mistake}")[-self.readings :]
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
-        if site == known.MAXIMISED:
+        if mistake == known.MAXIMISED:
             past = sorted(_greatest(history)[-self.readings :])
             return (past[-1], self.grown) if len(past) == self.readings and past[0] >= self.grown else None
         return None if math.isnan(value) else (value, 0.0)
 
 
-def _past(history: History, metric: str, site: str) -> list[float]:
-    series = history.at_sites(metric)
-    if site not in series.sites:
-        return []
-    column = series.sites.index(site)
-    return [float(v) for v in series.values[series.present[:, column], column]]
+def _past(history: History, fact: str) -> list[float]:
+    """Return the values of a fact, reading by reading; of several layers that of the last."""
+    series = history.at_sites(fact)
+    rows = zip(series.values, series.present, strict=True)
+    return [*history.run(fact).values.tolist(), *(float(row[here][-1]) for row, here in rows if here.any())]
 
 
 def _greatest(history: History) -> list[float]:
