@@ -19,6 +19,7 @@ from gradflow_export.config import make_settings
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
 from gradflow_export.engine.exporter_report import CLOSE_SECONDS, Reports
 from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.outlets import make_outlets
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
@@ -30,14 +31,7 @@ from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
 from gradflow_export.records.step_record import Issue
-from gradflow_export.validation import (
-    check_logdir,
-    check_model,
-    check_start,
-    check_watch,
-    make_preflight,
-    make_writers,
-)
+from gradflow_export.validation import check_logdir, check_model, check_start, check_watch
 from gradflow_export.writers.base import Writer
 
 if TYPE_CHECKING:
@@ -93,6 +87,8 @@ class Exporter(Reports):
             reduced precision and on other devices too, where kernels may then round elsewhere; ``"never"`` leaves the
             compiled code alone. See docs/loops.md.
         start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
+        verbose: What is printed, on standard error or to ``logging``: 0 nothing; 1 what is watched, HIGH and CRITICAL
+            issues, the verdict; 2 every issue and headline numbers. By default ``GRADFLOW_VERBOSE``, else 1.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -121,6 +117,7 @@ class Exporter(Reports):
         preflight: bool | int | None = None,
         compiled: str | None = None,
         start_step: int = 0,
+        verbose: int | None = None,
         strict: bool = False,
         **thresholds: float,
     ) -> None:
@@ -130,7 +127,7 @@ class Exporter(Reports):
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
-            "synchronous": synchronous, "preflight": preflight, "compiled": compiled, **thresholds,
+            "synchronous": synchronous, "preflight": preflight, "compiled": compiled, "verbose": verbose, **thresholds,
         }  # fmt: skip
         if budget != "auto":
             given["budget"] = budget
@@ -147,15 +144,10 @@ class Exporter(Reports):
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info = describe(inner, self.settings)
         self._judge = make_judge(self.settings, strict=strict)
-        writers: list[Writer] = []
-        if self.settings.enabled and info.rank:
-            _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
-        elif self.settings.enabled:
-            writers = [*make_writers(backends, self.logdir, wandb), *make_preflight(self.settings.preflight)]
-        self._writers = tuple(writers)
+        self._writers = make_outlets(self.settings, info, backends, self.logdir, wandb, self._verdict)
         device, on_issue = partial(_read_memory, self._runtime, self._writers), self._on_issue
         self._worker = Worker(
-            info, self._judge, writers, device=device, on_issue=on_issue, strict=strict,
+            info, self._judge, self._writers, device=device, on_issue=on_issue, strict=strict,
             synchronous=self.settings.synchronous,
         )  # fmt: skip
 

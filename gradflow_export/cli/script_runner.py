@@ -137,7 +137,9 @@ class ScriptWatch:
         self._roots.add(id(model))
         known = watching(model)
         exporter = (
-            known[0] if known else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None).watch()
+            known[0]
+            if known
+            else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None, verbose=0).watch()
         )
         self._exporters.append((type(model).__name__, exporter, place))
 

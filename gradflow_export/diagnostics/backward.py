@@ -105,7 +105,7 @@ class BackwardPassDiagnostics:
             self.exporter = watched
         else:
             given["intervals"] = _intervals(given)
-            self.exporter = Exporter(watched, **{"backends": (), "budget": None, **given})
+            self.exporter = Exporter(watched, **{"backends": (), "budget": None, "verbose": 0, **given})
         thresholds = {**THRESHOLDS, **self.exporter.settings.thresholds}
         self.update_analyzer = DiscreteUpdateAnalyzer()
         self._lock = threading.Lock()
