@@ -173,7 +173,13 @@ class InitialTap:
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
         there: list[tuple[str, Tensor]] = [(name, weight) for name, weight in held if weight is not None]
-        return [(n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1][:MATRICES]
+        return [(name, weight) for name, weight in there if _has_rows(weight)][:MATRICES]
+
+
+def _has_rows(weight: Tensor) -> bool:
+    """Whether a weight is trained, real and dense, with all its rows in this process."""
+    real = weight.requires_grad and weight.is_floating_point() and weight.layout is torch.strided
+    return real and shards(weight) == 1
 
 
 def _is_own(module: nn.Module) -> bool:
