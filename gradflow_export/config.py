@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
-from gradflow_export.profiles import THRESHOLDS
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
 
 _log = logging.getLogger("gradflow_export")
@@ -28,6 +28,21 @@ _PLAIN = frozenset(
         "preflight", "compiled", "verbose",
     }
 )  # fmt: skip
+THRESHOLDS: Mapping[str, float] = MappingProxyType(
+    {
+        "gradient_explosion_threshold": 10.0,
+        "gradient_vanishing_threshold": 1e-6,
+        "parameter_stagnation_threshold": 1e-8,
+        "loss_spike_threshold": 2.0,
+        "memory_usage_threshold": 1000.0,
+        "exploding_threshold": 10.0,
+        "vanishing_threshold": 1e-6,
+        "dead_threshold": 0.9,
+        "unstable_cv_threshold": 3.0,
+    }
+)
+"""Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
+
 _BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step"})
 """What an exporter takes beside settings; a misspelt one comes here."""
 

@@ -18,9 +18,10 @@ FLOORS = (
     {"errors", "native", "hooks.torch_private"},
     {"records", "schedule"},
     {"metrics", "rules", "storage"},
-    {"hooks", "profiles", "report", "writers"},
+    {"hooks", "report", "writers"},
     {"autograd_graph", "config", "distributed", "validation"},
     {"checks", "instruments"},
+    {"profiles"},
     {"engine", "monitor"},
     {"exporter"},
     {"analyzers", "debugging", "diagnostics"},
@@ -31,7 +32,7 @@ FLOORS = (
 PRIVATE = "hooks.torch_private"
 TOP, FOLDER = 10, 25
 PLUGIN_MAY_IMPORT = {"records", "storage", "errors"}
-WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "profiles", "report", "schedule"}
+WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "report", "schedule"}
 MUTABLE_CALLS = {
     "list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict",
     "WeakKeyDictionary", "WeakValueDictionary", "WeakSet",

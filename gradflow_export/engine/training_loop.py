@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.checks.missing_step import LonelyPasses
+from gradflow_export.checks.mode_reader import ModeTap
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
 from gradflow_export.engine.isolation import Guard
@@ -32,7 +33,6 @@ from gradflow_export.instruments.blocks import BlockTap
 from gradflow_export.instruments.gradients.clipping import ClippingTap
 from gradflow_export.instruments.gradients.parameters import GradientTap
 from gradflow_export.instruments.loss import LossTap
-from gradflow_export.instruments.modes import ModeTap
 from gradflow_export.instruments.moments import MomentTap
 from gradflow_export.instruments.origin import OriginTap
 from gradflow_export.instruments.policy import PolicyTap

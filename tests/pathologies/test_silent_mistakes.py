@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.checks.not_learning import NotLearning
+from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.silent.learning import NotLearning
-from gradflow_export.rules.silent.wrong_loss import WrongLoss
 
 KINDS = {
     IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.BAD_TARGETS, IssueType.CAPACITY, IssueType.NOT_LEARNING,

@@ -7,8 +7,8 @@ from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.history import History
+from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.sampled import SURE, margin, margins, site_margins
-from gradflow_export.rules.silent.rate import LearningRate
 from gradflow_export.rules.stability import Unstable
 
 

@@ -1,4 +1,4 @@
-"""Inputs and targets on a scale no network can start from, targets that tell nothing: DATA_SCALE, BAD_TARGETS."""
+"""Inputs and targets on a scale no network can start from: DATA_SCALE."""
 
 from __future__ import annotations
 
@@ -196,106 +196,6 @@ class TargetScale(Rule):
                     "standardise the targets, y = (y - y_mean) / y_std, and undo it on predictions; or give the last "
                     "layer that mean and scale: nn.init.constant_(last.bias, y_mean).",
                     cause="target",
-                ),
-            )
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConstantTargets(Rule):
-    """Find targets that are all the same, which teach a model to ignore its input.
-
-    Only where a layer of the model itself makes the predictions and no other network takes part: the targets of a
-    game's player, or of a contrastive loss whose right answer is always the first, are constant on purpose.
-
-    Attributes:
-        samples: Least number of targets seen.
-        readings: Least number of readings in which they were.
-    """
-
-    samples: int = 128
-    readings: int = 8
-    patience: int = 1
-
-    name: ClassVar[str] = "constant-targets"
-    evidence: ClassVar[tuple[str, ...]] = ("target.distinct",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.distinct",)
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the targets seen so far."""
-        for site in layers_of(record, "target.distinct"):
-            counts = past(history, "target.distinct", site)
-            rows = seen(record, "target.rows", site) or 0.0
-            if len(counts) < self.readings or counts.max() > 1 or rows < self.samples:
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.HIGH,
-                    ("target",),
-                    1.0,
-                    2.0,
-                    f"All of {number(rows)} targets read so far, in {len(counts)} or more batches, are the same.",
-                    "look at what the loader gives out, print(torch.unique(targets, return_counts=True)); where "
-                    "classes come one after the other, DataLoader(dataset, shuffle=True).",
-                    cause="constant",
-                ),
-            )
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SortedTargets(Rule):
-    """Find batches that hold one class each, though there are several: samples come in the order of their classes.
-
-    Each step then forgets the classes before. Classes that are rare leave most batches without them too; where the
-    entropy of the targets is at least ``mixed``, no class is as frequent as that. Two classes may be two kinds of pass.
-
-    Attributes:
-        share: Least share of the readings in which all targets were the same.
-        mixed: Least entropy of the targets seen.
-        kinds: Fewest classes seen.
-        size: Fewest samples of a batch.
-        readings: Fewest readings.
-    """
-
-    size: int = 4
-    share: float = 0.6
-    mixed: float = 0.65
-    kinds: int = 3
-    readings: int = 10
-    patience: int = 2
-
-    name: ClassVar[str] = "sorted-targets"
-    evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the targets seen so far."""
-        for site in layers_of(record, "target.uniform_share"):
-            uniform, kinds = (
-                seen(record, "target.uniform_share", site) or 0.0,
-                seen(record, "target.distinct", site) or 0.0,
-            )
-            entropy, count = seen(record, "loss.constant", site) or 0.0, seen(record, "loss.samples", site) or 0.0
-            if not seen(record, "loss.choice", site) or count < self.size:
-                continue
-            if len(past(history, "target.uniform_share", site)) < self.readings:
-                continue
-            if uniform < self.share or kinds < self.kinds or entropy < self.mixed:
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.MEDIUM,
-                    ("target",),
-                    uniform,
-                    self.share,
-                    f"{number(100 * uniform)} % of the batches read hold one kind of target, though there are "
-                    f"{number(kinds)}: they come sorted, and each batch unlearns the ones before.",
-                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); a dataset that is read as a stream, by "
-                    "a buffer of many classes.",
-                    cause="sorted",
                 ),
             )
         return ()

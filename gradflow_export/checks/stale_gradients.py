@@ -9,7 +9,6 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History
 
 
@@ -97,55 +96,6 @@ class StaleGradient(Rule):
         severity = Severity.HIGH if everywhere else Severity.MEDIUM
         layers = ("",) if everywhere else names
         return (Finding(IssueType.STALE_GRAD, severity, layers, worst, 0.0, message, advice, since=first),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NestedLosses(Rule):
-    """Find backward passes through a running sum of losses, which take the gradient of each loss again and again.
-
-    A loss that holds the one before it, in one step and with its gradient still there, is counted twice; micro-batches
-    and losses that share a part of their graph hold no other loss as a whole. One that holds those of earlier steps
-    must do so twice over: a player's loss may hold another's.
-
-    Attributes:
-        readings: Least number of readings with two nested losses, among the last 16.
-        deep: Nested losses of which two readings are enough.
-        patience: One; the readings are the patience.
-    """
-
-    readings: int = 4
-    deep: int = 3
-    patience: int = 1
-    heal: int = 3
-
-    name: ClassVar[str] = "nested-losses"
-    evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss.nested",)
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the losses of this record and of those before it."""
-        depth, past = seen(record, "loss.nested"), history.run("loss.nested")
-        if depth is None or depth < 2:
-            return ()
-        recent = past.values[-16:]
-        often = (recent >= 2).sum() >= max(self.readings, 0.5 * len(recent))
-        if not often and (recent >= self.deep).sum() < 2:
-            return ()
-        message = (
-            f"backward() is called on a sum that still holds the losses before: {number(float(recent.max()))} losses "
-            "are nested, and the gradient of the first is used as many times."
-        )
-        advice = (
-            "call backward() on the loss of this batch alone, loss.backward(), or once on the finished sum; add up "
-            "total += loss.item() for the log. Then retain_graph=True is not needed."
-        )
-        cause = "running sum"
-        return (
-            Finding(
-                IssueType.STALE_GRAD, Severity.HIGH, ("loss",), depth, 1.0, message, advice,
-                since=int(past.steps[0]), cause=cause, origin=cause,
-            ),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
