@@ -9,18 +9,32 @@ import numpy as np
 
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margins
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstantTargets(Rule):
+class ConstantTargets(Check):
     """Find targets that are all the same, which teach a model to ignore its input.
 
     Only where a layer of the model itself makes the predictions and no other network takes part: the targets of a
     game's player, or of a contrastive loss whose right answer is always the first, are constant on purpose.
+
+    Why it is bad:
+        One constant output has the least loss: the model learns to ignore its inputs, and the loss goes to 0 as if all
+        were well.
+
+    Example:
+        dataset = [(x, 0) for x in images]  # the label was lost on the way
+
+    Use instead:
+        dataset = list(zip(images, labels))
+
+    Not reported:
+        Fewer than 128 targets or 8 batches were read; another network takes part, as in a game; the targets are the
+        right answers of a contrastive loss, which are always the first.
 
     Attributes:
         samples: Least number of targets seen.
@@ -32,6 +46,7 @@ class ConstantTargets(Rule):
     patience: int = 1
 
     name: ClassVar[str] = "constant-targets"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.distinct",)
     remembers: ClassVar[tuple[str, ...]] = ("target.distinct",)
 
@@ -59,11 +74,25 @@ class ConstantTargets(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SortedTargets(Rule):
+class SortedTargets(Check):
     """Find batches that hold one class each, though there are several: samples come in the order of their classes.
 
     Each step then forgets the classes before. Classes that are rare leave most batches without them too; where the
     entropy of the targets is at least ``mixed``, no class is as frequent as that. Two classes may be two kinds of pass.
+
+    Why it is bad:
+        Each step moves the model towards the one class of its batch and away from all others: what was learned of a
+        class is lost when the next one comes.
+
+    Example:
+        loader = DataLoader(dataset_sorted_by_class, batch_size=32)
+
+    Use instead:
+        loader = DataLoader(dataset_sorted_by_class, batch_size=32, shuffle=True)
+
+    Not reported:
+        Fewer than three classes; batches below four samples; classes that are rare, where one class is most of the
+        data.
 
     Attributes:
         share: Least share of the readings in which all targets were the same.
@@ -81,6 +110,7 @@ class SortedTargets(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "sorted-targets"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
     remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
 
@@ -116,17 +146,34 @@ class SortedTargets(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnrelatedTargets(Rule):
+class UnrelatedTargets(Check):
     """Find targets that have nothing to do with the inputs, as when one of the two was shuffled alone.
 
-    Three things have to come together, each of which is harmless alone. The loss lies at the level of the best
-    constant answer and does not fall any more. Kernel tests on at least ``tested`` different samples find no trace of
+    Three things have to come together, each of which is harmless alone. The loss lies at the level of the best constant
+    answer and does not fall any more. Kernel tests on at least ``tested`` different samples find no trace of
     dependence: the greatest z is below ``sure`` now, and below ``usual`` in the middle of the last five readings (a
     linear relation to one of ten features that explains a fifth of the variance gives about 5 with 128 samples, a
-    parity of three bits among twenty 5 with 256; one of five bits they cannot see). And gradients of consecutive
-    batches do not agree, so that no direction helps them all; after ``many`` tests that need not be, since answers that
-    are learned by heart, or a mean over places, have directions, and the loss may lie as low as ``heart``. In the first
-    ``settle`` steps nothing is said.
+    parity of three bits among twenty 5 with 256; one of five bits they cannot see).
+
+    And gradients of consecutive batches do not agree, so that no direction helps them all; after ``many`` tests that
+    need not be, since answers that are learned by heart, or a mean over places, have directions, and the loss may lie
+    as low as ``heart``. In the first ``settle`` steps nothing is said.
+
+    Why it is bad:
+        There is nothing to learn: the loss rests at the level of a constant answer, and later the model learns the
+        training set by heart.
+
+    Example:
+        x = x[torch.randperm(len(x))]  # the targets keep their order
+        loader = DataLoader(TensorDataset(x, y), batch_size=32)
+
+    Use instead:
+        order = torch.randperm(len(x))
+        loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=32)
+
+    Not reported:
+        The loss falls, or is below 0.95 of the best constant's; fewer than 128 samples; consecutive gradients agree; a
+        dependence that only shows in products of four and more features.
 
     Source: Bierens 1982, Journal of Econometrics 20; Zhang et al. 2017, arXiv:1611.03530.
 
@@ -152,6 +199,7 @@ class UnrelatedTargets(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "unrelated-targets"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.dependence",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -204,11 +252,25 @@ class UnrelatedTargets(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopiedTargets(Rule):
+class CopiedTargets(Check):
     """Find words that are to be told from themselves: each target is the word that entered at its own place.
 
     The loss goes to 0 within some steps, and nothing is learned of what comes next. Only where a path leads from each
     word to its own prediction; hidden words are other words, and what does not count is left out.
+
+    Why it is bad:
+        The model learns to copy its input. The loss goes to 0 within some steps, and generated text repeats the prompt.
+
+    Example:
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    Use instead:
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    Not reported:
+        No path leads from a word to its own prediction, as where it is hidden; what does not count in the loss.
 
     Attributes:
         readings: Fewest readings in which all were the same.
@@ -218,6 +280,7 @@ class CopiedTargets(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "copied-targets"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.copied",)
     remembers: ClassVar[tuple[str, ...]] = ("target.copied",)
 
@@ -246,10 +309,25 @@ class CopiedTargets(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmptyLoss(Rule):
+class EmptyLoss(Check):
     """Find losses that are exactly 0, and send back nothing, from the first step on: no target counts.
 
     A loss that starts at 0 by the data alone would differ from it for one sample in ``least`` batches.
+
+    Why it is bad:
+        A loss of exactly 0 looks solved and sends back nothing: no target counts, often because all of them are
+        padding.
+
+    Example:
+        labels = torch.full_like(tokens, -100)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    Use instead:
+        labels = tokens.masked_fill(tokens == pad, -100)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    Not reported:
+        One loss of 20 or one gradient was not 0.
 
     Attributes:
         least: Fewest losses, and half as many gradients, before anything is said.
@@ -260,6 +338,7 @@ class EmptyLoss(Rule):
     heal: int = 1
 
     name: ClassVar[str] = "empty-loss"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm")
 

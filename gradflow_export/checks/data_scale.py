@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, no_better, past, seen
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
@@ -20,17 +20,34 @@ _NORMALISE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataScale(Rule):
+class DataScale(Check):
     """Find inputs of a size, or of sizes, that keep the first layer from learning.
 
     Along the weights of the first layer a loss is curved ``rms(x)^2`` times as much as along its bias, and along those
     of the greatest feature ``ratio^2`` times as much as along those of a typical one: that is the condition number a
     learning rate has to cope with. ``large`` = 10 makes it a hundred, which Adam and a good rate may cope with; it is
-    told only when after ``settle`` steps the model is still no better than the best constant answer. ``extreme`` =
-    1000 makes it a million: a step that suits the bias is a million times too large for the weights. Where inputs were
-    scaled by their least and greatest value, one mark for missing data is enough to leave all others in a sliver.
-    Nothing is told
-    where a normalisation stands before or behind the first layer, which makes it blind to the scale.
+    told only when after ``settle`` steps the model is still no better than the best constant answer.
+
+    ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
+    Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
+    in a sliver. Nothing is told where a normalisation stands before or behind the first layer, which makes it blind to
+    the scale.
+
+    Why it is bad:
+        The curvature along a weight grows with the square of its input: with pixels from 0 to 255 a step that suits the
+        biases is ten thousand times too large for the weights, and one that suits the weights does not move the biases.
+
+    Example:
+        x = images.float()  # 0 to 255
+        loss = F.cross_entropy(model(x), y)
+
+    Use instead:
+        x = images.float() / 255
+        loss = F.cross_entropy(model(x), y)
+
+    Not reported:
+        A normalisation stands before or directly behind the first layer; the model gets better than a constant answer
+        all the same; inputs are numbers of words.
 
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
@@ -55,6 +72,7 @@ class DataScale(Rule):
     heal: int = 10
 
     name: ClassVar[str] = "data-scale"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("input.rms",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "input.rms")
 
@@ -150,12 +168,26 @@ def _same(site: str) -> Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetScale(Rule):
+class TargetScale(Check):
     """Find targets of a regression that are out of proportion to what the model gives out.
 
     A fresh network gives out numbers of about 1, and one step of size ``lr`` moves them by a small multiple of it.
     Told only where predictions stay below ``reach`` of the targets' size (or above its inverse) and the loss is no
     better than the best constant's, after ``settle`` steps. Losses with bounded outputs are WRONG_LOSS's.
+
+    Why it is bad:
+        A new network gives out numbers of about 1, and a step moves them by a small multiple of the learning rate:
+        targets of 100 000 are thousands of steps away, whatever the model learns of the inputs.
+
+    Example:
+        loss = F.mse_loss(model(x), prices)  # prices of about 250 000
+
+    Use instead:
+        loss = F.mse_loss(model(x), (prices - prices.mean()) / prices.std())
+
+    Not reported:
+        Predictions reach a twentieth of the targets' size within 20 steps; the loss is below that of the best constant
+        answer; the last activation bounds the outputs, which is WRONG_LOSS.
 
     Attributes:
         large: Least size of targets.
@@ -171,6 +203,7 @@ class TargetScale(Rule):
     patience: int = 3
 
     name: ClassVar[str] = "target-scale"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.reach",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 

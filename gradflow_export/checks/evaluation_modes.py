@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import values_of
 from gradflow_export.rules.history import History, SiteSeries
 
@@ -20,7 +20,7 @@ _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_train
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrongMode(Rule):
+class WrongMode(Check):
     """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
 
     Noise in evaluation is told of a model that answers a question alone, in which all losses are of predictions against
@@ -30,6 +30,24 @@ class WrongMode(Rule):
     (pseudo-labels, adversarial directions) are in order. Where a model itself is never called, calls of its children
     count, of a model that answers a question alone. A model that trains in evaluation mode from the first step
     has its statistics frozen on purpose.
+
+    Why it is bad:
+        Dropout in evaluation makes measurements worse and different each time; evaluation in training mode moves the
+        statistics of BatchNorm; a model that stays in evaluation mode trains without its regularisation.
+
+    Example:
+        accuracy = (model(x_val).argmax(1) == y_val).float().mean()  # the model is in training mode
+
+    Use instead:
+        model.eval()
+        with torch.no_grad():
+            accuracy = (model(x_val).argmax(1) == y_val).float().mean()
+        model.train()
+
+    Not reported:
+        The same data are evaluated several times in a row (Monte Carlo dropout); a part was put into training mode by
+        hand; a pass without gradients before each step; noise in models that generate or reconstruct; a model that
+        trains in evaluation mode from the first step.
 
     Attributes:
         episodes: Least number of steps before which the model was evaluated in training mode.
@@ -45,6 +63,7 @@ class WrongMode(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-mode"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
     evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
     remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
     by_layer: ClassVar[bool] = True

@@ -18,7 +18,7 @@ from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History
 
@@ -172,12 +172,29 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NestedLosses(Rule):
+class NestedLosses(Check):
     """Find backward passes through a running sum of losses, which take the gradient of each loss again and again.
 
     A loss that holds the one before it, in one step and with its gradient still there, is counted twice; micro-batches
     and losses that share a part of their graph hold no other loss as a whole. One that holds those of earlier steps
     must do so twice over: a player's loss may hold another's.
+
+    Why it is bad:
+        The gradient of the first loss is used again in each later backward pass: steps are too large, and time and
+        memory grow with every pass.
+
+    Example:
+        total = total + F.cross_entropy(model(x), y)
+        total.backward(retain_graph=True)
+
+    Use instead:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        total += loss.item()
+
+    Not reported:
+        Losses that share a part of their graph and do not hold each other; gradients that are cleared in between; a
+        loss that holds another's once, as of two players.
 
     Attributes:
         readings: Least number of readings with two nested losses, among the last 16.
@@ -191,6 +208,7 @@ class NestedLosses(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "nested-losses"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)
     remembers: ClassVar[tuple[str, ...]] = ("loss.nested",)
 

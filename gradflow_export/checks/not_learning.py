@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import begins_to_fall, fell, layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
@@ -19,15 +19,32 @@ _OTHERS = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotLearning(Rule):
+class NotLearning(Check):
     """Find runs that say no more than a constant would, when nothing else explains it.
 
     After ``settle`` steps every loss still lies at or above ``level`` of the best constant answer's in the middle of
     ``readings`` readings, and over the later two thirds of the run it did not fall against its own noise: of 100 steps
     a fall by 0.8 standard deviations of that noise would have been noticed in about half of all cases, one by 1.2 in
     nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under dropout, it must not have
-    fallen since the first step. Said of losses that are known as a whole; those of players of a game, in which a batch
-    has one kind of target, and of policies tell nothing by their size.
+    fallen since the first step.
+
+    Said of losses that are known as a whole; those of players of a game, in which a batch has one kind of target, and
+    of policies tell nothing by their size.
+
+    Why it is bad:
+        The model says the same of every sample. It may be any mistake that nothing else has named: it is a last resort.
+
+    Example:
+        for x, y in loader:
+            loss = F.cross_entropy(model(torch.randn_like(x)), y)  # the batch was replaced by noise
+
+    Use instead:
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+
+    Not reported:
+        Another issue explains it; the loss falls against its own noise; the first 120 steps; losses that are not known
+        as a whole; players of a game and policies, whose losses tell nothing by their size.
 
     Attributes:
         settle: Steps in which a model may find its feet.
@@ -49,6 +66,7 @@ class NotLearning(Rule):
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.uniform_share", "target.dependence")
 
@@ -88,12 +106,28 @@ class NotLearning(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchForTime(Rule):
+class BatchForTime(Check):
     """Find layers of sequences that run along the batch, from sample to sample, and take the steps for samples.
 
     Of an input ``[samples, steps, features]`` a layer without ``batch_first=True`` takes the first dimension for time.
     That shows where the loss has one prediction for each of what the layer takes for steps, and not one for each of
     what it takes for sequences, nor one for each step of each.
+
+    Why it is bad:
+        The layer carries its state from one sample to the next, and sees one step of each: it cannot learn from order,
+        and what it says of a sample depends on the rest of the batch.
+
+    Example:
+        rnn = nn.LSTM(6, 16)  # takes [time, batch, features]
+        output, _ = rnn(x)  # x is [batch, time, features]
+
+    Use instead:
+        rnn = nn.LSTM(6, 16, batch_first=True)
+        output, _ = rnn(x)
+
+    Not reported:
+        The loss has a prediction for each sequence as the layer takes them, or for each step of each; batch and time
+        have the same length.
 
     Attributes:
         readings: Fewest readings that all say so.
@@ -105,6 +139,7 @@ class BatchForTime(Rule):
     heal: int = 100
 
     name: ClassVar[str] = "batch-for-time"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)
     remembers: ClassVar[tuple[str, ...]] = ("layer.taken_steps", "layer.taken_sequences", "loss.samples")
 

@@ -8,16 +8,35 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.history import History
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleGradient(Rule):
+class StaleGradient(Check):
     """Find optimizers whose steps use gradients of earlier steps, or earlier calls of a closure, which nothing cleared.
 
     Accumulation over micro-batches clears once per step and is not meant; nor are gradients that a pass of another
     player's loss leaves behind and that are cleared before their own.
+
+    Why it is bad:
+        Each step uses the sum of all gradients so far: old batches count as often as steps have passed, and the step
+        size grows without bound.
+
+    Example:
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    Use instead:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    Not reported:
+        Accumulation over micro-batches that is cleared once per step; what another player's pass leaves behind and is
+        cleared before its own.
 
     Attributes:
         readings: Least number of steps with such a gradient, among the last 16 that were looked at.
@@ -31,6 +50,7 @@ class StaleGradient(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "stale-gradient"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
     remembers: ClassVar[tuple[str, ...]] = tuple(f"parameter.{name}_gradient" for name in ("stale", "kept", "foreign"))
 
@@ -99,8 +119,25 @@ class StaleGradient(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClearedGradients(Rule):
+class ClearedGradients(Check):
     """Find gradients that arrive and are gone when the optimizer steps.
+
+    Why it is bad:
+        The optimizer steps without a gradient: the loss is computed, propagated back and thrown away, and no weight
+        moves.
+
+    Example:
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+    Use instead:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    Not reported:
+        A gradient was left at any of the followed parameters in one of the last four readings.
 
     Attributes:
         readings: Least number of readings in a row.
@@ -112,6 +149,7 @@ class ClearedGradients(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "cleared-gradients"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
 

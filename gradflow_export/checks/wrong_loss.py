@@ -12,7 +12,7 @@ import numpy as np
 
 from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.history import History
 
 _CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
@@ -215,17 +215,36 @@ _LESSER = frozenset((known.COSINES_IN_CE, known.FOCAL_OF_MEAN, known.MANY_LABELS
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrongLoss(Rule):
+class WrongLoss(Check):
     """Say what the graph of a loss proves to be wrong with it.
 
     Nearly all of it follows from structure, which no batch changes: a bounded activation before a loss that takes
     logits, a shape that was broadcast, a dimension. Three things are judged by numbers. Targets out of reach: below
     ``reach`` of their variance they may be noise around the end of a range. A ReLU before a cross-entropy is harmless
-    as long as it lets gradients through; ``shut`` is the share of samples for which it does not. A loss with a minus
-    may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the loss of the best
-    constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities given to a
-    cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes are no
-    mistakes.
+    as long as it lets gradients through; ``shut`` is the share of samples for which it does not.
+
+    A loss with a minus may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the
+    loss of the best constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities
+    given to a cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes
+    are no mistakes.
+
+    Why it is bad:
+        The loss still falls, to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes cannot
+        fall below 0.55, a broadcast regression learns the mean of the targets. Accuracy stays low and no curve says
+        why.
+
+    Example:
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(dim=1))
+        loss = nn.CrossEntropyLoss()(model(x), y)
+
+    Use instead:
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+        loss = nn.CrossEntropyLoss()(model(x), y)
+
+    Not reported:
+        Log-probabilities given to a cross-entropy, which a second log_softmax does not change; binary cross-entropy on
+        one-hot classes; a loss with a minus that does not grow, as a game's player has; a ReLU before the loss that
+        lets gradients through.
 
     Attributes:
         reach: Least share of the targets' variance that is out of reach.
@@ -244,6 +263,7 @@ class WrongLoss(Rule):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-loss"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
     remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
 

@@ -88,6 +88,17 @@ class Rule(abc.ABC):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Check(Rule):
+    """A rule about a silent mistake, whose docstring is the page that ``gradflow rule`` prints.
+
+    After what it does come the sections ``Why it is bad``, ``Example``, ``Use instead`` and ``Not reported``.
+    """
+
+    raises: ClassVar[tuple[IssueType, ...]]
+    """Types of the issues that it opens."""
+
+
 def number(value: float) -> str:
     """Return a number as messages print it: three digits, or the word for a non-finite one."""
     if math.isnan(value):
