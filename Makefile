@@ -21,7 +21,7 @@ help:
 	@echo "make types     mypy --strict"
 	@echo "make format    let ruff and prettier rewrite what they can"
 	@echo "make frontend  check the panel: format, types, tests, committed bundle (needs Node 20 and npm)"
-	@echo "make schema    write docs/metrics.md anew from the catalogue, and the table of docs/loops.md"
+	@echo "make schema    write docs/metrics.md and docs/issues anew from catalogue and rules, and the table of docs/loops.md"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."
 
@@ -97,6 +97,7 @@ $(FRONTEND)/node_modules/.package-lock.json: $(FRONTEND)/package-lock.json
 
 schema: $(VENV)/.stamp-demo
 	$(BIN)/gradflow schema --markdown > docs/metrics.md
+	$(BIN)/python docs/_site/issue_pages.py
 	$(BIN)/python tests/loops/table.py
 
 clean:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -24,18 +24,23 @@ from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError
+from gradflow_export.hooks.compiled_calls import Inside
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
+from gradflow_export.profiles import Profile, Thresholds
 from gradflow_export.records.step_record import Issue
+from gradflow_export.schedule import Instrument
 from gradflow_export.validation import check_logdir, check_model, check_start, check_watch
+from gradflow_export.writers import Backend
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.sinks import ScalarSink
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 _log = logging.getLogger("gradflow_export")
 
@@ -102,24 +107,24 @@ class Exporter(Reports):
         self,
         model: nn.Module,
         *,
-        backends: str | Writer | Sequence[str | Writer] = ("tensorboard",),
+        backends: Backend | Writer | ScalarSink | Sequence[Backend | Writer | ScalarSink] = ("tensorboard",),
         wandb: object = None,
         logdir: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        profile: str | None = None,
-        intervals: Mapping[str, int] | None = None,
+        profile: Profile | None = None,
+        intervals: Mapping[Instrument, int] | None = None,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
         rerun_nonfinite: bool | None = None,
-        budget: float | str | None = "auto",
+        budget: float | Literal["auto"] | None = "auto",
         synchronous: bool | None = None,
         preflight: bool | int | None = None,
-        compiled: str | None = None,
+        compiled: Inside | None = None,
         start_step: int = 0,
-        verbose: int | None = None,
+        verbose: Literal[0, 1, 2] | None = None,
         strict: bool = False,
-        **thresholds: float,
+        **thresholds: Unpack[Thresholds],
     ) -> None:
         check_model(model)
         check_start(start_step)

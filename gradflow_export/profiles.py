@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 from types import MappingProxyType
+from typing import Literal, TypedDict
 
 from gradflow_export.checks.bad_targets import (
     ConstantTargets,
@@ -44,7 +45,23 @@ from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.taken_back import TakenBack
 from gradflow_export.rules.units import Dead, Saturated
 
-PROFILES = ("robust", "seed")
+Profile = Literal["robust", "seed"]
+PROFILES: tuple[Profile, ...] = ("robust", "seed")
+
+
+class Thresholds(TypedDict, total=False):
+    """The names of :data:`THRESHOLDS`, for type checkers: a misspelt one is an error there too."""
+
+    gradient_explosion_threshold: float
+    gradient_vanishing_threshold: float
+    parameter_stagnation_threshold: float
+    loss_spike_threshold: float
+    memory_usage_threshold: float
+    exploding_threshold: float
+    vanishing_threshold: float
+    dead_threshold: float
+    unstable_cv_threshold: float
+
 
 _SAME = MappingProxyType(
     {"exploding_threshold": "gradient_explosion_threshold", "vanishing_threshold": "gradient_vanishing_threshold"}

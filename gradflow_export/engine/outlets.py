@@ -23,7 +23,7 @@ _SILENT = frozenset({"console", "preflight", "memory"})
 def make_outlets(
     settings: Settings,
     info: RunInfo,
-    backends: str | Writer | Sequence[str | Writer],
+    backends: object,
     logdir: Path,
     wandb: object,
     verdict: Callable[[], str],
@@ -47,7 +47,7 @@ def make_outlets(
     if info.rank:
         _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
         return ()
-    named = make_writers(backends, logdir, wandb)
+    named = make_writers(backends, logdir, wandb)  # type: ignore[arg-type]  # it says what it expects
     speaks = settings.verbose and not any(isinstance(writer, ConsoleWriter) for writer in named) and not _above_zero()
     console: list[Writer] = [ConsoleWriter(verbose=settings.verbose)] if speaks else []
     writers = (*named, *make_preflight(settings.preflight), *console)

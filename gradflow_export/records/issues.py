@@ -61,7 +61,7 @@ class IssueType(str, enum.Enum):
 
     @property
     def meaning(self) -> str:
-        """What is wrong, in the words of the README."""
+        """What is wrong, in the words of docs/issues."""
         return _MEANINGS[self.value]
 
 
