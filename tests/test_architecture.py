@@ -23,7 +23,7 @@ FLOORS = (
     {"checks", "instruments"},
     {"engine", "monitor"},
     {"exporter"},
-    {"analyzers", "debugging", "diagnostics"},
+    {"analyzers", "debugging", "diagnostics", "integrations"},
     {"cli"},
     {"__main__"},
 )
