@@ -24,7 +24,7 @@ FLOORS = (
     {"profiles"},
     {"engine", "monitor"},
     {"exporter"},
-    {"analyzers", "debugging", "diagnostics"},
+    {"analyzers", "debugging", "diagnostics", "integrations"},
     {"cli"},
     {"__main__"},
 )

@@ -17,7 +17,7 @@ from gradflow_export.writers.base import Writer
 _log = logging.getLogger("gradflow_export")
 
 IN_FILES = frozenset({"tensorboard", "jsonl"})
-_SILENT = frozenset({"console", "preflight", "memory"})
+_SILENT = frozenset({"console", "health", "preflight", "memory"})
 
 
 def make_outlets(
