@@ -176,6 +176,32 @@ def test_what_is_shown_can_be_taken_away(address, open_panel):
     expect(info).to_be_hidden()
 
 
+def test_a_figure_is_as_a_paper_prints_it(address, open_panel):
+    """White also in the dark, both axes named, one of two fonts; printed, it is the only thing on a page of its size."""
+    page, frame = open_panel(address, f"{SICK}&p.gradflow.metric=activation.dead_share")
+    page.emulate_media(color_scheme="dark")
+    expect(frame.locator("html")).to_have_class("dark")
+    for what, quantity in (("the map", "dead units (share)"), ("this chart", "loss"), ("the histograms", "gradient")):
+        text = downloaded(page, frame, what, "svg-serif")[1].decode()
+        assert 'fill="#fff"' in text
+        assert "Times New Roman" in text
+        assert f">{quantity}</text>" in text
+        assert ">optimizer step</text>" in text
+        assert "var(" not in text
+    assert '#39424e"' in downloaded(page, frame, "this chart", "svg")[1].decode()
+    page.evaluate("() => { window.print = () => document.body.dataset.printed = '1' }")
+    frame.get_by_label("Download the map").first.select_option("pdf")
+    page.locator("[data-printed]").wait_for()
+    sheet = page.locator(".sheet svg")
+    size = [round(int(sheet.get_attribute(name)) * 72 / 96) for name in ("width", "height")]
+    printed = page.pdf(prefer_css_page_size=True)
+    (box,) = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", printed)
+    assert [round(float(side)) for side in box] == size
+    assert b"/Count 1" in printed
+    expect(sheet).to_have_count(0)
+    expect(frame.locator("[data-part=verdict]")).to_be_visible()
+
+
 def test_the_panel_works_without_tensorboard(logdir, context, tmp_path):
     """Served by `gradflow view`, and as one file that loads nothing: the same verdict, map, table and link."""
     out = tmp_path / "out.html"

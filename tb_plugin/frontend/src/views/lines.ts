@@ -3,14 +3,15 @@ import type { Annotation, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, keepChildren, setText, type Option, setOptions } from "../dom";
 import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
-import { csv, fileName, lineSvg, seriesRows, type CsvCell } from "../model/export";
-import { formatNumber, formatStep, formatTime, siteText, unitText } from "../model/format";
+import { csv, fileName, seriesRows, type CsvCell } from "../model/export";
+import { lineFigure, type Font } from "../model/figure";
+import { formatNumber, formatStep, formatTime, linearTicks, quantityText, siteText, unitText } from "../model/format";
 import { joinSteps, spread } from "../model/join";
 import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
 import { smooth } from "../model/smooth";
 import type { Gesture } from "../model/zoom";
-import { cssVariable, pinColour } from "../style";
-import { downloadMenu, theme } from "./download";
+import { cssVariable, onPaper, pinColour } from "../style";
+import { downloadMenu } from "./download";
 import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
 import type { Navigate } from "./navigate";
@@ -80,7 +81,7 @@ export class LineCard {
     const head = kind === "run" ? this.#select : this.#title;
     const download = downloadMenu("this chart", {
       csv: () => (this.#content === null ? null : csv(rows(this.#content))),
-      svg: () => this.#svg(),
+      svg: (font) => this.#svg(font),
       name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? ""),
     });
     this.root.append(
@@ -226,13 +227,30 @@ export class LineCard {
       : line;
   }
 
-  #svg(): string | null {
+  #svg(font: Font): string | null {
     if (this.#content === null || this.#drawn === null) return null;
     const { series, spec } = this.#content;
-    const kind = this.#drawn.kind;
+    const { kind, range, curves } = this.#drawn;
     const time = { step: formatStep, relative: (x: number) => formatNumber(x, 4), wall: formatTime }[kind];
-    const axis = { step: "optimizer step", relative: "seconds since start", wall: "" }[kind];
-    return lineSvg({ ...this.#drawn, tick: time, axis, title: `${series.run}: ${spec.title}`, theme: theme() });
+    const xLabel = { step: "optimizer step", relative: "seconds since start", wall: "time of day" }[kind];
+    const paper = new Map(["--run", "--other"].map((name) => [cssVariable(name), onPaper(name)]));
+    return lineFigure(
+      {
+        ...this.#drawn,
+        name: `${spec.title}: ${series.run}`,
+        xLabel,
+        xTicks: linearTicks(...range, 5)
+          .filter(Number.isInteger)
+          .map((at) => ({ at, text: time(at) })),
+        yLabel: quantityText(spec),
+        curves: curves.map((curve) => ({
+          ...curve,
+          colour: paper.get(curve.colour) ?? curve.colour,
+          label: curves.length > 1 || this.kind === "pins" ? curve.label : "",
+        })),
+      },
+      font,
+    );
   }
 
   #showKeys(curves: readonly Curve[]): void {

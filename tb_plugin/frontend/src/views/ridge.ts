@@ -1,10 +1,11 @@
 // How distributed: histograms of one parameter over time, NaN and Inf counted beside each.
 import { el, setOptions, setText, svg } from "../dom";
-import { csv, fileName, ridgeSvg } from "../model/export";
+import { csv, fileName } from "../model/export";
+import { histogramFigure, type Font } from "../model/figure";
 import { formatNumber, formatStep, linearTicks } from "../model/format";
 import { firstSite, heatColumns, histogramRows, ridgeline, type Histograms } from "../model/ridge";
-import { cssVariable } from "../style";
-import { downloadMenu, theme } from "./download";
+import { onPaper } from "../style";
+import { downloadMenu } from "./download";
 
 export interface Listed {
   readonly metric: string;
@@ -22,7 +23,7 @@ export class RidgeView {
   readonly #body = el("div", { class: "ridges", attrs: { "data-part": "ridges" } });
   readonly #download = downloadMenu("the histograms", {
     csv: () => (this.#shown === null ? null : csv(histogramRows(this.#shown))),
-    svg: () => (this.#shown === null ? null : ridgeSvg(this.#shown, theme(), cssVariable("--accent"))),
+    svg: (font) => this.#svg(font),
     name: () => fileName(this.#shown?.metric ?? "", this.#shown?.site ?? ""),
   });
   readonly #form = el("button", {
@@ -126,6 +127,12 @@ export class RidgeView {
       root.append(svg("text", { x, y: bottom + AXIS - 6, "text-anchor": "middle" }, formatNumber(tick, 3)));
     }
     this.#body.replaceChildren(root);
+  }
+
+  #svg(font: Font): string | null {
+    if (this.#shown === null) return null;
+    const quantity = this.metric.slice(this.metric.indexOf(".") + 1);
+    return histogramFigure(this.#shown, this.#isHeat, onPaper("--accent"), quantity, font);
   }
 
   get #isHeat(): boolean {
