@@ -81,6 +81,7 @@ export class Panel {
     pin: (site, metric) => this.#pinRow(site, metric),
   });
   readonly #ridges = new RidgeView(() => void this.#loader.ridges());
+  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #curves = new Curves(
     {
       ...this.#navigate,
@@ -91,8 +92,8 @@ export class Panel {
     },
     this.#tooltip,
     this.#info,
+    this.#losing,
   );
-  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #architecture = new ArchitectureView((name) => this.#togglePin(name));
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
   readonly #overview = new OverviewPage({
@@ -136,7 +137,6 @@ export class Panel {
     this.#overview.root.hidden = true;
     this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
     this.#fill();
-    this.#curves.add(this.#losing.root);
     this.#loader = new Loader(this.#now, {
       ...views,
       losing: this.#losing,

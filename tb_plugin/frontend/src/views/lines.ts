@@ -24,6 +24,7 @@ export interface LineCardEvents extends Navigate {
   log(metric: string, on: boolean): void;
   hover(step: number | null, from: LineCard): void;
   unpin(site: string): void;
+  remove(card: LineCard): void;
 }
 
 export interface LineStyle {
@@ -57,8 +58,6 @@ export class LineCard {
   readonly #chart: LineChart;
   readonly root = el("section", { class: "card line" });
   metric = "";
-  /** Whether somebody chose the metric here. */
-  asked = false;
   #content: LineContent | null = null;
   #drawn: LineData | null = null;
   #own: Float64Array = new Float64Array();
@@ -92,6 +91,7 @@ export class LineCard {
         info.button(() => this.#content?.spec ?? null),
         this.#log,
         download,
+        removeButton(() => events.remove(this)),
       ),
       this.#chart.root,
       this.#keys,
@@ -99,7 +99,6 @@ export class LineCard {
     this.root.dataset["part"] = `line-${kind}`;
     this.#select.addEventListener("change", () => {
       this.metric = this.#select.value;
-      this.asked = true;
       events.chosen(this);
     });
     this.#log.addEventListener("click", () => {
@@ -110,7 +109,6 @@ export class LineCard {
   /** Offers metrics, the chosen one among them. */
   offer(options: readonly Option[], chosen: string): void {
     this.metric = chosen;
-    this.root.hidden = chosen === "";
     setOptions(this.#select, options, chosen);
   }
 
@@ -327,6 +325,17 @@ export class LineCard {
     this.tooltip.show({ layer, value: single?.text ?? "", lines }, x, y);
     this.events.hover(first, this);
   }
+}
+
+export function removeButton(remove: () => void): HTMLButtonElement {
+  const button = el("button", {
+    class: "btn icon what",
+    text: "\u00d7",
+    title: "Remove this chart",
+    attrs: { type: "button", "aria-label": "Remove this chart", "data-part": "remove" },
+  });
+  button.addEventListener("click", remove);
+  return button;
 }
 
 function valuesAt(series: Series, column: number, prefix: string): { text: string; name: string }[] {
