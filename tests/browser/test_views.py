@@ -122,7 +122,7 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
 
 def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_panel, logs):
     """One ridge per histogram written, the broken entries beside it; another parameter is one choice away."""
-    _, frame = open_panel(address, SICK)
+    page, frame = open_panel(address, SICK)
     expect(frame.locator("[data-part=histogram-site]")).to_have_value("transformer.h.7.mlp.weight")
     expect(frame.locator("[data-part=histogram-note]")).to_have_text("24 in all; each scaled to its own peak")
     ridges = frame.locator("[data-part=ridges] g")
@@ -132,10 +132,21 @@ def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_pa
         f"step 2\u202f400: {entries:_} entries, {broken} NaN or Inf".replace("_", "\u202f")
     )
     expect(frame.locator("[data-part=ridges] .bad")).to_have_text(["220 NaN/Inf", "230 NaN/Inf", "240 NaN/Inf"])
-    frame.locator("[data-part=histogram-form]").click()
+    form = frame.locator("[data-part=histogram-form]")
+    form.select_option("all")
+    maps = frame.locator("[data-part=spread] canvas")
+    expect(maps).to_have_count(2)
+    expect(maps.first).to_have_attribute(
+        "aria-label", re.compile("^24 histograms from \u22122 to 2, 3 with NaN or Inf$")
+    )
+    colours = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+    assert [canvas.evaluate(colours) > 8 for canvas in maps.all()] == [True, True]
+    page.wait_for_function("location.hash.includes('p.gradflow.histograms=all')")
+    frame.locator("[data-part=spread] button").first.click()
+    expect(form).to_have_value("heat")
     expect(frame.locator("[data-part=ridges] .broken")).to_have_count(3)
     assert frame.locator("[data-part=ridges] .bin").count() > 24 * 10
-    frame.locator("[data-part=histogram-form]").click()
+    form.select_option("")
     frame.locator("[data-part=histogram-site]").select_option("head.weight")
     expect(frame.locator("[data-part=ridges] .bad")).to_have_count(0)
     frame.locator("[data-part=run]").select_option("known")

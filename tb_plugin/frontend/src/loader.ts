@@ -1,5 +1,6 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
 import {
+  fetchAllHistograms,
   fetchAnnotations,
   fetchArchitecture,
   fetchCatalog,
@@ -13,13 +14,13 @@ import {
 } from "./api";
 import { answerOf } from "./answer";
 import type { Choice } from "./choice";
-import { definedAt, type Module } from "./model/architecture";
+import { definedAt, inModelOrder, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
-import type { Series } from "./model/series";
+import { bytesOf, type Series } from "./model/series";
 import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
 import type { ArchitectureView } from "./views/architecture";
 import type { Curves } from "./views/curves";
@@ -148,7 +149,7 @@ export class Loader {
     views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
-    [this.#issues, this.#histograms] = [issues, histograms];
+    [this.#issues, this.#histograms] = [issues, inModelOrder(modules, histograms, ({ site }) => site)];
     this.offer();
     await this.#charts(job, fresh ? issues : []);
     await this.#learnCatalog();
@@ -382,13 +383,13 @@ export class Loader {
   async #ridges(job: number): Promise<void> {
     const { ridges } = this.views;
     if (ridges.site === "") return;
+    if (ridges.form === "all") {
+      const { run, range } = this.now;
+      const every = await fetchAllHistograms(run, ridges.metric, ridges.most, range);
+      if (job === this.#job) ridges.showAll(inModelOrder(this.#modules?.list ?? [], every, ({ site }) => site));
+      return;
+    }
     const found = await fetchHistograms(this.now.run, ridges.metric, ridges.site, MOST_RIDGES, this.now.range);
     if (job === this.#job) ridges.show(found);
   }
-}
-
-function bytesOf(series: Series): number {
-  let bytes = 3 * series.first.byteLength;
-  for (const { values } of series.blocks.values()) bytes += values.byteLength;
-  return bytes;
 }

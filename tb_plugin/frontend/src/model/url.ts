@@ -14,6 +14,11 @@ export type Reducer = "extreme" | "max" | "min" | "mean";
 
 export const REDUCERS: readonly Reducer[] = ["extreme", "max", "min", "mean"];
 
+/** How histograms are drawn: as ridges, as a heat map, or as small heat maps of all parameters. */
+export type HistogramForm = "" | "heat" | "all";
+
+export const HISTOGRAM_FORMS: readonly HistogramForm[] = ["", "heat", "all"];
+
 export interface UrlState {
   readonly run?: string;
   readonly metric?: string;
@@ -35,6 +40,7 @@ export interface UrlState {
   readonly fold?: Fold;
   readonly rows?: RowRange;
   readonly colour?: ColourRange;
+  readonly histograms?: HistogramForm;
   /** First and last step in view. */
   readonly zoom?: readonly [number, number];
 }
@@ -49,6 +55,7 @@ export function parseHash(hash: string): UrlState {
   const [run, metric, step, other, phase, smooth] = ["run", "metric", "step", "other", "phase", "smooth"].map(text);
   const axis = AXES.find(({ kind }) => kind !== "step" && kind === text("axis"))?.kind;
   const reduce = REDUCERS.find((word) => word !== "extreme" && word === text("reduce"));
+  const histograms = HISTOGRAM_FORMS.find((form) => form === text("histograms"));
   const charts = parseCharts(text("charts"));
   const [pins, compare, log] = [parseList(text("pins")), parseList(text("compare")), parseSwitches(text("log"))];
   return {
@@ -62,6 +69,7 @@ export function parseHash(hash: string): UrlState {
     ...parseRows(text("rows")),
     ...parseFold(text("fold")),
     ...parseColour(text("colour")),
+    ...(histograms ? { histograms } : {}),
     ...(reduce === undefined ? {} : { reduce }),
     ...(axis === undefined ? {} : { axis }),
     ...(/^0\.\d+$/.test(smooth ?? "") ? { smooth: Number(smooth) } : {}),
@@ -94,6 +102,7 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
         : typeof state.colour === "string"
           ? state.colour
           : state.colour.join("~"),
+    histograms: state.histograms ?? "",
     pins: list(state.pins),
     compare: list(state.compare),
     reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
