@@ -353,6 +353,12 @@ def test_nan_infinity_missing_and_zero_are_told_apart(address, open_panel, logs)
     assert len({shades[site] for site in ("missing", "zero", "number")}) == 3
     expect(page.locator("[data-part=health] .broken")).to_have_text(words[:3], use_inner_text=True)
     expect(page.locator("[data-part=health] .none")).to_have_text("\u2013")
+    expect(page.locator("[data-part=verdict] h1")).to_have_text("The loss is NaN")
+    expect(page.locator("[data-part=course]")).to_have_text("lossNaN")
+    page.locator("[data-part=all-runs]").click()
+    row = page.locator("[data-part=runs] tbody tr", has_text="states")
+    expect(row).to_contain_text("loss is NaN or Inf")
+    expect(row.locator("td.broken")).to_have_text("NaN")
 
 
 def test_a_metric_that_the_run_lacks_is_explained(address, open_panel):
