@@ -1,7 +1,7 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
 import type { Module } from "./model/architecture";
 import type { Moment } from "./model/health";
-import type { Histograms } from "./model/ridge";
+import type { Histograms, SiteHistograms } from "./model/ridge";
 import type { Overview } from "./model/overview";
 import { offline } from "./offline";
 import { columnAt, decodeSeries, type Series } from "./model/series";
@@ -206,6 +206,29 @@ export async function fetchHistograms(
     args.set("last", String(range[1]));
   }
   return (await getJson(`histograms?${args}`)) as Histograms;
+}
+
+/** The histograms of every parameter, each evenly thinned out. */
+export async function fetchAllHistograms(
+  run: string,
+  metric: string,
+  most: number,
+  range: readonly [number, number] | null,
+): Promise<readonly SiteHistograms[]> {
+  const inRange = ({ step }: { readonly step: number }): boolean =>
+    range === null || (step >= range[0] && step <= range[1]);
+  const kept = offline();
+  if (kept !== null)
+    return kept
+      .run(run)
+      .histograms.filter((item) => item.metric === metric)
+      .map((item) => ({ ...item, histograms: item.histograms.filter(inRange) }));
+  const args = new URLSearchParams({ run, metric, most: String(most) });
+  if (range !== null) {
+    args.set("first", String(range[0]));
+    args.set("last", String(range[1]));
+  }
+  return ((await getJson(`histograms?${args}`)) as { readonly sites: readonly SiteHistograms[] }).sites;
 }
 
 async function getJson(address: string): Promise<unknown> {

@@ -55,6 +55,21 @@ export function isVisible(): boolean {
   return document.visibilityState === "visible" && window.innerWidth > 0 && window.innerHeight > 0;
 }
 
+/** Calls back once the window rests: whether it has another width, null where a tab is shown again as it was. */
+export function watchSize(rest: number, changed: (wider: boolean | null) => void): void {
+  let [width, height, timer] = [window.innerWidth, window.innerHeight, 0];
+  const rested = (): void => {
+    if (!isVisible()) return;
+    const [wider, higher] = [window.innerWidth !== width, window.innerHeight !== height];
+    [width, height] = [window.innerWidth, window.innerHeight];
+    changed(wider || higher ? wider : null);
+  };
+  window.addEventListener("resize", () => {
+    window.clearTimeout(timer);
+    timer = window.setTimeout(rested, rest);
+  });
+}
+
 export function onReload(reload: () => void): void {
   const frame = window.frameElement as (Element & { reload?: () => void }) | null;
   if (frame !== null) frame.reload = reload;

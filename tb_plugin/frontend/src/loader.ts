@@ -1,5 +1,6 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
 import {
+  fetchAllHistograms,
   fetchAnnotations,
   fetchArchitecture,
   fetchCatalog,
@@ -9,22 +10,18 @@ import {
   fetchMoment,
   fetchSeries,
   listHistograms,
-  type RunMeta,
-  type RunMetric,
   type SeriesQuery,
 } from "./api";
+import { answerOf } from "./answer";
 import type { Choice } from "./choice";
-import { definedAt, type Module } from "./model/architecture";
+import { definedAt, inModelOrder, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
-import type { Series } from "./model/series";
-import { courseOf, courseText, isLow } from "./model/course";
-import { groupIssues } from "./model/groups";
-import { isAlongDepth, isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
-import { sitesOf } from "./model/tree";
+import { bytesOf, type Series } from "./model/series";
+import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
 import type { ArchitectureView } from "./views/architecture";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
@@ -34,7 +31,7 @@ import type { MapContent, MapView } from "./views/map";
 import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
 import type { StripView } from "./views/strip";
 import type { HealthTable } from "./views/table";
-import type { Courses, VerdictView } from "./views/verdict";
+import type { VerdictView } from "./views/verdict";
 
 export interface Views {
   readonly page: HTMLElement;
@@ -57,7 +54,7 @@ export interface Views {
 }
 
 const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
-const [ANSWER_COLUMNS, FEW_COLUMNS, MOST_COLUMNS, MOST_COURSES, LOSING_LINES] = [400, 8, 4096, 3, 6];
+const LOSING_LINES = 6;
 
 export class Loader {
   /** Counts what was asked for. */
@@ -126,7 +123,7 @@ export class Loader {
     if (job !== this.#job) return;
     this.#recent.forget();
     // All that stands above the map is known before it is shown, so that nothing moves when it arrives.
-    const [modules, answer] = await Promise.all([this.#architecture(run), this.#answer(run, meta, issues)]);
+    const [modules, answer] = await Promise.all([this.#architecture(run), answerOf(this.#series, run, meta, issues)]);
     if (job !== this.#job) return;
     const fresh = now.meta === null;
     [now.run, this.#version, now.meta, now.annotations] = [run, version, meta, annotations];
@@ -152,7 +149,7 @@ export class Loader {
     views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
-    [this.#issues, this.#histograms] = [issues, histograms];
+    [this.#issues, this.#histograms] = [issues, inModelOrder(modules, histograms, ({ site }) => site)];
     this.offer();
     await this.#charts(job, fresh ? issues : []);
     await this.#learnCatalog();
@@ -238,79 +235,6 @@ export class Loader {
     const worst = issues.find(isProblem);
     if (worst !== undefined && isEvent(worst) && now.step === null && !now.placed) now.step = worst.step;
     now.placed = true;
-  }
-
-  /** The loss of the whole run, and how the quantities of the problems on the cards went on. */
-  async #answer(
-    run: string,
-    meta: RunMeta,
-    issues: readonly Issue[],
-  ): Promise<{ readonly loss: Series | null; readonly courses: Courses }> {
-    const held = meta.metrics;
-    const has = (name: string): RunMetric | undefined => held.find((metric) => metric.name === name);
-    const common = { run, phase: "", columns: ANSWER_COLUMNS, range: null };
-    const order = meta.sessions.at(-1)?.blocks ?? [];
-    const loss = has("loss") === undefined ? null : this.#series({ ...common, metric: "loss", reduce: "mean" });
-    const heads = groupIssues(issues.filter(isProblem))
-      .slice(0, MOST_COURSES)
-      .map(({ head }) => head);
-    const courses = heads.map(async (issue): Promise<[string, string] | null> => {
-      const spec = has(
-        quantityFor(
-          issue,
-          held.map((metric) => metric.name),
-        ),
-      );
-      const reached = spec?.name === "block.gradient_norm" && isAlongDepth(issue) ? has(FROM_LOSS) : undefined;
-      const arrived = reached === undefined ? null : await this.#reached(issue, reached, common, order);
-      if (arrived !== null) return arrived;
-      // Whether the layer itself was read is known of metrics of layers only.
-      if (spec === undefined || (spec.kind === "run") !== (issue.layer === "")) return null;
-      const low = isLow(issue);
-      const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
-      const site = sites[sitesOf(sites, issue.layer)[0] ?? -1];
-      if (site === undefined) return null;
-      const course = courseOf(
-        await this.#series({
-          ...common,
-          columns: MOST_COLUMNS,
-          metric: spec.name,
-          reduce: `${low ? "min" : "max"},extreme`,
-          sites: [site],
-        }),
-        low,
-      );
-      return course === null ? null : [issueKey(issue), courseText(course, spec.title, spec.unit)];
-    });
-    const [series, found] = await Promise.all([loss, Promise.all(courses)]);
-    return { loss: series, courses: new Map(found.filter((item): item is [string, string] => item !== null)) };
-  }
-
-  /** What reaches a layer of the gradient at the loss: what is left behind the block after it. */
-  async #reached(
-    issue: Issue,
-    spec: RunMetric,
-    common: Omit<SeriesQuery, "metric" | "reduce">,
-    order: readonly string[],
-  ): Promise<[string, string] | null> {
-    const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
-    const next = order[order.indexOf(issue.layer) + 1];
-    const site = order.includes(issue.layer) ? sites.find((name) => name === next) : undefined;
-    if (site === undefined) return null;
-    const low = isLow(issue);
-    const course = courseOf(
-      await this.#series({
-        ...common,
-        columns: MOST_COLUMNS,
-        metric: spec.name,
-        reduce: `${low ? "min" : "max"},extreme`,
-        sites: [site],
-      }),
-      low,
-    );
-    return course === null
-      ? null
-      : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
   }
 
   /** The model does not change while a run goes on. */
@@ -459,13 +383,13 @@ export class Loader {
   async #ridges(job: number): Promise<void> {
     const { ridges } = this.views;
     if (ridges.site === "") return;
+    if (ridges.form === "all") {
+      const { run, range } = this.now;
+      const every = await fetchAllHistograms(run, ridges.metric, ridges.most, range);
+      if (job === this.#job) ridges.showAll(inModelOrder(this.#modules?.list ?? [], every, ({ site }) => site));
+      return;
+    }
     const found = await fetchHistograms(this.now.run, ridges.metric, ridges.site, MOST_RIDGES, this.now.range);
     if (job === this.#job) ridges.show(found);
   }
-}
-
-function bytesOf(series: Series): number {
-  let bytes = 3 * series.first.byteLength;
-  for (const { values } of series.blocks.values()) bytes += values.byteLength;
-  return bytes;
 }

@@ -2,7 +2,7 @@
 import { fetchAround, fetchRuns } from "./api";
 import { Choice } from "./choice";
 import { afterFrame, el } from "./dom";
-import { hostHash, isVisible, saveState } from "./host";
+import { hostHash, isVisible, saveState, watchSize } from "./host";
 import { Loader } from "./loader";
 import { parseHash, type Mode } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
@@ -24,7 +24,7 @@ import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
 import { VerdictView } from "./views/verdict";
 
-type Timer = "resize" | "table" | "save" | "zoom";
+type Timer = "table" | "save" | "zoom";
 
 const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS] = [4000, 120, 120, 100, 90];
 const [MOST_PINNED, AROUND] = [3, 20];
@@ -80,7 +80,11 @@ export class Panel {
     kind: () => void this.#loader.table(true),
     pin: (site, metric) => this.#pinRow(site, metric),
   });
-  readonly #ridges = new RidgeView(() => void this.#loader.ridges());
+  readonly #ridges = new RidgeView(() => {
+    this.#save();
+    void this.#loader.ridges();
+  });
+  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #curves = new Curves(
     {
       ...this.#navigate,
@@ -91,8 +95,8 @@ export class Panel {
     },
     this.#tooltip,
     this.#info,
+    this.#losing,
   );
-  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #architecture = new ArchitectureView((name) => this.#togglePin(name));
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
   readonly #overview = new OverviewPage({
@@ -106,7 +110,7 @@ export class Panel {
   readonly #page: HTMLElement;
   readonly #loader: Loader;
   #live = true;
-  readonly #timers: Record<Timer, number> = { resize: 0, table: 0, save: 0, zoom: 0 };
+  readonly #timers: Record<Timer, number> = { table: 0, save: 0, zoom: 0 };
 
   constructor() {
     const views = {
@@ -136,7 +140,6 @@ export class Panel {
     this.#overview.root.hidden = true;
     this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
     this.#fill();
-    this.#curves.add(this.#losing.root);
     this.#loader = new Loader(this.#now, {
       ...views,
       losing: this.#losing,
@@ -155,6 +158,7 @@ export class Panel {
     this.#now.restore(wanted);
     this.#overview.chosen = wanted.compare ?? [];
     this.#curves.restore(wanted);
+    this.#ridges.restore(wanted.histograms ?? "");
     this.#map.showReducer(this.#now.reduce);
     this.#showDepth();
     await this.refresh();
@@ -164,17 +168,10 @@ export class Panel {
     };
     window.setInterval(look, POLL_MS);
     document.addEventListener("visibilitychange", look);
-    let [width, height] = [window.innerWidth, window.innerHeight];
-    window.addEventListener("resize", () => {
-      this.#later("resize", RESIZE_MS, () => {
-        if (!isVisible()) return;
-        // A tab that is shown again has the size it had.
-        if (window.innerWidth === width && window.innerHeight === height) return look();
-        const wider = window.innerWidth !== width;
-        [width, height] = [window.innerWidth, window.innerHeight];
-        if (wider) void this.#reload();
-        else this.#showDepth();
-      });
+    watchSize(RESIZE_MS, (wider) => {
+      if (wider === null) look();
+      else if (wider) void this.#reload();
+      else this.#showDepth();
     });
   }
 
@@ -245,6 +242,7 @@ export class Panel {
     this.#second.themed(dark);
     this.#architecture.colour(this.#map.shade);
     this.#curves.redraw();
+    this.#ridges.draw();
   }
 
   async #openRun(run: string): Promise<void> {
@@ -382,7 +380,12 @@ export class Panel {
   /** The host takes its time to change its address, so that happens after the repaint. */
   #save(): void {
     this.#later("save", SAVE_MS, () =>
-      saveState({ ...this.#now.state, ...this.#curves.state, compare: this.#overview.chosen }),
+      saveState({
+        ...this.#now.state,
+        ...this.#curves.state,
+        histograms: this.#ridges.form,
+        compare: this.#overview.chosen,
+      }),
     );
   }
 

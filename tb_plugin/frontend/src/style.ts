@@ -1,4 +1,4 @@
-// What canvases and inline styles need to know of the look; style.css holds the rest.
+// What canvases and inline styles need to know of the look; look/ holds the rest.
 const known = new Map<string, string>();
 let theme = "";
 
@@ -9,6 +9,16 @@ export function cssVariable(name: string): string {
   theme = root.className;
   const value = known.get(name) ?? getComputedStyle(root).getPropertyValue(name).trim();
   known.set(name, value);
+  return value;
+}
+
+/** The same colour on white paper, whatever the theme. */
+export function onPaper(name: string): string {
+  const probe = document.createElement("i");
+  probe.className = "paper";
+  document.body.append(probe);
+  const value = getComputedStyle(probe).getPropertyValue(name).trim();
+  probe.remove();
   return value;
 }
 

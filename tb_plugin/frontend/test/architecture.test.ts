@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { definedAt, partsOf, sourceOf, type Module } from "../src/model/architecture";
+import { definedAt, inModelOrder, partsOf, sourceOf, type Module } from "../src/model/architecture";
 import { against, axesOf, type Multiple } from "../src/model/multiples";
 import { arrangeRuns, columnsOf, type OverviewRun } from "../src/model/overview";
 
@@ -104,4 +104,12 @@ test("a run is measured by another at the same steps, and all share axes", () =>
   assert.deepEqual(against(own, other, false).values, [2, null, 6]);
   assert.deepEqual(against(own, other, true).values, [2, null, 4]);
   assert.deepEqual(axesOf([own, other], false), { steps: [1, 3], low: 2, high: 8 });
+});
+
+test("parameters stand in the order of the model, what is not in it last and as it came", () => {
+  const modules = ["", "emb", "blocks", "blocks.2", "blocks.10", "head"].map((name) => moduleOf(name, null, null));
+  const names = ["z", "blocks.10.weight", "blocks.2.weight", "a", "emb.weight", "head"];
+  const ordered = ["emb.weight", "blocks.2.weight", "blocks.10.weight", "head", "z", "a"];
+  assert.deepEqual(inModelOrder(modules, names, String), ordered);
+  assert.deepEqual(inModelOrder([], names, String), names);
 });

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { firstSite, heatColumns, ridgeline, type Histogram } from "../src/model/ridge";
+import { firstSite, heatColumns, heatPixels, ridgeline, type Histogram } from "../src/model/ridge";
 
 const NARROW: Histogram = { step: 10, edges: [0, 1, 2], counts: [1, 3], nonfinite: 0 };
 const WIDE: Histogram = { step: 20, edges: [-2, 2], counts: [5], nonfinite: 2 };
@@ -48,4 +48,20 @@ test("as a heat map each column is scaled to its own peak, and values rise upwar
       ],
     },
   ]);
+});
+
+test("every bin with entries is at least one pixel, however many bins and however few rows", () => {
+  for (const bins of [1, 7, 64, 1000]) {
+    for (const rows of [1, 8, 64]) {
+      for (const filled of [0, bins >> 1, bins - 1]) {
+        const counts = Array.from({ length: bins }, (_, bin) => (bin === filled ? 1 : bin === 0 ? 1e9 : 0));
+        const one = { step: 1, edges: Array.from({ length: bins + 1 }, (_, edge) => edge), counts, nonfinite: 0 };
+        const { shares, broken } = heatPixels([one, { ...one, nonfinite: 3 }], rows);
+        assert.deepEqual(broken, [false, true]);
+        const row = Math.min(rows - 1, Math.floor(((bins - 1 - filled) / bins) * rows + 1e-6));
+        for (const column of [0, 1]) assert.ok((shares[column * rows + row] ?? 0) > 0, `${bins} ${rows} ${filled}`);
+        assert.equal(Math.max(...shares), 255);
+      }
+    }
+  }
 });

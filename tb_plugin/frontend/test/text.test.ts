@@ -71,6 +71,13 @@ test("what is stored in the address comes back, hostile names included", () => {
   assert.deepEqual(parseHash(`#gradflow&${hash}`), state);
 });
 
+test("no chart at all is a choice that the address keeps, the usual charts are none", () => {
+  const stored = (state: object): string => new Map(toStorage(state)).get("p.gradflow.charts") ?? "?";
+  assert.equal(stored({}), "");
+  assert.equal(stored({ charts: [] }), "[]");
+  assert.deepEqual(parseHash("#p.gradflow.charts=%5B%5D"), { charts: [] });
+});
+
 test("an address of somebody else, or a broken one, is no state", () => {
   assert.deepEqual(parseHash("#scalars&runs=a"), {});
   assert.deepEqual(

@@ -30,7 +30,7 @@ export interface HeatEvents {
   key(action: Gesture): boolean;
 }
 
-const [DRAG_FROM, BOX_FROM, THIN] = [5, 26, 7];
+const [DRAG_FROM, BOX_FROM, THIN, FINE] = [5, 26, 7, 3];
 
 export class HeatMap {
   readonly #canvas = el("canvas");
@@ -80,11 +80,6 @@ export class HeatMap {
     return this.root.clientWidth;
   }
 
-  /** What is painted, as a data address. */
-  get picture(): string {
-    return this.#canvas.toDataURL("image/png");
-  }
-
   paint(view: HeatView, height: number): void {
     const ratio = window.devicePixelRatio || 1;
     this.#width = this.width;
@@ -98,7 +93,7 @@ export class HeatMap {
     const context = this.#canvas.getContext("2d");
     if (context === null || view.depth.rows.length === 0) return;
     const image = context.createImageData(width, deep);
-    const colours = { missing: colourWord("--missing"), empty: colourWord("--hover") };
+    const colours = { missing: colourWord(cssVariable("--missing")), empty: colourWord(cssVariable("--hover")) };
     paintHeat(new Uint32Array(image.data.buffer), width, deep, view, colours);
     context.putImageData(image, 0, 0);
   }
@@ -247,7 +242,26 @@ export class HeatMap {
   }
 }
 
-function colourWord(variable: string): number {
-  const hex = Number.parseInt(cssVariable(variable).slice(1), 16);
+/** A map painted for elsewhere, as a data address; each reading is at least one pixel of a fine grid. */
+export function heatPicture(
+  view: HeatView,
+  width: number,
+  height: number,
+  colours: { readonly missing: string; readonly empty: string },
+): string {
+  const canvas = el("canvas");
+  [canvas.width, canvas.height] = [Math.round(width * FINE), Math.round(height * FINE)];
+  const context = canvas.getContext("2d");
+  const image = context?.createImageData(canvas.width, canvas.height);
+  if (context == null || image === undefined) return "";
+  const words = { missing: colourWord(colours.missing), empty: colourWord(colours.empty) };
+  paintHeat(new Uint32Array(image.data.buffer), canvas.width, canvas.height, view, words);
+  context.putImageData(image, 0, 0);
+  return canvas.toDataURL("image/png");
+}
+
+function colourWord(colour: string): number {
+  const full = /^#(.)(.)(.)$/.test(colour) ? colour.replace(/[^#]/g, "$&$&") : colour;
+  const hex = Number.parseInt(full.slice(1), 16);
   return word((hex >> 16) & 255, (hex >> 8) & 255, hex & 255);
 }

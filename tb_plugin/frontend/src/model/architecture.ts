@@ -68,3 +68,19 @@ export function definedAt(modules: readonly Module[], layer: string): string {
     if (name === "") return "";
   }
 }
+
+/** Layers and parameters in the order of the model, as far as it is known; the rest after them, as they came. */
+export function inModelOrder<T>(
+  modules: readonly Module[],
+  items: readonly T[],
+  nameOf: (item: T) => string,
+): readonly T[] {
+  const ranks = new Map(modules.map(({ name }, i) => [name, i]));
+  const rank = (name: string): number => {
+    const own = ranks.get(name);
+    const dot = name.lastIndexOf(".");
+    return own ?? (dot < 0 ? Infinity : rank(name.slice(0, dot)));
+  };
+  // Two that are nowhere differ by nothing, not by NaN.
+  return [...items].sort((a, b) => rank(nameOf(a)) - rank(nameOf(b)) || 0);
+}

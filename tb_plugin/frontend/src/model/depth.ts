@@ -40,6 +40,12 @@ export function zoomRows({ rows, low, high }: Depth, at: number, factor: number)
   return inside(at - share * length, length, rows.length);
 }
 
+/** Whole rows of a range; null where that is all of them. */
+export function within({ rows }: Depth, range: RowRange): RowRange | null {
+  const { low, high } = depthOf(rows, [Math.floor(range[0]), Math.ceil(range[1])]);
+  return high - low >= rows.length ? null : [low, high];
+}
+
 export function panRows({ rows, low, high }: Depth, by: number): RowRange {
   return inside(low + by, high - low, rows.length);
 }

@@ -58,6 +58,12 @@ export function formatTime(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }
 
+/** A quantity and its unit, as they stand at an axis of a figure. */
+export function quantityText({ title, unit }: { readonly title: string; readonly unit: Unit }): string {
+  const said = unitText(unit);
+  return said === "" ? title : `${title} (${said})`;
+}
+
 /** A time on an axis over so many seconds: the day where that tells ticks apart, else the time of day. */
 export function formatClock(seconds: number, span: number): string {
   const time = new Date(seconds * 1000);

@@ -2,7 +2,7 @@
 import type { RunSummary } from "../api";
 import type { IssueType, Severity } from "../schema";
 import { SEVERITIES } from "../schema";
-import type { Written } from "./health";
+import { toNumber, type Written } from "./health";
 
 export type Hyperparameter = number | string | boolean;
 
@@ -69,6 +69,12 @@ export function columnsOf(runs: readonly OverviewRun[]): readonly OverviewColumn
   ];
 }
 
+/** Whether the last loss of a run is NaN or infinite. */
+export function hasBrokenLoss({ trend }: OverviewRun): boolean {
+  const last = trend.at(-1);
+  return last !== undefined && !Number.isFinite(toNumber(last[1]));
+}
+
 /** What a run has in a column, for sorting; null where it has nothing. */
 export function valueIn(run: OverviewRun, key: string): number | string | null {
   if (key.startsWith(PARAMETER)) {
@@ -83,8 +89,9 @@ export function valueIn(run: OverviewRun, key: string): number | string | null {
     case "layer":
       return run.verdict?.layer ?? null;
     case "first":
+      return run.loss?.first ?? null;
     case "last":
-      return run.loss?.[key] ?? null;
+      return hasBrokenLoss(run) ? NaN : (run.loss?.last ?? null);
     case "trend":
       return run.loss === null ? null : run.loss.last / run.loss.first;
     case "steps":

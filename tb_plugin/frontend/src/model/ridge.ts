@@ -19,6 +19,13 @@ export interface Histograms {
   readonly histograms: readonly Histogram[];
 }
 
+/** One site in the answer of /histograms without a site. */
+export interface SiteHistograms {
+  readonly site: string;
+  readonly total: number;
+  readonly histograms: readonly Histogram[];
+}
+
 export interface Ridge {
   readonly step: number;
   readonly entries: number;
@@ -87,6 +94,33 @@ export function heatColumns(
     return { step, nonfinite, bins };
   });
   return { low, high, columns };
+}
+
+/** A heat map as pixels: a column for each histogram, `rows` from the highest value down. */
+export interface HeatPixels {
+  readonly low: number;
+  readonly high: number;
+  /** 0 to 255 by column, then row: the density as a share of the greatest in the column; entries are never 0. */
+  readonly shares: Uint8Array;
+  /** Whether a column has entries that are NaN or infinite. */
+  readonly broken: readonly boolean[];
+}
+
+export function heatPixels(histograms: readonly Histogram[], rows: number): HeatPixels {
+  const { low, high, columns } = heatColumns(histograms, rows);
+  const shares = new Uint8Array(columns.length * rows);
+  columns.forEach(({ bins }, column) => {
+    for (const { top, height, share } of bins) {
+      const from = Math.min(rows - 1, Math.max(0, Math.floor(top + 1e-6)));
+      const to = Math.max(from + 1, Math.min(rows, Math.ceil(top + height - 1e-6)));
+      const shade = Math.max(24, Math.round(255 * Math.sqrt(share)));
+      for (let row = from; row < to; row++) {
+        const at = column * rows + row;
+        shares[at] = Math.max(shares[at] ?? 0, shade);
+      }
+    }
+  });
+  return { low, high, shares, broken: columns.map(({ nonfinite }) => nonfinite > 0) };
 }
 
 /** The site to begin with: the first pinned one that has histograms or holds one that has, else the first. */

@@ -112,3 +112,10 @@ function chosenRows(block: Block, rows: readonly number[], columns: number): Blo
   });
   return { bits, values: new Float32Array(bits.buffer) };
 }
+
+/** How much memory a series takes. */
+export function bytesOf(series: Series): number {
+  let bytes = 3 * series.first.byteLength;
+  for (const { values } of series.blocks.values()) bytes += values.byteLength;
+  return bytes;
+}

@@ -3,14 +3,15 @@ import type { Annotation, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, keepChildren, setText, type Option, setOptions } from "../dom";
 import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
-import { csv, fileName, lineSvg, seriesRows, type CsvCell } from "../model/export";
-import { formatNumber, formatStep, formatTime, siteText, unitText } from "../model/format";
+import { csv, fileName, seriesRows, type CsvCell } from "../model/export";
+import { lineFigure, type Font } from "../model/figure";
+import { formatNumber, formatStep, formatTime, linearTicks, quantityText, siteText, unitText } from "../model/format";
 import { joinSteps, spread } from "../model/join";
 import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
 import { smooth } from "../model/smooth";
 import type { Gesture } from "../model/zoom";
-import { cssVariable, pinColour } from "../style";
-import { downloadMenu, theme } from "./download";
+import { cssVariable, onPaper, pinColour } from "../style";
+import { downloadMenu } from "./download";
 import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
 import type { Navigate } from "./navigate";
@@ -23,6 +24,7 @@ export interface LineCardEvents extends Navigate {
   log(metric: string, on: boolean): void;
   hover(step: number | null, from: LineCard): void;
   unpin(site: string): void;
+  remove(card: LineCard): void;
 }
 
 export interface LineStyle {
@@ -56,8 +58,6 @@ export class LineCard {
   readonly #chart: LineChart;
   readonly root = el("section", { class: "card line" });
   metric = "";
-  /** Whether somebody chose the metric here. */
-  asked = false;
   #content: LineContent | null = null;
   #drawn: LineData | null = null;
   #own: Float64Array = new Float64Array();
@@ -80,7 +80,7 @@ export class LineCard {
     const head = kind === "run" ? this.#select : this.#title;
     const download = downloadMenu("this chart", {
       csv: () => (this.#content === null ? null : csv(rows(this.#content))),
-      svg: () => this.#svg(),
+      svg: (font) => this.#svg(font),
       name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? ""),
     });
     this.root.append(
@@ -91,6 +91,7 @@ export class LineCard {
         info.button(() => this.#content?.spec ?? null),
         this.#log,
         download,
+        removeButton(() => events.remove(this)),
       ),
       this.#chart.root,
       this.#keys,
@@ -98,7 +99,6 @@ export class LineCard {
     this.root.dataset["part"] = `line-${kind}`;
     this.#select.addEventListener("change", () => {
       this.metric = this.#select.value;
-      this.asked = true;
       events.chosen(this);
     });
     this.#log.addEventListener("click", () => {
@@ -109,7 +109,6 @@ export class LineCard {
   /** Offers metrics, the chosen one among them. */
   offer(options: readonly Option[], chosen: string): void {
     this.metric = chosen;
-    this.root.hidden = chosen === "";
     setOptions(this.#select, options, chosen);
   }
 
@@ -226,13 +225,30 @@ export class LineCard {
       : line;
   }
 
-  #svg(): string | null {
+  #svg(font: Font): string | null {
     if (this.#content === null || this.#drawn === null) return null;
     const { series, spec } = this.#content;
-    const kind = this.#drawn.kind;
+    const { kind, range, curves } = this.#drawn;
     const time = { step: formatStep, relative: (x: number) => formatNumber(x, 4), wall: formatTime }[kind];
-    const axis = { step: "optimizer step", relative: "seconds since start", wall: "" }[kind];
-    return lineSvg({ ...this.#drawn, tick: time, axis, title: `${series.run}: ${spec.title}`, theme: theme() });
+    const xLabel = { step: "optimizer step", relative: "seconds since start", wall: "time of day" }[kind];
+    const paper = new Map(["--run", "--other"].map((name) => [cssVariable(name), onPaper(name)]));
+    return lineFigure(
+      {
+        ...this.#drawn,
+        name: `${spec.title}: ${series.run}`,
+        xLabel,
+        xTicks: linearTicks(...range, 5)
+          .filter(Number.isInteger)
+          .map((at) => ({ at, text: time(at) })),
+        yLabel: quantityText(spec),
+        curves: curves.map((curve) => ({
+          ...curve,
+          colour: paper.get(curve.colour) ?? curve.colour,
+          label: curves.length > 1 || this.kind === "pins" ? curve.label : "",
+        })),
+      },
+      font,
+    );
   }
 
   #showKeys(curves: readonly Curve[]): void {
@@ -309,6 +325,17 @@ export class LineCard {
     this.tooltip.show({ layer, value: single?.text ?? "", lines }, x, y);
     this.events.hover(first, this);
   }
+}
+
+export function removeButton(remove: () => void): HTMLButtonElement {
+  const button = el("button", {
+    class: "btn icon what",
+    text: "\u00d7",
+    title: "Remove this chart",
+    attrs: { type: "button", "aria-label": "Remove this chart", "data-part": "remove" },
+  });
+  button.addEventListener("click", remove);
+  return button;
 }
 
 function valuesAt(series: Series, column: number, prefix: string): { text: string; name: string }[] {

@@ -19,6 +19,7 @@ export class LosingCard {
     el("div", { class: "keys" }, this.#note),
   );
   #earlier: readonly Left[] = [];
+  #moment: MetricMoment | null = null;
 
   constructor(private readonly pick: (site: string) => void) {
     this.root.hidden = true;
@@ -32,10 +33,16 @@ export class LosingCard {
   /** Keeps its place, or gives it up where a run holds nothing of this. */
   offer(held: boolean): void {
     this.root.hidden = !held;
-    if (!held) this.#earlier = [];
+    if (!held) [this.#earlier, this.#moment] = [[], null];
+  }
+
+  /** Draws what is shown already once more, for another width. */
+  redraw(): void {
+    if (this.#moment !== null) this.show(this.#moment);
   }
 
   show(moment: MetricMoment): void {
+    this.#moment = moment;
     const { sites, left } = leftAt(moment);
     this.root.hidden = sites.length === 0;
     if (sites.length === 0) return;

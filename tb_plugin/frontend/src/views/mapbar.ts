@@ -92,14 +92,6 @@ export class MapBar {
     );
   }
 
-  get title(): string {
-    return this.#title.textContent ?? "";
-  }
-
-  get noteText(): string {
-    return this.noteRoot.textContent ?? "";
-  }
-
   offer(options: readonly Option[], chosen: string): void {
     setOptions(this.#metrics, options, chosen);
   }

@@ -6,6 +6,7 @@ import { sparkline, toNumber } from "../model/health";
 import {
   arrangeRuns,
   columnsOf,
+  hasBrokenLoss,
   PARAMETER,
   valueIn,
   type Overview,
@@ -70,7 +71,9 @@ export class OverviewTable {
   get #cells(): readonly (readonly (string | number | null)[])[] {
     const columns = this.#columns.filter(({ key }) => key !== "trend");
     const word = (run: OverviewRun, key: string): string | number | null =>
-      key === "verdict" ? (run.verdict?.issue_type ?? "Healthy") : valueIn(run, key);
+      key === "verdict"
+        ? (run.verdict?.issue_type ?? (hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
+        : valueIn(run, key);
     return [columns.map(({ title }) => title), ...this.#shown.map((run) => columns.map(({ key }) => word(run, key)))];
   }
 
@@ -155,13 +158,15 @@ export class OverviewTable {
     } else if (key === "verdict") {
       const { open } = run.issues;
       cell.append(
-        run.verdict === null
-          ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
-          : el("span", {
-              class: `badge sev-${run.verdict.severity}`,
-              text: run.verdict.issue_type,
-              title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
-            }),
+        run.verdict === null && hasBrokenLoss(run)
+          ? el("span", { class: "off", text: "loss is NaN or Inf" })
+          : run.verdict === null
+            ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
+            : el("span", {
+                class: `badge sev-${run.verdict.severity}`,
+                text: run.verdict.issue_type,
+                title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
+              }),
       );
       if (open > 1)
         cell.append(
@@ -185,6 +190,7 @@ export class OverviewTable {
       setText(cell, text);
       cell.title = value === null ? "" : String(value);
       if (key === "layer") cell.classList.add("mono");
+      if (typeof value === "number" && !Number.isFinite(value)) cell.classList.add("broken");
     }
     return cell;
   }

@@ -1,10 +1,13 @@
 // How distributed: histograms of one parameter over time, NaN and Inf counted beside each.
 import { el, setOptions, setText, svg } from "../dom";
-import { csv, fileName, ridgeSvg } from "../model/export";
+import { csv, fileName } from "../model/export";
+import { histogramFigure, type Font } from "../model/figure";
 import { formatNumber, formatStep, linearTicks } from "../model/format";
-import { firstSite, heatColumns, histogramRows, ridgeline, type Histograms } from "../model/ridge";
-import { cssVariable } from "../style";
-import { downloadMenu, theme } from "./download";
+import { firstSite, heatColumns, histogramRows, ridgeline, type Histograms, type SiteHistograms } from "../model/ridge";
+import { HISTOGRAM_FORMS, type HistogramForm } from "../model/url";
+import { onPaper } from "../style";
+import { downloadMenu } from "./download";
+import { Spread } from "./spread";
 
 export interface Listed {
   readonly metric: string;
@@ -14,6 +17,12 @@ export interface Listed {
 const [LEFT, RIGHT, GAP, PEAK, AXIS] = [70, 110, 15, 44, 24];
 const [PADDING, HEAT, MARK, STEP_LABEL] = [32, 220, 8, 64];
 export const MOST_RIDGES = 28;
+const [MOST_COLUMNS, MOST_TOGETHER] = [64, 2000];
+const FORMS = [
+  { value: "", label: "ridges" },
+  { value: "heat", label: "heat map" },
+  { value: "all", label: "all parameters" },
+] as const;
 
 export class RidgeView {
   readonly #metrics = el("select", { attrs: { "aria-label": "What is counted", "data-part": "histogram-metric" } });
@@ -22,14 +31,17 @@ export class RidgeView {
   readonly #body = el("div", { class: "ridges", attrs: { "data-part": "ridges" } });
   readonly #download = downloadMenu("the histograms", {
     csv: () => (this.#shown === null ? null : csv(histogramRows(this.#shown))),
-    svg: () => (this.#shown === null ? null : ridgeSvg(this.#shown, theme(), cssVariable("--accent"))),
+    svg: (font) => this.#svg(font),
     name: () => fileName(this.#shown?.metric ?? "", this.#shown?.site ?? ""),
   });
-  readonly #form = el("button", {
-    class: "btn toggle",
-    text: "heat map",
-    title: "Values upwards, steps to the right",
-    attrs: { type: "button", "aria-pressed": "false", "data-part": "histogram-form" },
+  readonly #form = el("select", {
+    title: "Ridges or a heat map of one parameter, or small heat maps of all",
+    attrs: { "aria-label": "How histograms are drawn", "data-part": "histogram-form" },
+  });
+  readonly #spread = new Spread((site) => {
+    this.#sites.value = site;
+    this.restore("heat");
+    this.changed();
   });
   readonly root = el(
     "section",
@@ -45,9 +57,11 @@ export class RidgeView {
       this.#download,
     ),
     this.#body,
+    this.#spread.root,
   );
   #items: readonly Listed[] = [];
   #shown: Histograms | null = null;
+  #every: readonly SiteHistograms[] = [];
 
   constructor(private readonly changed: () => void) {
     this.root.hidden = true;
@@ -56,10 +70,28 @@ export class RidgeView {
       this.changed();
     });
     this.#sites.addEventListener("change", () => this.changed());
-    this.#form.addEventListener("click", () => {
-      this.#form.setAttribute("aria-pressed", String(!this.#isHeat));
-      this.draw();
+    setOptions(this.#form, FORMS, "");
+    this.#form.addEventListener("change", () => {
+      this.restore(this.form);
+      this.changed();
     });
+  }
+
+  get form(): HistogramForm {
+    return HISTOGRAM_FORMS.find((form) => form === this.#form.value) ?? "";
+  }
+
+  /** How many histograms of each parameter are worth asking for. */
+  get most(): number {
+    const sites = this.#items.filter(({ metric }) => metric === this.metric).length;
+    return Math.max(8, Math.min(MOST_COLUMNS, Math.floor(MOST_TOGETHER / Math.max(1, sites))));
+  }
+
+  restore(form: HistogramForm): void {
+    this.#form.value = form;
+    this.#spread.root.hidden = form !== "all";
+    this.#body.hidden = this.#download.hidden = form === "all";
+    this.#sites.disabled = form === "all";
   }
 
   get metric(): string {
@@ -89,8 +121,14 @@ export class RidgeView {
     this.draw();
   }
 
-  /** Draws what is shown already once more, for another width. */
+  showAll(sites: readonly SiteHistograms[]): void {
+    this.#every = sites;
+    this.draw();
+  }
+
+  /** Draws what is shown already once more, for another width or theme. */
   draw(): void {
+    if (this.form === "all") return setText(this.#note, this.#spread.show(this.#every));
     const found = this.#shown;
     const room = this.#body.clientWidth - PADDING;
     const width = room - LEFT - RIGHT;
@@ -128,8 +166,14 @@ export class RidgeView {
     this.#body.replaceChildren(root);
   }
 
+  #svg(font: Font): string | null {
+    if (this.#shown === null) return null;
+    const quantity = this.metric.slice(this.metric.indexOf(".") + 1);
+    return histogramFigure(this.#shown, this.#isHeat, onPaper("--accent"), quantity, font);
+  }
+
   get #isHeat(): boolean {
-    return this.#form.getAttribute("aria-pressed") === "true";
+    return this.form === "heat";
   }
 
   #drawHeat(found: Histograms, room: number): void {

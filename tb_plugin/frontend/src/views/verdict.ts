@@ -1,7 +1,7 @@
 // The answer before anyone clicks: a sentence, how the loss went, and what to do.
 import type { RunMeta } from "../api";
 import { el, keepChildren, setText, svg } from "../dom";
-import { formatStep, threeDigits } from "../model/format";
+import { formatNumber, formatStep, threeDigits } from "../model/format";
 import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, type Series } from "../model/series";
@@ -108,6 +108,20 @@ export class VerdictView {
       series === null || block === undefined ? [] : finiteRow(series, block, 0, false).map((value) => value ?? NaN);
     this.#spark.toggleAttribute("hidden", values.length < 2);
     this.#path.setAttribute("d", pathOf(values));
+    // Medians of finite losses say nothing of a run that ends without one.
+    const last = block?.values.at(-1) ?? 0;
+    this.#courseText.classList.toggle("broken", !Number.isFinite(last));
+    if (Number.isFinite(last)) return;
+    const first = values.find((value) => Number.isFinite(value));
+    if (this.#banner.classList.contains("tone-good")) {
+      this.#banner.className = "card verdict tone-bad";
+      setText(this.#mark, MARKS.bad);
+      setText(this.#headline, `The loss is ${formatNumber(last)}`);
+      setText(this.#detail, "No rule has called it an issue.");
+    }
+    setText(this.#courseTitle, "loss");
+    setText(this.#courseText, `${first === undefined ? "" : `${threeDigits(first)} \u2192 `}${formatNumber(last)}`);
+    this.#learning.title = "The first loss and the last one";
   }
 
   /** Says on each card how its quantity is now, and how it was when it was worst. */
