@@ -276,6 +276,8 @@ class TrainingLoop:
         if self.open is not None:
             self._finish()
         self._held.ask(last=last)
+        if last and self.alone and self.pace.make_up():
+            self._hand_over(self.quiet.last_step(self._transfer))
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
