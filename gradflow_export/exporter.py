@@ -238,12 +238,11 @@ class Exporter(Reports):
             **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
                 probabilities of the shape of the logits), ``components`` (parts of the loss by name), ``policy`` (a
                 ``torch.distributions`` object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``,
-                ``action_range``).
+                ``action_range``), ``intended`` (by name the updates that a rule of your own means for tensors of whole
+                numbers on ``grids``, before rounding and in the unit of the grid's width).
         """
         if self._loop is not None and not self._closed:
-            if "policy" in tensors:
-                self._guard.part("policy")(self._loop.taps.policy)(tensors.pop("policy"))
-            self._guard.part("observe")(self._loop.taps.loss.observe)(tensors)
+            self._loop.taps.observe(tensors, self._guard.part)
 
     def step(self) -> None:
         """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""
