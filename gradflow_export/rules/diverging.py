@@ -1,6 +1,5 @@
 """A loss that rises far above where it began: DIVERGING."""
 
-
 from __future__ import annotations
 
 import math
@@ -10,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import past, sites_of
+from gradflow_export.rules.evidence import past
 from gradflow_export.rules.history import History
 
 _CAUSES = (
@@ -81,7 +80,7 @@ class Diverging(Rule):
         return (
             Finding(
                 IssueType.DIVERGING,
-                self._severity(record, history, now / began),
+                self._severity(history, now / began),
                 ("",),
                 now / began,
                 self.factor,
@@ -94,8 +93,9 @@ class Diverging(Rule):
             ),
         )
 
-    def _severity(self, record: StepRecord, history: History, times: float) -> Severity:
-        shares = [past(history, "loss.over_constant", site)[-3:] for site in sites_of(record, "loss.over_constant")]
+    def _severity(self, history: History, times: float) -> Severity:
+        sites = {*history.at_sites("loss.over_constant").sites, RUN_SITE}
+        shares = [past(history, "loss.over_constant", site)[-3:] for site in sites]
         known = [median(values) for values in shares if len(values)]
         if known:
             return Severity.HIGH if min(known) >= self.worse else Severity.LOW
