@@ -27,6 +27,7 @@ from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
+from gradflow_export.rules.diverging import Diverging
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
@@ -119,6 +120,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         RankCollapse(),
         Unstable(),
         LossSpike(),
+        Diverging(),
         EpsilonDominated(),
         OutdatedSecondMoment(),
         Stagnation(),

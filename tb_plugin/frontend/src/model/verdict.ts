@@ -117,6 +117,7 @@ const JUDGED_BY: Partial<Record<IssueType, readonly string[]>> = {
 
 const RUN_JUDGED_BY: Partial<Record<IssueType, string>> = {
   LOSS_SPIKE: "loss",
+  DIVERGING: "loss",
   NOT_LEARNING: "loss",
   STAGNATION: "update.ratio",
   UNSTABLE: "gradient.total_norm",
