@@ -4,7 +4,7 @@ Write what each commit says, in a checkout of its own, and compare::
 
     python benchmarks/unchanged.py write before.json
     python benchmarks/unchanged.py write after.json --corpus corpus.py --only vanish
-    python benchmarks/unchanged.py compare before.json after.json --but loss.mistake
+    python benchmarks/unchanged.py compare before.json after.json --but "evidence input"
 
 Programs are those of ``benchmarks/silent`` and ``benchmarks/heldout`` (sick, mended, healthy), those of further corpora
 that have the shape ``benchmarks/detection.py`` describes, and every exporter of the tests of ``tests/loops``. Each runs
@@ -54,6 +54,9 @@ def said(records: Sequence[StepRecord], issues: Sequence[Any]) -> Said:
         for r in record.readings:
             if not is_timed(r.metric):
                 hashes[r.metric].update(repr((record.step, r.sites, r.values.tobytes(), r.present.tobytes())).encode())
+        for e in record.evidence:
+            for name, value in e.values.items():
+                hashes[f"evidence {e.kind}.{name}"].update(repr((record.step, e.layer, value)).encode())
         for h in record.histograms:
             hashes[f"histogram {h.metric}"].update(repr((record.step, h)).encode())
     lines = [f"{i.issue_type} {i.severity.name} {i.step} {i.healed_step} {list(i.layers)} {i.message}" for i in issues]
