@@ -16,7 +16,10 @@ from gradflow_export.checks.bad_targets import (
     UnrelatedTargets,
 )
 from gradflow_export.checks.data_scale import DataScale, TargetScale
+from gradflow_export.checks.detached import CutOff
+from gradflow_export.checks.discarded import DiscardedActivation
 from gradflow_export.checks.evaluation_modes import WrongMode
+from gradflow_export.checks.leakage import SeenAnswers
 from gradflow_export.checks.linear_layers import LinearLimit, NoBend
 from gradflow_export.checks.loss_accumulation import NestedLosses
 from gradflow_export.checks.not_learning import BatchForTime, NotLearning
@@ -40,7 +43,7 @@ from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.silent.frozen import LeftFrozen
 from gradflow_export.rules.silent.initial import BadInit
-from gradflow_export.rules.silent.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
+from gradflow_export.rules.silent.structure import RepeatedLayer
 from gradflow_export.rules.silent.wiring import NotTraining, Reloaded
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.taken_back import TakenBack

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributions
@@ -16,6 +17,11 @@ from gradflow_export.checks.leakage import MOST_NODES, Graph
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.function_spy import Spy
 from gradflow_export.metrics.arrays.local import local
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, some
+from gradflow_export.rules.evidence import layers_of, sites_of
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import owner
 
 MOST_DRAWS = 32
 """Draws of one step that are remembered."""
@@ -198,3 +204,69 @@ def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
     while kind_of(here) in {"T", "ToCopy", "Transpose", "Unsqueeze", "View"}:
         here = below(here)
     return names.get(id(getattr(here, "variable", None))) if kind_of(here) == _LEAF else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOff(Check):
+    """Find layers whose outputs are used in a way that passes no gradient back to them.
+
+    What enters them was drawn by ``sample()`` from a distribution whose parameters train (and whose ``log_prob`` nobody
+    asks for), or comes by a step of rounding alone, whose gradient is 0. What comes before has another part of the
+    loss, such as a divergence from a prior, so that gradients are there and only this one is not. Where it has none,
+    all its gradients are 0, and :class:`~gradflow_export.rules.silent.wiring.NotTraining` tells of that.
+
+    Why it is bad:
+        One part of the loss never reaches the layers before the draw or the rounding. They train by the other part
+        alone: an encoder learns to please its prior and forgets the input.
+
+    Example:
+        z = Normal(mean, std).sample()
+        reconstruction = decoder(z)
+
+    Use instead:
+        z = Normal(mean, std).rsample()
+        reconstruction = decoder(z)
+
+    Not reported:
+        A draw whose log_prob the loss asks for, as in policy gradients; a layer to which a gradient leads on another
+        way; layers that have no gradient at all, of which not-training tells.
+
+    Source: Kingma and Welling 2014, arXiv:1312.6114, sec. 2.4.
+    """
+
+    patience: int = 2
+    heal: int = 100
+
+    name: ClassVar[str] = "cut-off"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
+    evidence: ClassVar[tuple[str, ...]] = ("cut_off.receives",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the graph of this record, and what gradients there are."""
+        del history
+        layers = layers_of(record, "cut_off.receives")
+        given = tuple(site for site in layers if record.fact("cut_off.receives", site))
+        made = tuple(site for site in layers if site not in given)
+        if not layers or set(made) <= _without_gradient(record):
+            return ()
+        return (
+            Finding(
+                IssueType.NOT_TRAINING,
+                Severity.HIGH,
+                layers,
+                1.0,
+                0.0,
+                f"what {some(given)} is given was drawn or rounded from the outputs of {some(made)}, and passes no "
+                "gradient on: of this part of the loss they never hear.",
+                "draw with rsample() in place of sample() or torch.normal(mean, std), or mean + std * torch.randn_like("
+                "std); round straight through, x + (x.round() - x).detach().",
+                cause="cut off",
+            ),
+        )
+
+
+def _without_gradient(record: StepRecord) -> set[str]:
+    """Return the modules whose parameters all got a gradient of exactly 0, as far as they got one."""
+    sites = sites_of(record, "parameter.gradient_norm")
+    moved = {owner(site) for site in sites if record.value("parameter.gradient_norm", site) != 0.0}
+    return {owner(site) for site in sites} - moved

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from gradflow_export.hooks.discover import is_compiled
 from gradflow_export.hooks.forward_trace import ForwardPasses
 from gradflow_export.hooks.function_spy import Spy
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, some
+from gradflow_export.rules.evidence import layers_of
+from gradflow_export.rules.history import History
 
 MOST_CALLS = 64
 """Calls of one step that are remembered."""
@@ -128,3 +132,55 @@ def _is_straight(node: Node) -> bool:
     if kind in LAYERS:
         return below(node, LAYERS[kind][1]) is None or below(node, LAYERS[kind][2]) is None
     return kind in _STRAIGHT or (kind in {"Div", "Mul"} and (below(node) is None or below(node, 1) is None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscardedActivation(Check):
+    """Find activations whose result nobody takes, ``F.relu(x)`` as a line of its own, between two layers.
+
+    What entered the activation goes on to the next layer with nothing between that bends, no loss of the step depends
+    on the result, and nobody holds it any more.
+
+    Why it is bad:
+        The next layer gets what entered the activation: the two layers are one linear map, although the code reads as
+        if there were a non-linearity.
+
+    Example:
+        x = self.fc1(x)
+        F.relu(x)
+        x = self.fc2(x)
+
+    Use instead:
+        x = F.relu(self.fc1(x))
+        x = self.fc2(x)
+
+    Not reported:
+        The result is used elsewhere, kept, or has a part in a loss; something that bends stands between the two layers.
+    """
+
+    patience: int = 3
+    heal: int = 100
+
+    name: ClassVar[str] = "discarded-activation"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.discarded",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the graph of this record."""
+        del history
+        layers = layers_of(record, "layer.discarded")
+        if not layers:
+            return ()
+        return (
+            Finding(
+                IssueType.CAPACITY,
+                Severity.MEDIUM,
+                layers,
+                1.0,
+                0.0,
+                f"an activation of the output of {some(layers)} is computed and thrown away: the next layer gets what "
+                "entered it, and the two are one linear map.",
+                "use the result: x = F.relu(x), or nn.ReLU(inplace=True).",
+                cause="result thrown away",
+            ),
+        )

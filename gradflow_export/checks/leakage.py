@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.history import History
 
 MOST_NODES = 6_000
 """A longer graph is not read."""
@@ -263,3 +267,62 @@ def _told(
         told[site] = max(told.get(site, 0.0), float(np.asarray(values[start : start + places]).mean()))
         start += places
     return {"target.ahead": told}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenAnswers(Check):
+    """Find models that are to predict the next word of a sequence and can see it: no causal mask, or one turned round.
+
+    Targets that are the words of the input moved on by one, word for word, are proof of the task; attention of a place
+    to the next one, or a recurrent layer that reads these words from the end, that the answer is in sight. The loss
+    then falls to nothing, and of a text that is to be written nothing is known. What encodes another sequence, a prefix
+    of which most targets do not count, and targets that are not moved are left in peace.
+
+    Why it is bad:
+        The loss goes to next to nothing while the model reads the answer instead of predicting it. Where text is
+        generated the next word is not there to be read, and the output is noise.
+
+    Example:
+        y = F.scaled_dot_product_attention(q, k, v)  # in a model that predicts the next word
+
+    Use instead:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    Not reported:
+        Targets that are not the inputs moved on by one; an encoder of another sequence; a prefix whose targets mostly
+        do not count; sequences too short to tell.
+
+    Attributes:
+        share: Least share of places that see the next one.
+    """
+
+    share: float = 0.5
+    patience: int = 2
+    heal: int = 100
+
+    name: ClassVar[str] = "seen-answers"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
+    evidence: ClassVar[tuple[str, ...]] = ("target.ahead",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the graph of this record."""
+        del history
+        values = {site: seen(record, "target.ahead", site) or 0.0 for site in layers_of(record, "target.ahead")}
+        layers = tuple(site for site, value in values.items() if value >= self.share)
+        if not layers:
+            return ()
+        return (
+            Finding(
+                IssueType.BAD_TARGETS,
+                Severity.HIGH,
+                layers,
+                max(values.values()),
+                self.share,
+                f"targets are the words of the input moved on by one, and {some(layers)} sees the next word at "
+                f"{number(100 * max(values.values()))} % of the places: the answer is read, not predicted.",
+                "hide what comes later: F.scaled_dot_product_attention(q, k, v, is_causal=True), mask=nn.Transformer."
+                "generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, n).triu(1).bool(), -inf); "
+                "recurrent layers with bidirectional=False.",
+                cause="answers in sight",
+            ),
+        )

@@ -13,7 +13,7 @@ import numpy as np
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import no_better, values_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import pattern
@@ -23,7 +23,7 @@ DOUBLES, SIBLINGS, ONE_SIDED = "units have doubles", "layers are copies", "one-s
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadInit(Rule):
+class BadInit(Check):
     """Find layers whose units are copies of each other, layers that stay at zero, and weights that begin too large.
 
     Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
@@ -33,6 +33,24 @@ class BadInit(Rule):
     groups, as where one layer gives several parameters for each of several parts; all rows must have a double, since
     classes that no batch has shown yet are alike as well. Whole layers that differ only in the numbers of their names
     may not be copies either, once all of them have moved with a gradient.
+
+    Why it is bad:
+        Units that begin alike get the same gradient and stay alike: a layer of 512 has the worth of one. Weights that
+        are too large saturate what follows or begin with a loss that takes the whole run to come down.
+
+    Example:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.constant_(layer.weight, 0.1)
+
+    Use instead:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight)
+
+    Not reported:
+        Zeros that leave zero at the first step, as in residual branches and adapters; rows that another layer tells
+        apart; large weights whose predictions are no worse than a constant's; large inputs, which are DATA_SCALE.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
@@ -76,6 +94,7 @@ class BadInit(Rule):
     heal: int = 1000
 
     name: ClassVar[str] = "bad-init"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_INIT,)
     needs: ClassVar[tuple[str, ...]] = ("gain.depth",)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")
     remembers: ClassVar[tuple[str, ...]] = (

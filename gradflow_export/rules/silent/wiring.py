@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.base import Check, Finding, Rule, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
@@ -267,8 +267,25 @@ class NotTraining(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reloaded(Rule):
+class Reloaded(Check):
     """Find training that begins anew from its first weights again and again, under the same optimizer.
+
+    Why it is bad:
+        What was learned since the last time is lost, and the optimizer goes on with moments of weights that are gone.
+
+    Example:
+        for epoch in range(10):
+            model.load_state_dict(initial)
+            train_one_epoch(model)
+
+    Use instead:
+        model.load_state_dict(initial)
+        for epoch in range(10):
+            train_one_epoch(model)
+
+    Not reported:
+        A new optimizer begins with the weights, as for the next fold of a cross-validation; weights that are not the
+        first ones, as of an early stop; once.
 
     Attributes:
         times: Least number of times.
@@ -280,6 +297,7 @@ class Reloaded(Rule):
     heal: int = 1000
 
     name: ClassVar[str] = "reloaded"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature

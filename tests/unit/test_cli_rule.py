@@ -1,0 +1,47 @@
+"""``gradflow rule``: pages of checks on the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradflow_export.cli import main
+
+
+def test_a_type_of_issue_prints_the_pages_of_its_checks(capsys):
+    """Each check that opens such issues says what it does, why that is bad, and the fix as code."""
+    assert main(["rule", "STALE_GRAD"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "stale-gradient (STALE_GRAD)",
+        "nested-losses (STALE_GRAD)",
+        "Why it is bad:",
+        "optimizer.zero_grad()",
+    ):
+        assert words in out
+    assert "wrong-loss" not in out
+
+
+def test_a_check_is_found_by_its_own_name_in_any_case(capsys):
+    """One page, with its thresholds and their values."""
+    assert main(["rule", "Wrong-Loss"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("wrong-loss (WRONG_LOSS)\n")
+    assert "reach" in out.partition("Thresholds:")[2]
+    assert "0.05" in out.partition("Thresholds:")[2]
+
+
+def test_without_a_name_all_checks_are_listed(capsys):
+    """One line each: type, name, what it finds."""
+    assert main(["rule"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:2] == ["WRONG_LOSS", "wrong-loss"] for line in lines)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("wrongloss", "did you mean 'wrong-loss'"), ("VANISHING", "VANISHING is no silent mistake")]
+)
+def test_other_names_say_what_to_do(name, words, capsys):
+    """A misspelt name has the nearest beside it; a type that no check opens says where it is described."""
+    assert main(["rule", name]) == 2
+    assert words in capsys.readouterr().err
