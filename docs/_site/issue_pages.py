@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 from gradflow_export import IssueType
+from gradflow_export.cli.rule import Page, types_of
 from gradflow_export.profiles import profile
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.rules.base import Rule
@@ -44,9 +43,9 @@ def _index() -> str:
 def _page(kind: IssueType, robust: tuple[Rule, ...], seed: tuple[Rule, ...]) -> str:
     lines = [f"# {kind}", "", f"{kind.meaning[0].upper()}{kind.meaning[1:]}.", "", *_code(kind)]
     lines += ["## How it is detected", ""]
-    for rule in (rule for rule in robust if kind in _raised(type(rule))):
+    for rule in (rule for rule in robust if kind in types_of(type(rule))):
         lines += list(_section(rule))
-    fixed = [rule for rule in seed if rule.fixed and kind in _raised(type(rule))]
+    fixed = [rule for rule in seed if rule.fixed and kind in types_of(type(rule))]
     if fixed:
         lines += [
             'With `profile="seed"`, and where its threshold is given by name, a fixed threshold:',
@@ -70,23 +69,22 @@ def _code(kind: IssueType) -> list[str]:
 
 
 def _section(rule: Rule) -> Iterator[str]:
-    text = inspect.cleandoc(type(rule).__doc__ or "")
-    about, _, attributes = text.partition("Attributes:\n")
-    listed = attributes.partition("\n\n")[0] + "\n"
-    told = dict(re.findall(r"^    (\w+): (.*?)(?=^    \w+: |^\S|\Z)", listed, re.MULTILINE | re.DOTALL))
+    page = Page.of(rule)
     yield f"### {_title(type(rule).__name__)}"
     yield ""
-    yield _markdown(about.strip())
-    yield ""
-    metrics = ", ".join(f"`{name}`" for name in rule.needs if name in CATALOG)
-    yield f"Reads {metrics}. Opens after {rule.patience} readings in a row, closes after {rule.heal} without it."
+    yield from map(_markdown, page.markdown())
+    metrics = [f"`{name}`" for name in rule.needs if name in CATALOG]
+    kinds = [f"`{kind}`" for kind in dict.fromkeys(name.partition(".")[0] for name in rule.evidence)]
+    read = [*metrics, *([f"evidence of the kind {', '.join(kinds)}"] if kinds else [])]
+    yield f"Reads {', '.join(read)}."
+    yield f"Opens after {rule.patience} readings in a row, closes after {rule.heal} without it."
     yield ""
     own = [item for item in fields(rule) if item.name not in _EVERY]
     if own:
         yield "| threshold | default | what it is |"
         yield "|---|---|---|"
         for item in own:
-            meaning = _markdown(" ".join(told.get(item.name, "").split())).replace("|", "\\|")
+            meaning = _markdown(page.thresholds.get(item.name, ("", ""))[0]).replace("|", "\\|")
             yield f"| `{item.name}` | {_value(getattr(rule, item.name))} | {meaning} |"
         yield ""
 
@@ -101,21 +99,7 @@ def _value(value: object) -> str:
 
 def _markdown(text: str) -> str:
     text = re.sub(r":\w+:`~?([^`]+)`", lambda match: f"`{match[1].rpartition('.')[2]}`", text)
-    return text.replace("``", "`")
-
-
-@functools.cache
-def _raised(kind: type[Rule]) -> frozenset[IssueType]:
-    """Return the types that a rule raises: those that its class, and what that calls in its module, name."""
-    sources = [inspect.getsource(each) for each in kind.__mro__ if issubclass(each, Rule) and each is not Rule]
-    beside = {name: made for name, made in vars(inspect.getmodule(kind)).items() if inspect.isfunction(made)}
-    for source in sources:
-        called = [name for name in beside if re.search(rf"\b{name}\b", source)]
-        sources += [inspect.getsource(beside.pop(name)) for name in called]
-    # What explains a finding is no type of its own.
-    text = re.sub(r"follows_from=\(.*?\)", "", "".join(sources), flags=re.DOTALL)
-    known = IssueType.__members__
-    return frozenset(known[name] for name in re.findall(r"IssueType\.([A-Z_]+)", text) if name in known)
+    return re.sub(r"(?<!`)``(?!`)", "`", text)
 
 
 def main() -> None:

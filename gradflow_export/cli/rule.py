@@ -1,8 +1,12 @@
-"""``gradflow rule WRONG_LOSS``: the page of a check of silent mistakes, which is its docstring. Imports torch."""
+"""``gradflow rule WRONG_LOSS``: the pages of the rules that open such issues, which are their docstrings.
+
+Imports torch, as checks of silent mistakes do.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +14,7 @@ from dataclasses import dataclass
 
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records.issues import IssueType
-from gradflow_export.rules.base import Check
+from gradflow_export.rules.base import Check, Rule
 
 SECTIONS = ("Why it is bad", "Example", "Use instead", "Not reported")
 CODE = ("Example", "Use instead")
@@ -19,7 +23,7 @@ _HEADING = re.compile(rf"^({'|'.join((*SECTIONS, 'Source', 'Attributes'))}):[ ]*
 
 @dataclass(frozen=True)
 class Page:
-    """The docstring of a check, taken apart.
+    """The docstring of a rule, taken apart; that of a check has all sections.
 
     Attributes:
         name: Of the rule, ``"wrong-loss"``.
@@ -38,9 +42,10 @@ class Page:
     thresholds: Mapping[str, tuple[str, object]]
 
     @classmethod
-    def of(cls, check: Check) -> Page:
-        """Take the docstring of a check apart."""
-        title, _, rest = inspect.cleandoc(type(check).__doc__ or "").partition("\n")
+    def of(cls, rule: Rule) -> Page:
+        """Take the docstring of a rule apart."""
+        text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"``\1``", inspect.cleandoc(type(rule).__doc__ or ""))
+        title, _, rest = text.partition("\n")
         parts: dict[str, list[str]] = {"": []}
         here = ""
         for line in rest.splitlines():
@@ -52,8 +57,8 @@ class Page:
                 parts[here] = [heading[2]]
         texts = {name: inspect.cleandoc("\n".join(lines)).strip() for name, lines in parts.items()}
         described = dict(re.findall(r"^(\w+): (.*(?:\n[ ]+.*)*)", texts.pop("Attributes", ""), re.MULTILINE))
-        thresholds = {name: (_line(text), getattr(check, name)) for name, text in described.items()}
-        return cls(check.name, check.raises, title, texts.pop(""), texts, thresholds)
+        thresholds = {name: (_line(text), getattr(rule, name)) for name, text in described.items()}
+        return cls(rule.name, types_of(type(rule)), title, texts.pop(""), texts, thresholds)
 
     def lines(self) -> Iterator[str]:
         """Yield the page as it is printed on a terminal."""
@@ -69,33 +74,27 @@ class Page:
                 yield f"    {name:<{width}}  {value!s:<8}  {text}"
 
     def markdown(self) -> Iterator[str]:
-        """Yield the page as a section of docs/checks.md."""
-        yield from (f"### {self.name}", "", self.title)
+        """Yield what it says, less the thresholds, as Markdown."""
+        yield from (self.title, "")
         if self.what:
-            yield from ("", self.what.replace("``", "`"))
+            yield from (self.what, "")
         for name, text in self.sections.items():
-            shown = ("```python", text, "```") if name in CODE else (text.replace("``", "`"),)
-            yield from ("", f"**{name}**", "", *shown)
-        if self.thresholds:
-            yield from ("", "**Thresholds**", "")
-            for name, (text, value) in self.thresholds.items():
-                yield f"- `{name}` = {value}: {text.replace('``', '`')}"
+            yield from (f"**{name}**", "", *(("```python", text, "```") if name in CODE else (text,)), "")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("rule", help="explain a check of silent mistakes, with an example and its fix")
-    parser.add_argument("name", nargs="?", help="type of an issue, as WRONG_LOSS, or a check, as wrong-loss")
-    parser.add_argument("--markdown", action="store_true", help="all of them, as docs/checks.md")
+    parser = commands.add_parser(
+        "rule", help="explain a type of issue: what it is, and of silent mistakes an example and its fix"
+    )
+    parser.add_argument("name", nargs="?", help="type of an issue, as WRONG_LOSS, or a rule, as wrong-loss")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the pages of one type of issue or one check; without a name, a list of all."""
+    """Print the pages of one type of issue or one rule; without a name, a list of all."""
     pages = all_pages()
-    if args.markdown:
-        print(markdown(pages), end="")
-    elif args.name is None:
+    if args.name is None:
         width = max(len(page.name) for page in pages)
         for page in pages:
             print(f"{', '.join(map(str, page.types)):<14}  {page.name:<{width}}  {page.title}")
@@ -105,16 +104,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def all_pages() -> tuple[Page, ...]:
-    """Return the pages of all checks, by type of issue and name; loads torch, which other commands need not."""
+    """Return the pages of all rules, by type of issue and name; loads torch, which other commands need not."""
     from gradflow_export.profiles import profile
 
-    pages = [Page.of(rule) for rule in profile() if isinstance(rule, Check)]
+    pages = [Page.of(rule) for rule in profile()]
     order = list(IssueType)
     return tuple(sorted(pages, key=lambda page: (order.index(page.types[0]), page.name)))
 
 
 def chosen(name: str, pages: Iterable[Page]) -> list[Page]:
-    """Return the pages of a type of issue or of one check.
+    """Return the pages of a type of issue or of one rule.
 
     Args:
         name: ``"WRONG_LOSS"`` or ``"wrong-loss"``, in upper or lower case.
@@ -128,36 +127,28 @@ def chosen(name: str, pages: Iterable[Page]) -> list[Page]:
     found = [page for page in pages if wanted in {page.name, *(str(each).lower() for each in page.types)}]
     if not found:
         known = [*dict.fromkeys(str(each) for page in pages for each in page.types), *(page.name for page in pages)]
-        if name.upper() in IssueType.__members__:
-            kind = IssueType[name.upper()]
-            raise ArgumentError(f"{kind} is no silent mistake: {kind.meaning}. docs/when-it-fires.md says when.")
-        raise ArgumentError(f"no check is called {name!r}{nearest(name, known)}")
+        raise ArgumentError(f"no issue or rule is called {name!r}{nearest(name, known)}")
     return found
 
 
-def markdown(pages: Iterable[Page]) -> str:
-    """Return docs/checks.md.
+@functools.cache
+def types_of(kind: type[Rule]) -> tuple[IssueType, ...]:
+    """Return the types of the issues that a rule opens: what a check says, else what its source names.
 
     Args:
-        pages: By type of issue.
-
-    Returns:
-        The whole page, ending with a newline.
+        kind: The class of the rule.
     """
-    lines = [
-        "# Checks of silent mistakes",
-        "",
-        "Written by `gradflow rule --markdown` from the docstrings in `gradflow_export/checks/`; a test compares them.",
-        "`gradflow rule WRONG_LOSS` prints a page on the terminal. What is found is counted in",
-        "[silent-mistakes.md](silent-mistakes.md).",
-    ]
-    kind = None
-    for page in pages:
-        if page.types[0] is not kind:
-            kind = page.types[0]
-            lines += ["", f"## {kind}", "", f"{kind.meaning[0].upper()}{kind.meaning[1:]}."]
-        lines += ["", *page.markdown()]
-    return "\n".join(lines) + "\n"
+    if issubclass(kind, Check):
+        return kind.raises
+    sources = [inspect.getsource(each) for each in kind.__mro__ if issubclass(each, Rule) and each is not Rule]
+    beside = {name: made for name, made in vars(inspect.getmodule(kind)).items() if inspect.isfunction(made)}
+    for source in sources:
+        called = [name for name in beside if re.search(rf"\b{name}\b", source)]
+        sources += [inspect.getsource(beside.pop(name)) for name in called]
+    # What explains a finding is no type of its own.
+    text = re.sub(r"follows_from=\(.*?\)", "", "".join(sources), flags=re.DOTALL)
+    named = set(re.findall(r"IssueType\.([A-Z_]+)", text))
+    return tuple(each for each in IssueType if each.name in named)
 
 
 def _line(text: str) -> str:

@@ -31,7 +31,7 @@ def test_every_issue_has_its_row_and_its_rule(kind, made):
     """The table has the meaning that programs get, and the page at least one rule that raises the type."""
     rows = dict(re.findall(r"^\| \[`([A-Z_]+)`\]\(.*?\) \| (.*?) \|$", made["index.md"], re.MULTILINE))
     assert kind.meaning == rows[kind.value]
-    assert re.search(r"^### .*?^Reads `", made[f"{kind.value.lower()}.md"], re.MULTILINE | re.DOTALL)
+    assert re.search(r"^### .*?^Reads (`|evidence)", made[f"{kind.value.lower()}.md"], re.MULTILINE | re.DOTALL)
 
 
 def test_every_rule_is_on_a_page(made):

@@ -27,12 +27,13 @@ class BadInit(Check):
     """Find layers whose units are copies of each other, layers that stay at zero, and weights that begin too large.
 
     Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
-    still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters
-    and output layers. Great weights are a fault where they show: in predictions that are far worse than a constant
-    at first and do not become better soon. Where the inputs are large, these are to blame. Rows may also be alike in
-    groups, as where one layer gives several parameters for each of several parts; all rows must have a double, since
-    classes that no batch has shown yet are alike as well. Whole layers that differ only in the numbers of their names
-    may not be copies either, once all of them have moved with a gradient.
+    still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters and
+    output layers. Great weights are a fault where they show: in predictions that are far worse than a constant at first
+    and do not become better soon. Where the inputs are large, these are to blame.
+
+    Rows may also be alike in groups, as where one layer gives several parameters for each of several parts; all rows
+    must have a double, since classes that no batch has shown yet are alike as well. Whole layers that differ only in
+    the numbers of their names may not be copies either, once all of them have moved with a gradient.
 
     Why it is bad:
         Units that begin alike get the same gradient and stay alike: a layer of 512 has the worth of one. Weights that
