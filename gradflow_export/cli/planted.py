@@ -17,7 +17,8 @@ def train() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for _ in range(STEPS):
         rows = torch.randint(len(points), (64,))
-        nn.functional.cross_entropy(model(points[rows]), inside[rows]).backward()
+        loss = nn.functional.cross_entropy(model(points[rows]), inside[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

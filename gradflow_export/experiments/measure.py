@@ -110,7 +110,7 @@ class Scale:
         if not math.isfinite(value):
             return math.inf
         gain = (value - self.plain) / self.size
-        return math.exp2(max(min(-gain if self.higher else gain, 100.0), -100.0))
+        return math.pow(2.0, max(min(-gain if self.higher else gain, 100.0), -100.0))
 
 
 def scale(values: Sequence[float], *, higher: bool) -> Scale | None:
