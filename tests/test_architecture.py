@@ -24,7 +24,7 @@ FLOORS = (
     {"profiles"},
     {"engine", "monitor"},
     {"exporter"},
-    {"analyzers", "debugging", "diagnostics", "integrations"},
+    {"analyzers", "debugging", "diagnostics", "experiments", "integrations"},
     {"cli"},
     {"__main__"},
 )

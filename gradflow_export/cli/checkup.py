@@ -1,96 +1,287 @@
-"""``gradflow doctor script.py``: run a training script for a few steps and say which mistakes it makes silently."""
+"""``gradflow doctor script.py``: run a training script, report its silent mistakes, and try what mends them."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import math
+import pickle
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
-from gradflow_export.errors import ArgumentError, StorageError
+from gradflow_export.errors import ArgumentError, GradflowError, StorageError
 from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, merged, worst
 
 if TYPE_CHECKING:
     from gradflow_export.cli.script_runner import Outcome
+    from gradflow_export.experiments.battery import Verdict
+    from gradflow_export.experiments.laboratory import Laboratory
+    from gradflow_export.experiments.questions import Answer
+    from gradflow_export.experiments.target import Target
 
 FORMATS = ("text", "json", "sarif")
 STEPS = 50
+PATIENCE = 120.0
+"""Seconds that experiments may take without being asked for."""
+STOPPED = 130
+
+OPTIONS = (
+    "steps", "all", "format", "output", "tried", "cpu_budget", "measure", "html", "jobs", "network", "in_place",
+)  # fmt: skip
+"""What concerns a script and means nothing without one."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that concern a script; they may stand before it and after it."""
-    parser.add_argument(
-        "--steps", type=int, default=argparse.SUPPRESS, help=f"optimizer steps to run (default: {STEPS})"
+    add = parser.add_argument
+    unset = argparse.SUPPRESS
+    add("--steps", type=int, default=unset, help=f"optimizer steps to watch (default: {STEPS})")
+    add("--all", action="store_true", default=unset, help="watch the script to its end")
+    add("--format", choices=FORMATS, default=unset, help="how findings are printed (default: text)")
+    add("--output", type=Path, default=unset, help="write findings to this file")
+    add(
+        "--try",
+        dest="tried",
+        nargs="?",
+        const="yes",
+        choices=("yes", "all"),
+        default=unset,
+        help="run the script again with one change at a time, and say which makes it learn; --try=all tries every "
+        f"change (default: where that takes less than {PATIENCE:.0f} s)",
     )
-    parser.add_argument("--all", action="store_true", default=argparse.SUPPRESS, help="run the script to its end")
-    parser.add_argument(
-        "--format", choices=FORMATS, default=argparse.SUPPRESS, help="how findings are printed (default: text)"
+    add("--no-try", dest="tried", action="store_const", const="no", default=unset, help="watch only")
+    add("--cpu-budget", default=unset, help="for the experiments: seconds, or 40x for the time of 40 runs")
+    add(
+        "--measure",
+        default=unset,
+        help="what should grow instead of the loss falling: [higher:|lower:] and an "
+        "expression in the script, or stdout: and a pattern",
     )
-    parser.add_argument("--output", type=Path, default=argparse.SUPPRESS, help="write findings to this file")
+    add("--html", type=Path, default=unset, help="write the report with charts to this file")
+    add("--jobs", type=int, default=unset, help="runs at a time (default: one for each processor, at most 4)")
+    add("--network", action="store_true", default=unset, help="let the script reach the network")
+    add("--in-place", action="store_true", default=unset, help="let the script write into its own folder")
 
 
-def examine_script(script: Path, words: Sequence[str], given: argparse.Namespace) -> int:
-    """Run a script and print what was found.
+def own_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with ``--try`` spelled so that it does not take the next word for its value."""
+    before = words.index("--") if "--" in words else len(words)
+    return ["--try=yes" if word == "--try" and at < before else word for at, word in enumerate(words)]
+
+
+@dataclass
+class Report:
+    """Everything that is known of a script; it grows as the doctor works.
+
+    Attributes:
+        target: The script.
+        outcome: What watching it showed.
+        verdicts: What the experiments showed, one for each model that it trains.
+        answers: What was asked beyond one cause.
+        notes: Why something was not done.
+    """
+
+    target: Target
+    outcome: Outcome
+    verdicts: list[Verdict] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def issues(self) -> list[Issue]:
+        """What was found, as the experiments leave it, worst first."""
+        from gradflow_export.experiments.account import cures, weighed
+
+        found = [issue for issue, _ in self.outcome.issues]
+        for verdict in self.verdicts:
+            found = weighed(found, verdict)
+        known = {issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM}
+        new = [issue for verdict in self.verdicts for issue in cures(verdict) if issue.issue_type not in known]
+        return merged([*found, *new])
+
+    def line(self, issue: Issue) -> int:
+        """Return the line of the script that an issue belongs to, 0 where it is not known."""
+        return next((place.line for each, place in self.outcome.issues if each.key == issue.key), 0)
+
+    @property
+    def code(self) -> int:
+        """The exit status: 1 for a CRITICAL finding or a confirmed cure."""
+        cured = any(verdict.cures for verdict in self.verdicts)
+        return 1 if cured or worst(self.issues) is Severity.CRITICAL else 0
+
+
+def examine_script(script: Path | None, words: Sequence[str], given: argparse.Namespace) -> int:
+    """Run a script, try what mends it, and print what was found.
 
     Args:
-        script: A file of Python code.
+        script: A file of Python code or a notebook; ``None`` where ``words`` begin with the name of a module.
         words: What follows it: options of ours, and after them or after ``--`` the script's own.
         given: Options that stood before it.
 
     Returns:
-        1 when a finding is CRITICAL, 2 when the script failed or made no step, 0 otherwise.
+        1 when a finding is CRITICAL or a cure was confirmed, 2 when the script failed or made no step, 130 when it was
+        interrupted, 0 otherwise.
 
     Raises:
         ArgumentError: There is no such script, or fewer than one step is asked for.
         StorageError: The file for the findings cannot be written.
     """
+    module, words = ("", list(words)) if script is not None else (words[0], list(words[1:]))
     options, own = _split(words, given)
     steps = getattr(options, "steps", STEPS)
     kind = getattr(options, "format", "text")
     output = getattr(options, "output", None)
-    if not script.is_file():
+    if script is not None and not script.is_file():
         raise ArgumentError(f"doctor expects a Python script, got {str(script)!r}, which is no file; give its path.")
     if steps < 1:
         raise ArgumentError(f"--steps expects a number of steps of at least 1, got {steps}; for example --steps 50.")
-    if output is not None:
-        _check_place(output)
-    from gradflow_export.cli.script_runner import run_script
+    for place in (output, getattr(options, "html", None)):
+        if place is not None:
+            _check_place(place)
+    from gradflow_export.cli.script_runner import Outcome
+    from gradflow_export.experiments.target import Target, module_target
 
+    target = module_target(module, tuple(own)) if script is None else Target(script, words=tuple(own))
+    report = Report(target, Outcome())
+    stopped = False
     # What the script prints must not get among findings that another program reads.
     quiet = contextlib.nullcontext() if kind == "text" else contextlib.redirect_stdout(sys.stderr)
     with quiet:
-        outcome = run_script(script, own, steps, stop=not getattr(options, "all", False))
-    told = _render(outcome, script, kind)
+        try:
+            _consult(report, options, steps)
+        except KeyboardInterrupt:
+            stopped = True
+            report.notes.append("interrupted: this is what was known by then.")
+    told = _render(report, kind)
     if output is None:
         print(told)
     else:
         _write(output, told)
+    if getattr(options, "html", None) is not None:
+        from gradflow_export.experiments.page import as_html
+
+        _write(options.html, as_html(target.name, report.issues, report.verdicts, report.answers, report.outcome.steps))
+    return STOPPED if stopped else _status(report)
+
+
+def _status(report: Report) -> int:
+    """Return the exit status, and say why the script could not be examined where that is so."""
+    outcome, name = report.outcome, report.target.name
     if outcome.error:
         sys.stderr.write(
-            f"{outcome.error.rstrip()}\ngradflow: doctor expects a script that runs, and {script} failed by itself "
+            f"{outcome.error.rstrip()}\ngradflow: doctor expects a script that runs, and {name} failed by itself "
             f"after {outcome.steps} steps with the error above; mend that first, or give the arguments with which it "
             "runs.\n"
         )
         return 2
-    issues = [issue for issue, _ in outcome.issues]
-    if not outcome.steps and not issues:
+    if not outcome.steps and not outcome.issues:
         sys.stderr.write(
-            f"gradflow: {script} made no step of a torch.optim.Optimizer with a model that was called; nothing was "
+            f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing was "
             "learned of it. Give the arguments with which it trains.\n"
         )
         return 2
-    return 1 if worst(issues) is Severity.CRITICAL else 0
+    return report.code
+
+
+def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
+    """Watch the script, and then try what mends it."""
+    from gradflow_export.cli.script_runner import run_script
+
+    stop, tried = not getattr(options, "all", False), getattr(options, "tried", "")
+    if sys.platform != "linux":
+        report.outcome = run_script(report.target, steps, stop=stop)
+        if tried != "no":
+            report.notes.append("nothing was tried: experiments need Linux.")
+        return
+    from gradflow_export.experiments.laboratory import Laboratory
+    from gradflow_export.experiments.measure import parse
+
+    with Laboratory(
+        report.target,
+        jobs=getattr(options, "jobs", None),
+        network=getattr(options, "network", False),
+        in_place=getattr(options, "in_place", False),
+        measure=parse(options.measure) if hasattr(options, "measure") else None,
+    ) as laboratory:
+        watched = laboratory.apart(
+            lambda: pickle.dumps(run_script(report.target, steps, stop=stop)), sys.stdout, sys.stderr
+        )
+        report.outcome = pickle.loads(watched)
+        if tried != "no" and not report.outcome.error and report.outcome.steps:
+            try:
+                _experiment(report, laboratory, options)
+            except GradflowError as error:
+                report.notes.append(f"nothing was tried: {error}")
+
+
+def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namespace) -> None:
+    """Run the experiments on each model that the script trains."""
+    from gradflow_export.experiments.battery import RUNS, Battery
+    from gradflow_export.experiments.questions import answers
+    from gradflow_export.experiments.runs import STEPS as TRAINED
+
+    tried = getattr(options, "tried", "")
+    survey = laboratory.look()
+    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.jobs
+    seconds += (RUNS if laboratory.early else 3) * survey.setup
+    if not tried and seconds > PATIENCE and not _wanted(seconds):
+        report.notes.append(f"nothing was tried: that would take about {seconds:.0f} s; give --try to do it.")
+        return
+    if not survey.ended:
+        report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
+    budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
+    suspects = [issue.issue_type for issue, _ in report.outcome.issues if issue.severity >= Severity.MEDIUM]
+    for training in survey.trainings:
+        battery = Battery(
+            laboratory,
+            training,
+            steps=TRAINED,
+            budget=budget,
+            everything=tried == "all",
+            suspects=suspects,
+            tell=lambda line: print(f"gradflow: {line}", file=sys.stderr),
+        )
+        report.verdicts.append(battery.verdict)
+        battery.run()
+        if tried == "all" or hasattr(options, "html"):
+            report.answers += answers(laboratory, battery.verdict)
+
+
+def _wanted(seconds: float) -> bool:
+    """Ask whether something that takes so long is wanted; nobody who cannot be asked wants it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write(f"gradflow: trying what mends it takes about {seconds:.0f} s. Try? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _budget(text: str, run: float) -> float:
+    """Return seconds of processor time.
+
+    Raises:
+        ArgumentError: The text is neither seconds nor a multiple of a run.
+    """
+    if not text:
+        return math.inf
+    try:
+        return float(text[:-1]) * run if text.endswith("x") else float(text)
+    except ValueError as error:
+        raise ArgumentError(
+            f"--cpu-budget expects seconds or a multiple of a run, got {text!r}; for example 60 or 40x."
+        ) from error
 
 
 def _split(words: Sequence[str], given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]:
     """Tell our options from the script's own; all that follows ``--`` is the script's."""
-    ours, after = list(words), []
+    ours, after = own_words(words), []
     if "--" in ours:
         ours, after = ours[: ours.index("--")], ours[ours.index("--") + 1 :]
     parser = argparse.ArgumentParser(prog="gradflow doctor SCRIPT", add_help=False, allow_abbrev=False)
@@ -105,10 +296,11 @@ def refuse_without_script(given: argparse.Namespace) -> None:
     Raises:
         ArgumentError: The message names the option.
     """
-    for name in ("steps", "all", "format", "output"):
+    for name in OPTIONS:
         if hasattr(given, name):
+            option = "--try" if name == "tried" else f"--{name.replace('_', '-')}"
             raise ArgumentError(
-                f"--{name} expects a training script, got none; write: gradflow doctor train.py --{name} ..., or leave "
+                f"{option} expects a training script, got none; write: gradflow doctor train.py {option} ..., or leave "
                 "it out to check the installation."
             )
 
@@ -129,16 +321,33 @@ def _write(output: Path, told: str) -> None:
         ) from error
 
 
-def _render(outcome: Outcome, script: Path, kind: str) -> str:
-    issues: list[Issue] = merged([issue for issue, _ in outcome.issues])
-    lines = {issue: place.line for issue, place in outcome.issues}
+def _render(report: Report, kind: str) -> str:
+    from gradflow_export.experiments.account import as_json, lines
+
+    issues, outcome = report.issues, report.outcome
     if kind == "sarif":
         version = metadata.version("gradflow-export")
         failed = outcome.error.strip().rpartition("\n")[2]
-        return as_sarif([(issue, lines[issue]) for issue in issues], script, version=version, error=failed)
+        return as_sarif(
+            [(issue, report.line(issue)) for issue in issues], report.target.path, version=version, error=failed
+        )
     if kind == "json":
-        found = [{**issue_to_json(issue), "line": lines[issue] or None} for issue in issues]
-        head = {"script": str(script), "steps": outcome.steps, "models": outcome.models, "error": outcome.error or None}
-        return json.dumps({**head, "findings": found}, indent=2, allow_nan=False)
+        found = [{**issue_to_json(issue), "line": report.line(issue) or None} for issue in issues]
+        head = {
+            "script": report.target.name,
+            "steps": outcome.steps,
+            "models": outcome.models,
+            "error": outcome.error or None,
+        }
+        experiments = {"experiments": [as_json(verdict) for verdict in report.verdicts]}
+        asked = [{"question": each.title, "answer": each.text, "wrong": each.wrong} for each in report.answers]
+        return json.dumps(
+            {**head, "findings": found, **experiments, "answers": asked, "notes": report.notes},
+            indent=2,
+            allow_nan=False,
+        )
     models = ", ".join(outcome.models) or "no model"
-    return f"{script} ({models}), {findings(issues, outcome.steps)}"
+    told = [f"{report.target.name} ({models}), {findings(issues, outcome.steps)}"]
+    for verdict in report.verdicts:
+        told += lines(verdict)
+    return "\n".join([*told, *(f"{each.title}: {each.text}" for each in report.answers), *report.notes])

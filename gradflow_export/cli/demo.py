@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--logdir", default="runs/demo", help="where the runs go (default: %(default)s)")
     parser.add_argument("--fault", choices=FAULTS, default="none", help="what goes wrong (default: %(default)s)")
     parser.add_argument("--program", choices=(*PROGRAMS, *COMPARED, "all"), default="all", help="what is trained")
-    parser.add_argument("--tour", action="store_true", help="healthy, each kind of trouble once, Pre-LN and Post-LN")
+    tour = "healthy, each kind of trouble once, Pre-LN and Post-LN, and a planted mistake for the doctor"
+    parser.add_argument("--tour", action="store_true", help=tour)
     parser.add_argument("--steps", type=_positive, default=200, help="optimizer steps (default: %(default)s)")
     parser.set_defaults(run=run)
 
@@ -50,11 +52,23 @@ def run(args: argparse.Namespace) -> int:
             folder = _fresh(Path(args.logdir), _run_name(name, fault))
             print(f"\n{_title(name, fault)}, {args.steps} steps, into {folder}")
             _train(build(name, fault), folder, args.steps)
+        if args.tour:
+            _examine()
     finally:
         torch.set_num_threads(threads)
     print(f"\nTo see the runs in TensorBoard:\n  tensorboard --logdir {args.logdir}")
     print("then open http://localhost:6006/#gradflow")
     return 0
+
+
+def _examine() -> None:
+    """Let the doctor find a planted mistake and show the cure that it tried."""
+    from gradflow_export.cli import planted
+    from gradflow_export.cli.checkup import examine_script
+
+    print("\nA script that never clears its gradients, examined by `gradflow doctor`:", flush=True)
+    with contextlib.redirect_stderr(sys.stdout):
+        examine_script(Path(planted.__file__), [], argparse.Namespace(tried="yes"))
 
 
 def _chosen(args: argparse.Namespace) -> Sequence[tuple[str, str]]:

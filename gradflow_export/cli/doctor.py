@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from gradflow_export.cli.checkup import add_options, examine_script, refuse_without_script
+from gradflow_export.cli.checkup import add_options, examine_script, own_words, refuse_without_script
 
 PLUGIN_GROUP, PLUGIN_NAME = "tensorboard_plugins", "gradflow"
 LEAST_FREE_MB = 100
@@ -74,11 +75,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "doctor",
         help="what is installed, what would fail, and the way out; or what is wrong with a training script",
-        description="Without a script: check this installation. With one: run it for a few optimizer steps and say "
-        "which mistakes it makes silently; exit status 1 for a CRITICAL finding, 2 when the script fails or trains "
-        "nothing.",
+        description="Without a script: check this installation. With one: run it for a few optimizer steps, say which "
+        "mistakes it makes silently, and run it again with one change at a time to see which makes it learn; exit "
+        "status 1 for a CRITICAL finding or a confirmed cure, 2 when the script fails or trains nothing. What the "
+        "script writes is thrown away.",
     )
-    parser.add_argument("script", type=Path, nargs="?", help="a training script to examine")
+    plain = parser.parse_known_args
+
+    def parse(args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        return plain(own_words(sys.argv[1:] if args is None else args), namespace)
+
+    parser.parse_known_args = parse  # type: ignore[method-assign, assignment]
+    parser.add_argument("script", type=Path, nargs="?", help="a training script or notebook to examine")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, as python -m runs it")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     add_options(parser)
     parser.add_argument("--logdir", type=Path, default=Path("runs"), help="where runs would go (default: %(default)s)")
@@ -87,6 +96,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Print every finding; 1 when something would fail, or when a script has a critical one."""
+    if args.module:
+        return examine_script(None, args.module, args)
     if args.script is not None:
         return examine_script(args.script, args.words, args)
     refuse_without_script(args)

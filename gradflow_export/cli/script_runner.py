@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import runpy
 import sys
-import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.experiments.target import CELL, Target, run_target, told
 from gradflow_export.exporter import Exporter, watching
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.instances import instances
@@ -72,7 +69,7 @@ class ScriptWatch:
     """Attaches an exporter to each outermost module that is called with gradients, and counts optimizer steps.
 
     Args:
-        script: The script, so that its lines can be told.
+        script: File of the program, so that its lines can be told.
         steps: Steps after which it is stopped.
         stop: Whether it is stopped at all.
     """
@@ -157,7 +154,7 @@ class ScriptWatch:
         """Return the line of the script that is being run, the innermost one."""
         frame = sys._getframe(1)  # noqa: SLF001 - no public form
         while frame is not None:
-            if frame.f_code.co_filename == self._script:
+            if frame.f_code.co_filename.partition(CELL)[0] == self._script:
                 return Place(frame.f_lineno)
             frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
         return Place()
@@ -177,30 +174,28 @@ def outermost(module: nn.Module) -> nn.Module:
     return unwrap(max(holders, key=lambda pair: pair[0], default=(1, module))[1])
 
 
-def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool = True) -> Outcome:
-    """Run a script as ``python script`` would, and return what its models showed.
+def run_script(target: Target, steps: int, *, stop: bool = True) -> Outcome:
+    """Run a program as ``python`` would, and return what its models showed.
 
     Arguments, search path and current folder are put back.
 
     Args:
-        script: A file of Python code.
-        arguments: What follows it on the command line.
+        target: The program and its arguments.
         steps: Optimizer steps after which it is stopped.
         stop: Whether it is stopped; otherwise it runs to its end.
     """
-    watch = ScriptWatch(script, steps, stop=stop)
+    watch = ScriptWatch(target.path, steps, stop=stop)
     argv, path, folder, error = sys.argv, sys.path[:], Path.cwd(), ""
-    sys.argv, sys.path[0:0] = [str(script), *arguments], [str(script.resolve().parent)]
     try:
         with watch.attach():
             try:
-                runpy.run_path(str(script.resolve()), run_name="__main__")
+                run_target(target)
             except _Enough:
                 pass
             except SystemExit as ended:
                 error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
             except Exception as raised:
-                error = _told(raised, str(script.resolve()))
+                error = told(raised, target)
         # Once the exporters are closed: what waits for the record after the last step is told by then.
         outcome = watch.outcome()
     finally:
@@ -208,11 +203,3 @@ def run_script(script: Path, arguments: Sequence[str], steps: int, *, stop: bool
         os.chdir(folder)
     outcome.error = error
     return outcome
-
-
-def _told(raised: Exception, script: str) -> str:
-    """Return what Python prints of an error, from the first line of the script on."""
-    left: TracebackType | None = raised.__traceback__
-    while left is not None and left.tb_frame.f_code.co_filename != script:
-        left = left.tb_next
-    return "".join(traceback.format_exception(type(raised), raised, left))

@@ -57,7 +57,7 @@ def script(tmp_path):
 def test_a_sound_script_passes_and_is_stopped(script, capsys):
     """It gets its own arguments, runs for the steps asked for, and everything is put back."""
     before = sys.argv, sys.path[:]
-    assert main(["doctor", str(script), "--mine", "3", "--steps", "12"]) == 0
+    assert main(["doctor", "--no-try", str(script), "--mine", "3", "--steps", "12"]) == 0
     out = capsys.readouterr().out
     assert "arguments ['--mine', '3']" in out
     assert "(Net), 12 steps: nothing found." in out
@@ -68,11 +68,11 @@ def test_a_sound_script_passes_and_is_stopped(script, capsys):
 
 def test_findings_name_layer_line_and_way_out(script, capsys):
     """Layers in a plain list are told of with the line of the step, and a critical finding is the exit status."""
-    assert main(["doctor", str(script), "list", "--steps", "15"]) == 0
+    assert main(["doctor", "--no-try", str(script), "list", "--steps", "15"]) == 0
     text = capsys.readouterr().out
     assert "[HIGH] NOT_TRAINING in extra[0].weight (+1 more) since step 1" in text
     assert "nn.ModuleList" in text
-    assert main(["doctor", "--format", "json", str(script), "still"]) == 1
+    assert main(["doctor", "--no-try", "--format", "json", str(script), "still"]) == 1
     printed = capsys.readouterr()
     told = json.loads(printed.out)
     assert "arguments ['still']" in printed.err
@@ -86,7 +86,7 @@ def test_findings_name_layer_line_and_way_out(script, capsys):
 def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
     """Version, tool, rules by index, message, location with file and line, and nothing that is null."""
     target = tmp_path / "found.sarif"
-    assert main(["doctor", str(script), "--format", "sarif", "--output", str(target), "--", "list"]) == 0
+    assert main(["doctor", "--no-try", str(script), "--format", "sarif", "--output", str(target), "--", "list"]) == 0
     assert capsys.readouterr().out == ""
     text = target.read_text(encoding="utf-8")
     log = json.loads(text)
@@ -130,7 +130,7 @@ def test_what_is_found_after_the_last_step_is_told(tmp_path, capsys):
         "watching(model)[0].add_issue(issue)\n",
         encoding="utf-8",
     )
-    assert main(["doctor", str(path)]) == 0
+    assert main(["doctor", "--no-try", str(path)]) == 0
     out = capsys.readouterr().out
     assert "1 step: 1 finding." in out
     assert "[LOW] UNSTABLE in weight" in out
@@ -141,42 +141,42 @@ def test_the_current_folder_is_put_back(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "away").mkdir()
     (tmp_path / "go.py").write_text("import os\nos.chdir('away')\n", encoding="utf-8")
-    assert main(["doctor", "go.py", "--output", "found.txt"]) == 2
+    assert main(["doctor", "--no-try", "go.py", "--output", "found.txt"]) == 2
     assert (tmp_path / "found.txt").is_file()
     assert "made no step" in capsys.readouterr().err
 
 
 def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, capsys):
     """Its traceback is shown; a missing script, one without a step and a bad number are told apart."""
-    assert main(["doctor", str(script), "fail"]) == 2
+    assert main(["doctor", "--no-try", str(script), "fail"]) == 2
     err = capsys.readouterr().err
     assert "RuntimeError: no more data" in err
     assert "failed by itself after 5 steps" in err
     assert err.count('  File "') == 1, "frames that are not the script's own were shown"
     empty = tmp_path / "empty.py"
     empty.write_text("x = 1\n", encoding="utf-8")
-    assert main(["doctor", str(empty)]) == 2
+    assert main(["doctor", "--no-try", str(empty)]) == 2
     assert "no step of a torch.optim.Optimizer" in capsys.readouterr().err
-    assert main(["doctor", str(tmp_path / "none.py")]) == 2
+    assert main(["doctor", "--no-try", str(tmp_path / "none.py")]) == 2
     assert "is no file" in capsys.readouterr().err
-    assert main(["doctor", str(script), "--steps", "0"]) == 2
+    assert main(["doctor", "--no-try", str(script), "--steps", "0"]) == 2
     assert "--steps expects" in capsys.readouterr().err
     (tmp_path / "broken.py").write_text("def f(:\n", encoding="utf-8")
-    assert main(["doctor", str(tmp_path / "broken.py")]) == 2
+    assert main(["doctor", "--no-try", str(tmp_path / "broken.py")]) == 2
     assert capsys.readouterr().err.startswith('  File "')
 
 
 def test_a_file_that_cannot_be_written_is_told_before_the_script_runs(script, tmp_path, capsys, monkeypatch):
     """A folder, a file in no folder, and options of a script without one; what fails later has no traceback either."""
     for place, what in ((tmp_path, "is a folder"), (tmp_path / "no" / "a.json", "a folder that does not exist")):
-        assert main(["doctor", str(script), "--output", str(place)]) == 2
+        assert main(["doctor", "--no-try", str(script), "--output", str(place)]) == 2
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err.startswith("gradflow: --output expects a file to write to, got")
         assert what in printed.err
     monkeypatch.chdir(tmp_path)
     (tmp_path / "locked").symlink_to(tmp_path / "gone" / "file")
-    assert main(["doctor", str(script), "--steps", "1", "--output", "locked"]) == 2
+    assert main(["doctor", "--no-try", str(script), "--steps", "1", "--output", "locked"]) == 2
     assert "No such file" in capsys.readouterr().err
     assert main(["doctor", "--format", "json"]) == 2
     assert "--format expects a training script, got none" in capsys.readouterr().err
@@ -196,5 +196,5 @@ def test_all_lets_the_script_run_to_its_end(tmp_path, capsys):
         "raise SystemExit(0)\n",
         encoding="utf-8",
     )
-    assert main(["doctor", str(path), "--steps", "3", "--all"]) == 0
+    assert main(["doctor", "--no-try", str(path), "--steps", "3", "--all"]) == 0
     assert "(Linear), 8 steps" in capsys.readouterr().out

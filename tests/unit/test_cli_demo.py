@@ -88,7 +88,8 @@ def test_twelve_blocks_learn_without_a_warm_up_only_where_the_norms_come_first(t
 
 def test_the_tour_shows_each_kind_of_trouble_once(tmp_path, capsys):
     """One run for each program and fault of the tour, under its own name."""
-    demo(capsys, tmp_path, "--tour", "--steps", "2")
+    out = demo(capsys, tmp_path, "--tour", "--steps", "2")
+    assert "[CURE] clear old gradients" in out
     names = {path.name for path in tmp_path.iterdir()}
     assert len(names) == len(TOUR)
     assert {

@@ -1,0 +1,188 @@
+"""What ``gradflow doctor`` finds by experiment: right causes, wrong ones, prescriptions for healthy programs, cost.
+
+    python benchmarks/doctor.py --part dev                       # benchmarks/silent, its part for development
+    python benchmarks/doctor.py --part heldout --only RATE
+    python benchmarks/doctor.py --part path/to/corpus.py         # any module with CASES, see doctor_case.py
+    python benchmarks/doctor.py --part third --symptoms          # with the first stage: rules judge one run as well
+
+Each program is run as a script. A *right cause* is a cure, tried and confirmed, whose treatment is the fix of an issue
+type that the corpus calls true of the program, or (with ``--symptoms``) an issue of such a type that the experiments
+leave at MEDIUM or above; *cure confirmed* counts the former alone. A *wrong cause* is a cure of no such type. A
+*false prescription* is any cure for a mended or healthy program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pickle
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import doctor_case
+
+from gradflow_export.cli.script_runner import run_script
+from gradflow_export.errors import GradflowError
+from gradflow_export.experiments.account import weighed
+from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.treatments import find
+from gradflow_export.records.issues import Issue, Severity
+
+CASE = Path(doctor_case.__file__)
+SICK, MENDED, HEALTHY = "sick", "mended", "healthy"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of one program.
+
+    Attributes:
+        part: Where it is from.
+        name: Its name.
+        form: Sick, mended or healthy.
+        types: Issue types that name what is wrong with it.
+        ill: Why it is ill; empty where it is not.
+        refused: Why nothing was judged.
+        cures: Treatments that rescue it.
+        cured: Issue types that they fix.
+        runs: How many runs there were.
+        relative: Their processor time as a multiple of one run's.
+        seconds: Time in all.
+        issues: Types of the issues of the first stage that the experiments leave at MEDIUM or above.
+        also: Issue types that are true of it as well, and count neither as right nor as wrong.
+    """
+
+    part: str
+    name: str
+    form: str
+    types: tuple[str, ...]
+    ill: str = ""
+    refused: str = ""
+    cures: tuple[str, ...] = ()
+    cured: tuple[str, ...] = ()
+    runs: int = 0
+    relative: float = 0.0
+    seconds: float = 0.0
+    issues: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a cure fits nothing that is true of the program."""
+        return bool(self.cures) and not set(self.cured) & {*self.types, *self.also}
+
+    @property
+    def named(self) -> bool:
+        """Whether a cure or an issue fits."""
+        return self.right or bool(set(self.issues) & set(self.types))
+
+    @property
+    def right(self) -> bool:
+        """Whether a cure fits."""
+        return bool(set(self.cured) & set(self.types))
+
+
+def examine(
+    part: str, name: str, form: str, types: tuple[str, ...], also: tuple[str, ...], jobs: int | None, *, symptoms: bool
+) -> Seen:
+    """Examine one program."""
+    began = time.monotonic()
+    target = Target(CASE, words=(part, name, form))
+    issues: list[Issue] = []
+    try:
+        with Laboratory(target, jobs=jobs) as laboratory:
+            if symptoms:
+                watched = laboratory.apart(lambda: pickle.dumps(run_script(target, 50)), sys.stdout, sys.stderr)
+                issues = [issue for issue, _ in pickle.loads(watched).issues]
+            survey = laboratory.look()
+            if not survey.trainings:
+                return Seen(part, name, form, types, refused=f"no steps {survey.error.strip()[-200:]}", also=also)
+            suspects = [issue.issue_type for issue in issues if issue.severity >= Severity.MEDIUM]
+            verdict = Battery(laboratory, survey.trainings[-1], steps=60, suspects=suspects).run()
+    except GradflowError as error:
+        return Seen(part, name, form, types, refused=str(error), also=also)
+    cures = tuple(" + ".join(trial.names) for trial in verdict.cures)
+    cured = {str(kind) for trial in verdict.cures for each in trial.names for kind in find(each).fixes}
+    one = verdict.cpu / max(verdict.runs, 1)
+    left = {str(issue.issue_type) for issue in weighed(issues, verdict) if issue.severity >= Severity.MEDIUM}
+    return Seen(
+        part, name, form, types, verdict.baseline.complaint if verdict.baseline else "", verdict.refused, cures,
+        tuple(sorted(cured)), verdict.runs, verdict.cpu / one if one else 0.0, time.monotonic() - began,
+        tuple(sorted(left)), also,
+    )  # fmt: skip
+
+
+def programs(part: str, only: str) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """Return name, form, right issue types and other true ones of each program."""
+    if part.endswith(".py"):
+        cases = doctor_case.loaded(part).CASES
+        return [
+            (case.name, HEALTHY if case.label == "HEALTHY" else SICK, (case.label,), tuple(case.also))
+            for case in cases
+            if only in case.name
+        ]
+    half = importlib.import_module(f"silent.{part}")
+    found = []
+    for bug in half.BUGS:
+        if only in bug.name or only in bug.types:
+            found += [(bug.name, form, tuple(bug.types), tuple(bug.also)) for form in (SICK, MENDED)]
+    return found + [(case.name, HEALTHY, (), ()) for case in half.HEALTHY if only in case.name]
+
+
+def summary(seen: list[Seen]) -> str:
+    """Return the totals as a table in Markdown."""
+    sick = [each for each in seen if each.form == SICK]
+    sound = [each for each in seen if each.form != SICK]
+    runs = [each.runs for each in seen if each.runs]
+    rows = [
+        ("right cause named", sum(each.named for each in sick), len(sick)),
+        ("cure confirmed, right cause", sum(each.right for each in sick), len(sick)),
+        ("cure confirmed, wrong cause", sum(each.wrong for each in sick), len(sick)),
+        ("ill, no cure found", sum(bool(each.ill and not each.cures and not each.refused) for each in sick), len(sick)),
+        ("faulty, no yardstick", sum(bool(each.refused) for each in sick), len(sick)),
+        ("prescriptions for mended and healthy programs", sum(bool(each.cures) for each in sound), len(sound)),
+        ("mended and healthy, no yardstick", sum(bool(each.refused) for each in sound), len(sound)),
+    ]
+    lines = ["| | programs | share |", "|---|---|---|"]
+    lines += [f"| {what} | {count} of {of} | {count / of if of else 0:.0%} |" for what, count, of in rows]
+    cost = f"Median cost: {statistics.median(runs):.0f} runs." if runs else "Nothing was run."
+    return "\n".join([*lines, "", cost])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--part", default="dev", help="dev, heldout, second, third, or the path of a module")
+    parser.add_argument("--only", default="", help="programs whose name contains this, or mistakes of this type")
+    parser.add_argument("--form", choices=(SICK, MENDED, HEALTHY), help="these alone")
+    parser.add_argument("--every", type=int, default=1, help="every n-th program")
+    parser.add_argument("--symptoms", action="store_true", help="the first stage as well")
+    parser.add_argument("--jobs", type=int, help="runs at a time")
+    parser.add_argument("--json", type=Path, help="write what was seen of each program to this file")
+    arguments = parser.parse_args()
+    seen = []
+    wanted = [each for each in programs(arguments.part, arguments.only) if arguments.form in {None, each[1]}]
+    for name, form, types, also in wanted[:: arguments.every]:
+        each = examine(arguments.part, name, form, types, also, arguments.jobs, symptoms=arguments.symptoms)
+        seen.append(each)
+        mark = "right" if each.right else "WRONG" if each.wrong else "named" if each.named else "-"
+        if form != SICK:
+            mark = "FALSE" if each.cures else "-"
+        print(
+            f"{mark:5} {form:7} {name} {each.types}: {', '.join(each.cures) or 'no cure'}; {' '.join(each.issues)}; "
+            f"{each.refused or each.ill or 'learns'}; {each.runs} runs, {each.seconds:.0f} s",
+            flush=True,
+        )
+        if arguments.json:
+            arguments.json.write_text(json.dumps([asdict(one) for one in seen], indent=1), encoding="utf-8")
+    print(summary(seen))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    main()

@@ -1,0 +1,42 @@
+"""One program of a corpus as a script: ``python doctor_case.py SET NAME FORM``, for ``benchmarks/doctor.py``.
+
+SET is a part of ``benchmarks/silent`` (dev, heldout, second, third), or the path of a module with ``CASES``, each with
+``build()`` that returns a program of ``steps`` calls of ``step(number)``.
+"""
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+def loaded(path):
+    """Return the module in a file."""
+    spec = importlib.util.spec_from_file_location("programs_of_others", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main():
+    part, name, form = sys.argv[1:4]
+    warnings.simplefilter("ignore")
+    if part.endswith(".py"):
+        program = next(case for case in loaded(part).CASES if case.name == name).build()
+        for step in range(max(program.steps, 80)):
+            program.step(step)
+        return
+    half = importlib.import_module(f"silent.{part}")
+    if form == "healthy":
+        program = next(case for case in half.HEALTHY if case.name == name).build(0)
+    else:
+        program = next(case for case in half.BUGS if case.name == name).build(form == "mended", 0)
+    program.train()
+
+
+if __name__ == "__main__":
+    main()

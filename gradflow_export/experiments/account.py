@@ -1,0 +1,164 @@
+"""What the experiments showed, as lines of text, as JSON, and as issues that stand among those of the symptoms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gradflow_export.experiments.battery import SEEDS, Verdict
+from gradflow_export.experiments.decision import Trial
+from gradflow_export.experiments.treatments import find, patches
+from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
+
+DEGREE = frozenset({
+    IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION, IssueType.UNSTABLE,
+    IssueType.BOTTLENECK, IssueType.LOSS_SPIKE, IssueType.OPTIMIZER_STATE, IssueType.DATA_SCALE,
+    IssueType.LEARNING_RATE, IssueType.BAD_INIT,
+})  # fmt: skip
+"""Issues of degree: a number is unusual, which may or may not matter. Others are proved from structure or data."""
+
+
+def number(value: float) -> str:
+    """Return a loss as it is printed."""
+    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"
+
+
+def effect(trial: Trial, verdict: Verdict) -> str:
+    """Return what a treatment did, in one sentence."""
+    assert verdict.baseline is not None
+    name, what = " and ".join(trial.names), "cost" if verdict.measured else "loss"
+    if trial.error:
+        return f"{name}: the run failed, {trial.error}"
+    before, after = number(verdict.baseline.effect[0]), number(trial.effects.get(0, math.inf))
+    steps = f"{verdict.steps} steps"
+    if not trial.rescues(verdict.baseline):
+        confirmed = f", not confirmed by other seeds ({len(trial.effects)} runs)" if len(trial.effects) > 1 else ""
+        return f"{name}: the {what} is {after} and was {before} after {steps}{confirmed}"
+    seeds = f"seeds {len(trial.effects)} of {SEEDS}" + (
+        "" if verdict.seeds > 1 else ", which do not change this script"
+    )
+    return f"{name}: the {what} reaches {after} instead of {before} after {steps}; {seeds}"
+
+
+def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
+    """Return the code that makes a treatment for good, chosen by what the first run saw."""
+    code = patches(trial.names)
+    if trial.names == ("keep the gradients as backward left them",):
+        if facts.get("kept", 1.0) == 0:
+            return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
+        return f"# the limit leaves {facts.get('kept', 1.0):.2g} of the gradient\n{code}"
+    return code
+
+
+def cures(verdict: Verdict) -> list[Issue]:
+    """Return an issue for the cause that was found; one, that names all treatments that are as good."""
+    if not verdict.cures or verdict.baseline is None:
+        return []
+    first = verdict.cures[0]
+    kinds = [kind for name in first.names for kind in find(name).fixes]
+    causes = " and ".join(find(name).separates for name in first.names)
+    also = "".join(f" As good: {effect(trial, verdict)}." for trial in verdict.cures[1:])
+    return [
+        Issue(
+            kinds[0],
+            Severity.HIGH,
+            "",
+            1,
+            first.effects[0],
+            verdict.baseline.level(0),
+            f"{_sentence(causes)}. Tried: {effect(first, verdict)}.{also}",
+            "; ".join(dict.fromkeys(patch(trial, verdict.facts) for trial in verdict.cures)),
+            cause=" + ".join(first.names),
+        )
+    ]
+
+
+def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
+    """Return issues as the experiments leave them.
+
+    Of each it is said what its cure did. One of degree that its own cure does not relieve is LOW; what is proved from
+    structure or data keeps its severity.
+    """
+    if verdict.refused or verdict.baseline is None:
+        return list(issues)
+    found = []
+    for issue in issues:
+        tried = [
+            each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
+        ]
+        cured = [each for each in tried if each.rescues(verdict.baseline)]
+        shown = cured or sorted(tried, key=lambda each: each.effects.get(0, math.inf))[:1]
+        if shown:
+            text = "; ".join(effect(each, verdict) for each in shown)
+            kept = bool(cured) or issue.issue_type not in DEGREE
+            severity = issue.severity if kept else min(issue.severity, Severity.LOW)
+            issue = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)  # noqa: PLW2901
+        found.append(issue)
+    return found
+
+
+def lines(verdict: Verdict) -> list[str]:
+    """Return the account of one training as lines of text."""
+    if verdict.refused:
+        return [
+            f"nothing was tried: {verdict.refused}.",
+            "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'.",
+        ]
+    if verdict.baseline is None:
+        return ["the experiments were ended before they showed anything."]
+    told = [f"tried in {verdict.runs} runs of {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
+    if verdict.measured:
+        told.append(f"  Measured: {verdict.measured}.")
+    complaint = verdict.baseline.complaint.replace("loss", "cost") if verdict.measured else verdict.baseline.complaint
+    told.append(f"  {_sentence(complaint)}." if verdict.baseline.ill else "  The program learns.")
+    for trial in verdict.cures:
+        told.append(f"  [CURE] {effect(trial, verdict)}")
+        told += [f"    cause {find(name).separates}" for name in trial.names]
+        told += [
+            f"    {'patch' if not at else '     '} {line}"
+            for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
+        ]
+    if verdict.baseline.ill and not verdict.cures:
+        told.append("  Nothing that was tried makes it learn; look at the data, the targets and the loss.")
+    vain = [trial for trial in verdict.vain if trial not in verdict.cures]
+    if vain:
+        each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
+        told.append(f"  in vain (loss {number(verdict.baseline.effect[0])} as it is): {each}")
+    if verdict.cut:
+        told.append("  The budget ended this before everything was tried.")
+    return told
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Return the account of one training, ready for JSON."""
+    base = verdict.baseline
+    return {
+        "steps": verdict.steps,
+        "refused": verdict.refused or None,
+        "complaint": (base.complaint or None) if base else None,
+        "first_loss": [number_to_json(each) for each in base.first] if base else [],
+        "loss": [number_to_json(each) for each in base.effect] if base else [],
+        "placebos": {name: number_to_json(each) for name, each in base.placebos.items()} if base else {},
+        "cures": [_trial(each, verdict) for each in verdict.cures],
+        "in_vain": [_trial(each, verdict) for each in verdict.vain if each not in verdict.cures] if base else [],
+        "budget_spent": verdict.cut,
+        "runs": verdict.runs,
+        "cpu_seconds": round(verdict.cpu, 3),
+    }
+
+
+def _trial(trial: Trial, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "treatments": list(trial.names),
+        "separates": [find(name).separates for name in trial.names],
+        "loss": {str(seed): number_to_json(each) for seed, each in sorted(trial.effects.items())},
+        "effect": effect(trial, verdict),
+        "patch": patch(trial, verdict.facts),
+        "error": trial.error or None,
+    }
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,287 @@
+"""Decides what is run next, and when the cause is clear: noise and placebos, exact treatments, tuning, combinations."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradflow_export.experiments.decision import Baseline, Trial, best
+from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.measure import Scale, effect, scale
+from gradflow_export.experiments.patient import MEASURED
+from gradflow_export.experiments.runs import Request, Result
+from gradflow_export.experiments.survey import Training
+from gradflow_export.experiments.treatments import (
+    COMBINED,
+    EXACT,
+    PLACEBO,
+    TREATMENTS,
+    TUNING,
+    Treatment,
+    find,
+    of_kind,
+)
+from gradflow_export.records.issues import IssueType
+
+SEEDS = 3
+LEAST_STEPS = 20
+ECHOES = 0.5
+"""Share of steps with a call without gradients from which on a loss may compare a model with what it learned itself."""
+LOOK, STILL = "look", ("look", "no steps")
+RUNS = 40
+"""How many runs the experiments take at most, for a prediction of their time."""
+
+
+@dataclass
+class Verdict:
+    """What the runs of one training showed.
+
+    Attributes:
+        training: Which steps of the program were examined.
+        steps: Optimizer steps of each run.
+        refused: Why nothing can be judged; empty where it can.
+        baseline: Runs without treatment, and placebos; ``None`` where they failed.
+        trials: Everything that was tried, in order.
+        cures: What rescues, the best first; more than one where they are as good.
+        curves: Losses of runs by a name for them, for charts.
+        facts: What the first run saw.
+        measured: The user's yardstick, where it takes the place of the loss.
+        seeds: How many seeds gave runs that differ.
+        cut: Whether the budget ended it before everything was tried.
+        runs: How many runs there were.
+        cpu: Their seconds of processor time.
+    """
+
+    training: Training
+    steps: int
+    refused: str = ""
+    baseline: Baseline | None = None
+    trials: list[Trial] = field(default_factory=list)
+    cures: list[Trial] = field(default_factory=list)
+    curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    measured: str = ""
+    seeds: int = SEEDS
+    cut: bool = False
+    runs: int = 0
+    cpu: float = 0.0
+
+    @property
+    def vain(self) -> list[Trial]:
+        """What was tried and does not rescue."""
+        assert self.baseline is not None
+        return [trial for trial in self.trials if trial.acted and not trial.rescues(self.baseline)]
+
+
+class Battery:
+    """The experiments on one training of a program.
+
+    Args:
+        laboratory: Where runs are done.
+        training: Which steps of the program.
+        steps: Steps that each run trains, fewer where the program makes fewer.
+        budget: Seconds of processor time.
+        everything: Whether all treatments are tried, whatever the first ones show.
+        suspects: Issue types that the symptoms accuse: their treatments are tried first.
+        tell: Called with a line about what is being done.
+    """
+
+    def __init__(
+        self,
+        laboratory: Laboratory,
+        training: Training,
+        *,
+        steps: int,
+        budget: float = math.inf,
+        everything: bool = False,
+        suspects: Sequence[IssueType] = (),
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self._laboratory, self._budget, self._everything, self._tell = laboratory, budget, everything, tell
+        self._suspects = suspects
+        self._scale: Scale | None = None
+        # Once the program is done it cannot be measured any more.
+        self.verdict = Verdict(training, min(steps, training.steps - MEASURED))
+
+    def run(self) -> Verdict:
+        """Do the experiments; what is known so far stands in :attr:`verdict` all the time."""
+        verdict, laboratory = self.verdict, self._laboratory
+        if verdict.steps < LEAST_STEPS:
+            verdict.refused = (
+                f"it makes {verdict.training.steps} optimizer steps; at least {LEAST_STEPS + MEASURED} are needed to "
+                "compare runs. Give the arguments with which it trains longer."
+            )
+            return verdict
+        before = laboratory.runs, laboratory.cpu
+        laboratory.examine(verdict.training)
+        try:
+            self._observe()
+            if not verdict.refused:
+                self._treat()
+        finally:
+            verdict.runs, verdict.cpu = laboratory.runs - before[0], laboratory.cpu - before[1]
+        return verdict
+
+    def _observe(self) -> None:
+        """Run the program as it is, with each seed, and with placebos."""
+        verdict = self.verdict
+        placebos = [each.name for each in TREATMENTS if each.kind == PLACEBO]
+        asked = [
+            ((LOOK,), 0),
+            (STILL, 0),
+            *(((name,), 0) for name in placebos),
+            *(((), seed) for seed in range(1, SEEDS)),
+        ]
+        found: dict[tuple[tuple[str, ...], int], Result] = {}
+        self._tell(f"{len(asked)} runs as it is, with other seeds, and with inputs that mean nothing")
+        for request, result in self._runs(asked):
+            found[request.names, request.seed] = result
+        look, still = found.get(((LOOK,), 0)), found.get((STILL, 0))
+        plain = [look, *(found.get(((), seed)) for seed in range(1, SEEDS))]
+        seeds = [each for each in plain if each is not None and each.losses and not each.error]
+        if look is None or look.error or not look.losses or len(seeds) < SEEDS:
+            failed = next((each.error for each in plain if each is not None and each.error), "the budget was spent")
+            verdict.refused = f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
+            return
+        verdict.facts = look.facts
+        measure = self._laboratory.measure
+        if measure is None:
+            verdict.refused = no_yardstick(seeds, look, still)
+        else:
+            self._scale = scale(look.measured, higher=measure.higher)
+            verdict.measured = f"{measure.text} (as a cost: 1 is the script as it is, less is better)"
+            if self._scale is None:
+                verdict.refused = f"--measure {measure.text!r} gave no number at any step"
+        given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
+        verdict.baseline = Baseline(
+            tuple(self._first(each) for each in seeds),
+            tuple(self._effect(each) for each in seeds),
+            {name: self._effect(each) for name, each in given.items() if each.acted and not each.error},
+        )
+        verdict.seeds = len({each.losses for each in seeds})
+        verdict.curves.update({"as it is": look.losses, **{name: each.losses for name, each in given.items()}})
+
+    def _treat(self) -> None:
+        verdict = self.verdict
+        assert verdict.baseline is not None
+        ill = verdict.baseline.ill
+        self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else "it learns")
+        exact = self._ordered(of_kind(EXACT, verdict.facts))
+        self._try([(each.name,) for each in exact if self._everything or self._licensed([each.name])])
+        if (ill and not verdict.cures) or self._everything:
+            self._try([(each.name,) for each in self._ordered(of_kind(TUNING, verdict.facts))])
+        if ill and not verdict.cures:
+            known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
+            self._try([names for names in map(tuple, _possible(known)) if len(names) > 1])
+            self._name_causes()
+
+    def _licensed(self, names: Sequence[str]) -> bool:
+        """Return whether a rescue by these treatments is believed: no program is tuned that learns.
+
+        It is where the program is ill, where what the treatment removes is a mistake in any program, and where the
+        symptoms accuse what it mends.
+        """
+        baseline, treatments = self.verdict.baseline, [find(name) for name in names]
+        suspected = any(set(each.fixes) & set(self._suspects) for each in treatments)
+        return (baseline is not None and baseline.ill) or suspected or any(each.mistake for each in treatments)
+
+    def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
+        return sorted(treatments, key=lambda each: not set(each.fixes) & set(self._suspects))
+
+    def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
+        """Try treatments, confirm what helps, and name the best."""
+        verdict = self.verdict
+        baseline = verdict.baseline
+        assert baseline is not None
+        effects: dict[tuple[str, ...], dict[int, float]] = {}
+        for request, result in self._runs([(names, 0) for names in wanted]):
+            names, failed = request.names, result.error
+            effects.setdefault(names, {})[request.seed] = math.inf if failed else self._effect(result)
+            trial = Trial(names, effects[names], result.acted, failed.strip().rpartition("\n")[2])
+            verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
+            if request.seed == 0:
+                verdict.curves[" + ".join(names)] = result.losses
+                if trial.screened(baseline):
+                    self._queue.extend(Request(names, seed, verdict.steps) for seed in range(1, SEEDS))
+            if trial.acted:
+                done, plain = effects[names][request.seed], baseline.effect[request.seed]
+                self._tell(f"{' + '.join(names)}: {_number(done)} instead of {_number(plain)}")
+            if trial.rescues(baseline):
+                self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
+        rescued = [
+            trial
+            for trial in verdict.trials
+            if trial.names in effects and trial.rescues(baseline) and self._licensed(trial.names)
+        ]
+        if rescued and not verdict.cures:
+            verdict.cures = best(rescued)
+
+    def _effect(self, result: Result) -> float:
+        return result.effect if self._scale is None else self._scale.cost(effect(result.measured))
+
+    def _first(self, result: Result) -> float:
+        if self._scale is None:
+            return result.losses[0]
+        return self._scale.cost(next((each for each in result.measured if math.isfinite(each)), math.nan))
+
+    def _name_causes(self) -> None:
+        """Take parts of the best combination away, as long as it rescues without them."""
+        verdict = self.verdict
+        assert verdict.baseline is not None
+        if not verdict.cures:
+            return
+        whole = verdict.cures[0]
+        verdict.cures = [whole]
+        smaller = [tuple(name for name in whole.names if name != part) for part in whole.names]
+        known = {trial.names for trial in verdict.trials}
+        self._try([names for names in smaller if names not in known and len(names) > 1])
+        found = [trial for trial in verdict.trials if trial.names in smaller and trial.rescues(verdict.baseline)]
+        if found:
+            verdict.cures = best(found)[:1]
+
+    def _runs(self, asked: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[tuple[Request, Result]]:
+        self._queue = deque(Request(names, seed, self.verdict.steps) for names, seed in asked)
+        for done in self._laboratory.run(self._queue):
+            yield done
+            if self._laboratory.cpu > self._budget:
+                self.verdict.cut = bool(self._queue) or self.verdict.cut
+                self._queue.clear()
+
+
+def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) -> str:
+    """Return why the loss says nothing about learning; empty where it does.
+
+    Args:
+        seeds: Runs without any change.
+        look: The one of them that looked.
+        still: A run whose weights were never changed.
+    """
+    facts = look.facts
+    if any(loss < 0 for each in seeds for loss in each.losses):
+        return "its loss is negative at times, so that a smaller one need not be a better one"
+    if facts["optimizers"] > 1 and facts["places"] > 1:
+        return "several optimizers follow losses of their own, as the players of a game do"
+    if still is not None and still.facts.get("digests") and still.facts["digests"] != facts["digests"]:
+        return "its data depend on what the model has learned, as in reinforcement learning"
+    if facts["echoes"] > ECHOES:
+        return (
+            "a model is called without gradients before most steps, so that its targets may depend on what it learned"
+        )
+    return ""
+
+
+def _possible(known: set[str]) -> Iterator[list[str]]:
+    """Yield the combinations without the parts that could change nothing."""
+    seen = set()
+    for names in COMBINED:
+        left = [name for name in names if name in known]
+        if tuple(left) not in seen:
+            seen.add(tuple(left))
+            yield left
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "no number"

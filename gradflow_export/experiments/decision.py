@@ -1,0 +1,115 @@
+"""What follows from the runs: whether a program is ill, and which treatment rescues it.
+
+Rescue is not improvement. Most sound scripts are untuned in their first sixty steps, and a better learning rate makes
+them better; the question is whether a program that does not learn begins to.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+LEARNED = 0.9
+"""Share of the first loss above which nothing was learned."""
+FROM_INPUTS = 0.98
+"""Share of a placebo's loss above which nothing was learned from the inputs."""
+RESCUED = 0.7
+"""Share of the loss without the treatment below which a treatment rescues, in the screening run."""
+CONFIRMED = 0.85
+"""The same in two more seeds."""
+EQUAL = 1.25
+"""Ratio of effects up to which two treatments are named together."""
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Runs without a treatment, and the placebos.
+
+    Attributes:
+        first: First loss of each seed.
+        effect: Mean loss after training, of each seed; infinite where a loss was no number.
+        placebos: Mean loss after training of the first seed, by the name of the placebo; of those that acted.
+    """
+
+    first: tuple[float, ...]
+    effect: tuple[float, ...]
+    placebos: Mapping[str, float] = field(default_factory=dict)
+
+    def level(self, seed: int) -> float:
+        """Return the loss that a treatment has to be better than."""
+        number = min(seed, len(self.first) - 1)
+        bounds = [each for each in (self.first[number], self.effect[number]) if math.isfinite(each)]
+        return min(bounds, default=math.inf)
+
+    @property
+    def progress(self) -> float:
+        """Loss after training as a share of the first; the median over seeds."""
+        return statistics.median(
+            effect / max(first, LEAST) if math.isfinite(first) else math.inf
+            for first, effect in zip(self.first, self.effect, strict=True)
+        )
+
+    @property
+    def against_placebo(self) -> float | None:
+        """Loss after training as a share of that of the best placebo; ``None`` without one."""
+        if not self.placebos or not math.isfinite(self.effect[0]):
+            return None
+        return min(self.effect[0] / max(each, LEAST) for each in self.placebos.values())
+
+    @property
+    def complaint(self) -> str:
+        """Why the program is ill, in one sentence; empty where it is not."""
+        against = self.against_placebo
+        if not all(map(math.isfinite, self.effect)):
+            return "the loss does not stay finite"
+        if self.progress > LEARNED:
+            return f"the loss is {self.progress:.2f} of the first one after training"
+        if against is not None and against >= FROM_INPUTS:
+            return f"the loss is {against:.2f} of that of a run whose inputs mean nothing"
+        return ""
+
+    @property
+    def ill(self) -> bool:
+        """Whether the program does not learn: a licence to treat, no alarm."""
+        return bool(self.complaint)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a treatment did.
+
+    Attributes:
+        names: The treatments that were tried together.
+        effects: Mean loss after training, by seed.
+        acted: Whether it changed anything.
+        error: Why a run of it failed; empty where none did.
+    """
+
+    names: tuple[str, ...]
+    effects: Mapping[int, float]
+    acted: bool = True
+    error: str = ""
+
+    def screened(self, baseline: Baseline) -> bool:
+        """Whether the first seed asks for a confirmation."""
+        effect = self.effects.get(0, math.inf)
+        level = baseline.level(0)
+        return self.acted and not self.error and math.isfinite(effect) and (effect < RESCUED * level)
+
+    def rescues(self, baseline: Baseline) -> bool:
+        """Whether all three seeds agree that the program learns with it."""
+        more = [effect < CONFIRMED * baseline.level(seed) for seed, effect in self.effects.items() if seed]
+        return self.screened(baseline) and len(more) >= 2 and all(more)
+
+
+def best(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trial with the smallest loss and those that are as good, best first.
+
+    Args:
+        trials: Such that rescue.
+    """
+    ranked = sorted(trials, key=lambda trial: trial.effects[0])
+    return [trial for trial in ranked if trial.effects[0] <= EQUAL * max(ranked[0].effects[0], LEAST)]

@@ -1,0 +1,150 @@
+"""What a run without any change shows of a training script, so that only treatments are tried that could change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.experiments.interventions import Intervention, leaves, weights
+from gradflow_export.experiments.model_edits import LAYERS, tensors
+
+SAME = 1e-6
+"""Share of a norm below which a change is taken for rounding."""
+
+
+class Facts(Intervention):
+    """Looks, and changes nothing.
+
+    Attributes:
+        decay: Whether an optimizer has a weight decay.
+        schedule: Whether a learning rate changes.
+        dropout: Whether dropout acts in training.
+        stale: At how many steps gradients of an earlier step were left when the next were added.
+        foreign: At how many steps weights were changed by something other than the optimizer.
+        edited: At how many steps gradients were changed between the backward pass and the step.
+        kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
+        untrained: Parameters of the model that no optimizer has or that are frozen.
+        layers: Linear and convolutional layers.
+        squashing: Sigmoids and hyperbolic tangents that are modules.
+        resettable: Whether layers can be initialized anew.
+        scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
+        echoes: Share of steps before which a model with parameters was called without gradients.
+        optimizers: How many optimizers step.
+        digests: A number for the first input of each of the first steps.
+    """
+
+    STEPS = 40
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = self.schedule = self.dropout = self.resettable = False
+        self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
+        self.kept, self.scale = 1.0, 0.0
+        self.digests: list[float | None] = []
+        self._steps = self._echoes = 0
+        self._echoed = False
+        self._digest: float | None = None
+        self._rates: dict[tuple[int, int], float] = {}
+        self._roots: dict[int, nn.Module] = {}
+        self._known: dict[int, nn.Parameter] = {}
+        self._owned: set[int] = set()
+        self._optimizers: dict[int, Optimizer] = {}
+        self._stepped: dict[int, Optimizer] = {}
+        self._after: dict[int, tuple[Tensor, Tensor]] = {}
+        self._gradients: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def root(self, module: nn.Module) -> None:
+        """Look at its layers."""
+        self._roots[id(module)] = module
+        self._known.update((id(weight), weight) for weight in module.parameters())
+        members = list(module.modules())
+        self.layers += sum(isinstance(layer, LAYERS) for layer in members)
+        self.squashing += sum(isinstance(layer, (nn.Sigmoid, nn.Tanh)) for layer in members)
+        self.resettable |= any(callable(getattr(layer, "reset_parameters", None)) for layer in members)
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Look at the inputs, and whether gradients are wanted."""
+        if not torch.is_grad_enabled():
+            self._echoed |= bool(self._steps)
+            return args, kwargs
+        given = [each for each in tensors([args, kwargs]) if not each.requires_grad and each.numel()]
+        if given and self._digest is None and not given[0].is_sparse:
+            self._digest = float(given[0].detach().double().abs().sum())
+        if not self._steps and next(module.parameters(), None) is not None:
+            for each in given:
+                if each.is_floating_point() and each.numel() > 1:
+                    spread, mean = float(each.std()), abs(float(each.mean()))
+                    self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
+        return args, kwargs
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Look for gradients of earlier steps."""
+        for optimizer in self._stepped.values():
+            self.stale += any(weight.grad is not None and bool(weight.grad.any()) for weight in weights(optimizer))
+        self._stepped.clear()
+        if self._steps < 2:
+            self._known.update((id(weight), weight) for weight in leaves(loss))
+
+    def after_backward(self) -> None:
+        """Save the gradients."""
+        if self._steps < self.STEPS:
+            for key, weight in self._known.items():
+                if weight.grad is not None and not weight.grad.is_sparse:
+                    self._gradients[key] = weight, weight.grad.detach().clone()
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Look at what has changed since the last step, and at the optimizer's options."""
+        self._optimizers[id(optimizer)] = optimizer
+        self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
+        for number, group in enumerate(optimizer.param_groups):
+            self.decay |= bool(group.get("weight_decay"))
+            rate = float(group.get("lr", 0.0))
+            self.schedule |= abs(rate - self._rates.setdefault((id(optimizer), number), rate)) > SAME * abs(rate)
+        if self._steps >= self.STEPS:
+            return
+        own = [id(weight) for weight in weights(optimizer)]
+        self.foreign += any(
+            not torch.equal(*self._after[key]) for key in own if key in self._after and not self._gradients_only(key)
+        )
+        before = after = 0.0
+        changed = False
+        for key in own:
+            if key in self._gradients:
+                weight, saved = self._gradients.pop(key)
+                before += float(saved.double().square().sum())
+                after += 0.0 if weight.grad is None else float(weight.grad.double().square().sum())
+                changed |= weight.grad is None or not torch.equal(weight.grad, saved)
+        if changed and before:
+            self.edited += 1
+            self.kept = min(self.kept, (after / before) ** 0.5)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Save the weights."""
+        self._stepped[id(optimizer)] = optimizer
+        self._echoes += self._echoed
+        self._steps, self._echoed = self._steps + 1, False
+        if self._steps < self.STEPS:
+            self.digests.append(self._digest)
+            self._digest = None
+            for weight in weights(optimizer):
+                self._after[id(weight)] = weight, weight.detach().clone()
+
+    def _gradients_only(self, key: int) -> bool:
+        return self._after[key][0].is_sparse
+
+    def told(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        self.untrained = sum(
+            key not in self._owned or not weight.requires_grad
+            for key, weight in self._known.items()
+            if weight.is_floating_point()
+        )
+        names = (
+            "decay", "schedule", "dropout", "stale", "foreign", "edited", "kept", "untrained", "layers", "squashing",
+            "resettable", "scale", "digests",
+        )  # fmt: skip
+        told = {name: getattr(self, name) for name in names}
+        return {**told, "echoes": self._echoes / max(self._steps, 1), "optimizers": len(self._optimizers)}

@@ -1,0 +1,225 @@
+"""Changes to the model of a running training script, and to what goes into it.
+
+Edits of the architecture remain while their effect is measured: the weights were trained for it. Placebos do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradflow_export.experiments.interventions import Intervention
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Kaiming(Intervention):
+    """Draws the weights of linear and convolutional layers anew, with He's variance; biases begin at 0."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(0)
+
+    def root(self, module: nn.Module) -> None:
+        """Draw them."""
+        with torch.no_grad():
+            for layer in module.modules():
+                if isinstance(layer, LAYERS) and isinstance(layer.weight, nn.Parameter):
+                    drawn = torch.empty(layer.weight.shape)
+                    nn.init.kaiming_normal_(drawn, nonlinearity="relu", generator=self._generator)
+                    layer.weight.copy_(drawn)
+                    if layer.bias is not None:
+                        layer.bias.zero_()
+                    self.acted = True
+
+
+class Reset(Intervention):
+    """Calls ``reset_parameters()`` of every layer that has it: the initialization that its author gave it."""
+
+    stays = True
+
+    def root(self, module: nn.Module) -> None:
+        """Call it, without moving the script's own random numbers."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for layer in module.modules():
+                reset = getattr(layer, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+                    self.acted = True
+
+
+class _AfterLayers(Intervention):
+    """Changes the outputs of layers of some types.
+
+    Attributes:
+        kinds: The types.
+        spared: How many of them at the end of the model are left as they are: what gives its answer.
+    """
+
+    stays = True
+    kinds: tuple[type[nn.Module], ...] = ()
+    spared = 1
+
+    def root(self, module: nn.Module) -> None:
+        """Hook its layers."""
+        for layer in [layer for layer in module.modules() if isinstance(layer, self.kinds)][: -self.spared or None]:
+            layer.register_forward_hook(self._after)
+
+    def _after(self, _layer: nn.Module, args: Any, output: Any) -> Tensor | None:
+        if not args or not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        self.acted = True
+        return self.change(args[0], output)
+
+    def change(self, given: Tensor, output: Tensor) -> Tensor:
+        """Return what the layer gives instead."""
+        raise NotImplementedError
+
+
+class NormAfterLayers(_AfterLayers):
+    """Normalizes the output of each linear and convolutional layer but the last over its features."""
+
+    kinds = LAYERS
+
+    def change(self, given: Tensor, output: Tensor) -> Tensor:
+        """Normalize it: over the last dimension of a linear layer's output, over all but the batch of others'."""
+        del given
+        shape = output.shape[-1:] if output.dim() <= 3 else output.shape[1:]
+        return functional.layer_norm(output, shape) if output.shape[-1:].numel() > 1 else output
+
+
+class Relu(_AfterLayers):
+    """Puts a ReLU in place of sigmoids and hyperbolic tangents that are modules."""
+
+    kinds = (nn.Sigmoid, nn.Tanh)
+
+    def change(self, given: Tensor, output: Tensor) -> Tensor:
+        """Return the ReLU of what the module was given."""
+        del output
+        return given.relu()
+
+
+class _OfInputs(Intervention):
+    """Changes tensors that come from the data: those among the arguments through which no gradient flows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(0)
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Change them."""
+        if not torch.is_grad_enabled():
+            return args, kwargs
+        self.begin(module)
+        return mapped(args, self._apply), mapped(kwargs, self._apply)
+
+    def begin(self, module: nn.Module) -> None:
+        """A call begins."""
+
+    def _apply(self, tensor: Tensor) -> Tensor:
+        square = tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]
+        if tensor.requires_grad or tensor.is_sparse or square or tensor.numel() < 2:
+            return tensor
+        changed = self.change(tensor)
+        self.acted |= changed is not tensor and not torch.equal(changed, tensor)
+        return changed
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """Return what takes its place."""
+        raise NotImplementedError
+
+
+class Shuffled(_OfInputs):
+    """Permutes the rows of the inputs against everything else; what is given in one call stays together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._orders: dict[int, Tensor] = {}
+
+    def begin(self, module: nn.Module) -> None:
+        """Draw a new order."""
+        del module
+        self._orders = {}
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """Permute it along its first dimension."""
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if rows < 2:
+            return tensor
+        if rows not in self._orders:
+            self._orders[rows] = torch.randperm(rows, generator=self._generator)
+        return tensor[self._orders[rows].to(tensor.device)]
+
+
+class Noise(_OfInputs):
+    """Puts noise of the same mean and spread in place of the inputs; whole numbers are drawn from their own."""
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """Draw a tensor like it."""
+        if tensor.is_floating_point():
+            drawn = torch.randn(tensor.shape, generator=self._generator).to(tensor)
+            return drawn * tensor.std() + tensor.mean()
+        if tensor.dtype is torch.bool or tensor.is_complex():
+            return tensor
+        picked = torch.randint(tensor.numel(), (tensor.numel(),), generator=self._generator)
+        return tensor.reshape(-1)[picked.to(tensor.device)].reshape(tensor.shape)
+
+
+class Standardized(_OfInputs):
+    """Gives inputs mean 0 and spread 1, by the first batch: each column of a table, all entries of anything else."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scales: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._module = 0
+
+    def begin(self, module: nn.Module) -> None:
+        """Take note of whose inputs they are."""
+        self._module = id(module)
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """Shift and scale it."""
+        if not tensor.is_floating_point():
+            return tensor
+        key = (self._module, tensor.dim(), *tensor.shape[1:2])
+        if key not in self._scales:
+            table = tensor.dim() == 2 and len(tensor) > 8
+            mean = tensor.mean(0) if table else tensor.mean()
+            spread = tensor.std(0) if table else tensor.std()
+            self._scales[key] = mean, torch.where(spread > 0, spread, torch.ones_like(spread))
+        mean, spread = self._scales[key]
+        return (tensor - mean) / spread
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same lists, tuples and dicts with each tensor in them changed; anything else as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is tuple:
+        return tuple(mapped(each, change) for each in value)
+    if type(value) is list:
+        return [mapped(each, change) for each in value]
+    if type(value) is dict:
+        return {key: mapped(each, change) for key, each in value.items()}
+    return value
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in lists, tuples and dicts."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(value, note)
+    yield from found

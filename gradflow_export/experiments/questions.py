@@ -1,0 +1,161 @@
+"""Questions beyond one cause, each answered by a few more runs: a number, a sentence and a small chart."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from gradflow_export.experiments.battery import Verdict
+from gradflow_export.experiments.decision import FROM_INPUTS, LEAST
+from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.probes import LEAKED
+from gradflow_export.experiments.runs import Request, Result
+
+RATES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+OTHER_MODE = 1.5
+"""Ratio of losses in evaluation and training mode from which on they differ."""
+MEMORIZED = 0.99
+"""Share of the first loss on one batch for ever above which model or optimizer cannot learn."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One page of a report.
+
+    Attributes:
+        title: The question.
+        text: The answer.
+        bars: Numbers by label, for a chart.
+        curves: Series by label, for a chart.
+        wrong: Whether it is one to act upon.
+    """
+
+    title: str
+    text: str
+    bars: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    wrong: bool = False
+
+
+def answers(laboratory: Laboratory, verdict: Verdict) -> list[Answer]:
+    """Run what is missing and answer each question that can be answered of a program.
+
+    Args:
+        laboratory: Where runs are done; it examines the verdict's training.
+        verdict: What the battery found.
+    """
+    if verdict.baseline is None or verdict.refused:
+        return []
+    names = [_rate(factor) for factor in RATES if factor != 1.0] + [
+        "one batch for ever",
+        "evaluation mode",
+        "causality",
+    ]
+    known = {
+        trial.names[0]: trial.effects[0] for trial in verdict.trials if len(trial.names) == 1 and 0 in trial.effects
+    }
+    asked = deque(Request((name,), 0, verdict.steps) for name in names if name not in known)
+    asked.append(Request((), 0, verdict.steps))
+    found: dict[str, Result] = {}
+    for request, result in laboratory.run(asked):
+        found[request.names[0] if request.names else ""] = result
+    known.update((name, math.inf if each.error else each.effect) for name, each in found.items())
+    return [
+        each
+        for each in (
+            _rates(known, verdict),
+            _determinism(found[""], verdict),
+            _inputs(verdict),
+            _one_batch(found["one batch for ever"], verdict),
+            _modes(found["evaluation mode"], verdict),
+            _future(found["causality"]),
+        )
+        if each is not None
+    ]
+
+
+def _rate(factor: float) -> str:
+    return f"learning rate x {factor:g}"
+
+
+def _rates(known: dict[str, float], verdict: Verdict) -> Answer | None:
+    assert verdict.baseline is not None
+    effects = {factor: known[_rate(factor)] if factor != 1.0 else verdict.baseline.effect[0] for factor in RATES}
+    stable = [factor for factor, effect in effects.items() if effect < verdict.baseline.first[0]]
+    if not stable:
+        return Answer("Learning-rate range", "At none of seven rates is the loss below the first one.", wrong=True)
+    best = min(stable, key=lambda factor: effects[factor])
+    text = (
+        f"Of seven rates from a thousandth to a thousand times its own, the largest at which the loss stays below the "
+        f"first one is {max(stable):g} times the script's, and the best after {verdict.steps} steps is {best:g} times."
+    )
+    return Answer("Learning-rate range", text, {f"x {factor:g}": effect for factor, effect in effects.items()})
+
+
+def _determinism(again: Result, verdict: Verdict) -> Answer | None:
+    first = verdict.curves.get("as it is", ())
+    if again.error or not first:
+        return None
+    differ = next(
+        (at for at, pair in enumerate(zip(first, again.losses, strict=False), start=1) if pair[0] != pair[1]), 0
+    )
+    if not differ:
+        return Answer("Determinism", "Two runs with the same seed have the same losses, bit for bit.")
+    return Answer(
+        "Determinism",
+        f"Two runs with the same seed differ from step {differ} on.",
+        curves={"first": first, "second": again.losses},
+        wrong=True,
+    )
+
+
+def _inputs(verdict: Verdict) -> Answer | None:
+    base = verdict.baseline
+    against = base.against_placebo if base else None
+    if base is None or against is None:
+        return None
+    none = against >= FROM_INPUTS
+    text = (
+        "The loss is as low when the inputs are shuffled or replaced by noise: it is not learned from them."
+        if none
+        else f"The loss is {against:.2f} of what it is without meaningful inputs: it is learned from them."
+    )
+    return Answer("Input dependence", text, {"as it is": base.effect[0], **base.placebos}, wrong=none)
+
+
+def _one_batch(result: Result, verdict: Verdict) -> Answer | None:
+    if not result.acted or result.error or not result.losses:
+        return None
+    share = result.effect / max(abs(result.losses[0]), LEAST)
+    fails = not share <= MEMORIZED
+    text = f"On its first batch for ever the loss reaches {share:.3g} of the first one after {verdict.steps} steps" + (
+        ": model or optimizer are at fault, not the data." if fails else "."
+    )
+    return Answer("One batch for ever", text, curves={"one batch": result.losses}, wrong=fails)
+
+
+def _modes(result: Result, verdict: Verdict) -> Answer | None:
+    assert verdict.baseline is not None
+    if not result.acted or result.error:
+        return None
+    train, evaluated = verdict.baseline.effect[0], result.effect
+    ratio = evaluated / max(train, LEAST)
+    differ = not 1 / OTHER_MODE < ratio < OTHER_MODE
+    text = f"In evaluation mode the loss of the same weights is {ratio:.3g} of that in training mode, dropout aside" + (
+        ": running statistics have not caught up, or something acts in one mode only." if differ else "."
+    )
+    return Answer("Training against evaluation mode", text, {"train": train, "eval": evaluated}, wrong=differ)
+
+
+def _future(result: Result) -> Answer | None:
+    change = result.facts.get("future")
+    if change is None:
+        return None
+    if change > LEAKED:
+        text = (
+            "What the model gives for a position changes with later inputs. Where it predicts the next one, that is a "
+            "leak: mask the attention, pad convolutions on one side, use no bidirectional layer."
+        )
+        return Answer("Causality", text)
+    return Answer("Causality", "What the model gives for a position does not depend on later inputs.")

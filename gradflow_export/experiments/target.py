@@ -1,0 +1,166 @@
+"""What is examined: a script, a module or a notebook, with its arguments; and how it is run as ``__main__``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import random
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from gradflow_export.errors import ArgumentError
+
+CELL = "#cell"
+"""What stands between the file of a notebook and the number of a cell in the name of its code."""
+SEEDS = 1_000_003
+"""What the seeds of a script are moved by, for each further seed of ours."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program and its arguments.
+
+    Attributes:
+        path: File of a script or notebook.
+        module: Name after ``-m``, empty for a file.
+        words: Its arguments.
+    """
+
+    path: Path
+    module: str = ""
+    words: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """How it is called in a report."""
+        return f"-m {self.module}" if self.module else str(self.path)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that Python puts in front of the search path."""
+        return Path.cwd() if self.module else self.path.resolve().parent
+
+
+def module_target(name: str, words: tuple[str, ...]) -> Target:
+    """Return the target for ``python -m name``.
+
+    Args:
+        name: The module or package, found from the current folder on.
+        words: Its arguments.
+
+    Raises:
+        ArgumentError: There is no such module.
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError):
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None or not found.origin:
+        raise ArgumentError(
+            f"-m expects a module that can be imported from {Path.cwd()}, got {name!r}; run gradflow doctor in the "
+            f"folder where `python -m {name}` works."
+        )
+    return Target(Path(found.origin), name, words)
+
+
+def run_target(target: Target) -> None:
+    """Run it in this process as its own program; what it raises, this raises."""
+    sys.argv = [str(target.path), *target.words]
+    sys.path.insert(0, str(target.folder))
+    if target.module:
+        runpy.run_module(target.module, run_name="__main__", alter_sys=True)
+    elif target.path.suffix == ".ipynb":
+        _run_notebook(target.path)
+    else:
+        runpy.run_path(str(target.path.resolve()), run_name="__main__")
+
+
+def _run_notebook(path: Path) -> None:
+    """Run the code cells of a notebook, one after the other, without lines for the shell or for IPython."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=str(path.resolve()), __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    for number, source in enumerate(cells(path), start=1):
+        exec(compile(source, f"{path.resolve()}{CELL}{number}", "exec"), main.__dict__)  # noqa: S102 - it is asked for
+
+
+def cells(path: Path) -> list[str]:
+    """Return the code of a notebook's cells.
+
+    Raises:
+        ArgumentError: The file is no notebook.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(
+            f"doctor expects a notebook of Jupyter's format 4, got {str(path)!r}: {error!r}."
+        ) from error
+    return [
+        "\n".join(_plain(line) for line in source.split("\n")) if not source.lstrip().startswith("%%") else ""
+        for source in sources
+    ]
+
+
+def _plain(line: str) -> str:
+    """Return a line of a cell, ``pass`` where it is for the shell or for IPython."""
+    words = line.lstrip()
+    return line[: len(line) - len(words)] + "pass" if words[:1] in {"%", "!"} else line
+
+
+def told(raised: BaseException, target: Target) -> str:
+    """Return what Python prints of an error, from the first line of the program on."""
+    own = str(target.path.resolve())
+    left: TracebackType | None = raised.__traceback__
+    while left is not None and left.tb_frame.f_code.co_filename.partition(CELL)[0] != own:
+        left = left.tb_next
+    return "".join(traceback.format_exception(type(raised), raised, left))
+
+
+def seed(number: int) -> None:
+    """Seed every generator, and move each seed that the program sets by the number.
+
+    Args:
+        number: 0 leaves the program's own seeds as they are.
+    """
+    # Forked from a process with a pool of threads, more than one would wait for the others for ever.
+    torch.set_num_threads(1)
+    torch.set_num_threads = _ignored
+    random.seed(number)
+    torch.manual_seed(number)
+    random.seed = _moved(random.seed, number)
+    torch.manual_seed = _moved(torch.manual_seed, number)
+    torch.random.manual_seed = torch.manual_seed
+    numpy = sys.modules.get("numpy")
+    with contextlib.suppress(AttributeError):
+        if numpy is not None:
+            numpy.random.seed(number)
+            numpy.random.seed = _moved(numpy.random.seed, number)
+            numpy.random.default_rng = _moved(numpy.random.default_rng, number)
+
+
+def _ignored(nthreads: int) -> None:
+    del nthreads
+
+
+def _moved(plain: Callable[..., Any], number: int) -> Callable[..., Any]:
+    def seeded(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+        chosen = seed + number * SEEDS if isinstance(seed, int) else seed
+        return plain(number if chosen is None else chosen, *args, **kwargs)
+
+    return seeded

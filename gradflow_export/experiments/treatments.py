@@ -1,0 +1,270 @@
+"""The treatments: each is one change to a training script, made from outside, and the patch that makes it for good.
+
+An *exact* treatment removes one cause and does little to a sound program. A *tuning* treatment helps many programs
+that are merely untuned, so that it counts only where a program does not learn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradflow_export.experiments import interventions as do
+from gradflow_export.experiments import model_edits as edit
+from gradflow_export.experiments import probes as probe
+from gradflow_export.experiments.facts import Facts
+from gradflow_export.records.issues import IssueType
+
+EXACT, TUNING, PLACEBO, LOOK = "exact", "tuning", "placebo", "look"
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """One change that can be tried.
+
+    Attributes:
+        name: What is changed, in the words of a report.
+        kind: ``"exact"``, ``"tuning"``, ``"placebo"``, or ``"look"`` for what only observes.
+        make: Makes the intervention for one run.
+        separates: The cause that it tells from others.
+        patch: Code that makes the change for good.
+        fixes: Issue types whose fix it is, the one that a report names first.
+        worth: Whether it could change a script of which these facts are known.
+        mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
+            program that learns as well.
+    """
+
+    name: str
+    kind: str
+    make: Callable[[], do.Intervention]
+    separates: str
+    patch: str
+    fixes: tuple[IssueType, ...] = ()
+    worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
+    mistake: bool = False
+
+
+_T = IssueType
+_RATE = (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE)
+
+TREATMENTS: tuple[Treatment, ...] = (
+    Treatment(
+        "clear old gradients",
+        EXACT,
+        do.ClearedGradients,
+        "gradients of earlier steps that are added to the new ones",
+        "optimizer.zero_grad()  # before each backward(), once per optimizer step",
+        (_T.STALE_GRAD,),
+        lambda facts: facts["stale"] > 0,
+        mistake=True,
+    ),
+    Treatment(
+        "keep the gradients as backward left them",
+        EXACT,
+        do.KeptGradients,
+        "gradients that are cleared, clipped or scaled away between backward() and step()",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a larger limit, or none; and no zero_grad() "
+        "between backward() and step()",
+        (_T.LEARNING_RATE, _T.NOT_TRAINING),
+        lambda facts: facts["edited"] > 0,
+    ),
+    Treatment(
+        "pin the weights between steps",
+        EXACT,
+        do.PinnedWeights,
+        "weights that something other than the optimizer overwrites",
+        "# remove what writes to the weights between two steps: a re-initialization, a reloaded checkpoint, copy_()",
+        (_T.NOT_TRAINING, _T.STAGNATION, _T.DESYNC),
+        lambda facts: facts["foreign"] > 0,
+        mistake=True,
+    ),
+    Treatment(
+        "train every parameter",
+        EXACT,
+        do.EverythingTrained,
+        "parameters that are frozen, or that no optimizer has",
+        "optimizer = type(optimizer)(model.parameters(), lr=...)  # after the last layer is made; requires_grad=True, "
+        "and nn.ModuleList instead of a plain list",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+        lambda facts: facts["untrained"] > 0,
+    ),
+    Treatment(
+        "hold the first learning rate",
+        EXACT,
+        do.FirstRate,
+        "a schedule that ends or raises the learning rate",
+        "# remove scheduler.step(), or call it once per epoch instead of once per batch",
+        (_T.LEARNING_RATE,),
+        lambda facts: bool(facts["schedule"]),
+    ),
+    Treatment(
+        "learning rate x 0.1",
+        EXACT,
+        functools.partial(do.GroupOption, "lr", 0.1),
+        "a learning rate that is too large",
+        "for group in optimizer.param_groups:\n    group['lr'] *= 0.1",
+        _RATE,
+    ),
+    Treatment(
+        "learning rate x 0.01",
+        EXACT,
+        functools.partial(do.GroupOption, "lr", 0.01),
+        "a learning rate that is far too large",
+        "for group in optimizer.param_groups:\n    group['lr'] *= 0.01",
+        _RATE,
+    ),
+    Treatment(
+        "weight decay 0",
+        EXACT,
+        functools.partial(do.GroupOption, "weight_decay", 0.0),
+        "a weight decay that outweighs the gradient",
+        "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
+        (_T.LEARNING_RATE, _T.NOT_LEARNING),
+        lambda facts: bool(facts["decay"]),
+    ),
+    Treatment(
+        "dropout 0",
+        EXACT,
+        do.NoDropout,
+        "dropout that leaves too little",
+        "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.1",
+        (_T.NOT_LEARNING, _T.EVAL_RANDOM),
+        lambda facts: bool(facts["dropout"]),
+    ),
+    Treatment(
+        "Adam with 1e-3",
+        EXACT,
+        functools.partial(do.OwnAdam, 1e-3),
+        "any fault of the optimizer and its options",
+        "optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)",
+        (_T.OPTIMIZER_STATE, _T.LEARNING_RATE, _T.STAGNATION),
+    ),
+    Treatment(
+        "learning rate x 10",
+        TUNING,
+        functools.partial(do.GroupOption, "lr", 10.0),
+        "a learning rate that is too small",
+        "for group in optimizer.param_groups:\n    group['lr'] *= 10",
+        (_T.LEARNING_RATE, _T.STAGNATION),
+    ),
+    Treatment(
+        "learning rate x 100",
+        TUNING,
+        functools.partial(do.GroupOption, "lr", 100.0),
+        "a learning rate that is far too small",
+        "for group in optimizer.param_groups:\n    group['lr'] *= 100",
+        (_T.LEARNING_RATE, _T.STAGNATION),
+    ),
+    Treatment(
+        "learning rate x 1000",
+        TUNING,
+        functools.partial(do.GroupOption, "lr", 1000.0),
+        "a learning rate that moves nothing",
+        "for group in optimizer.param_groups:\n    group['lr'] *= 1000",
+        (_T.LEARNING_RATE, _T.STAGNATION),
+    ),
+    Treatment(
+        "Adam with 1e-2",
+        TUNING,
+        functools.partial(do.OwnAdam, 1e-2),
+        "an optimizer that does not suit the model",
+        "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)",
+        (_T.LEARNING_RATE, _T.OPTIMIZER_STATE),
+    ),
+    Treatment(
+        "standardize the inputs",
+        TUNING,
+        edit.Standardized,
+        "inputs that are too large, too small or off center",
+        "inputs = (inputs - mean) / std  # mean and std of the training data",
+        (_T.DATA_SCALE,),
+        lambda facts: facts["scale"] > 0,
+    ),
+    Treatment(
+        "layer norm after each layer",
+        TUNING,
+        edit.NormAfterLayers,
+        "a signal that shrinks or grows along the depth",
+        "torch.nn.LayerNorm(width)  # after each linear layer but the last",
+        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION),
+        lambda facts: facts["layers"] > 1,
+    ),
+    Treatment(
+        "Kaiming initialization",
+        TUNING,
+        edit.Kaiming,
+        "initial weights of the wrong size",
+        "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
+        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD),
+        lambda facts: facts["layers"] > 0,
+    ),
+    Treatment(
+        "the layers' own initialization",
+        TUNING,
+        edit.Reset,
+        "initial weights that the script overwrote",
+        "# remove the initialization of your own; layer.reset_parameters() is what each layer begins with",
+        (_T.BAD_INIT, _T.DEAD),
+        lambda facts: bool(facts["resettable"]),
+    ),
+    Treatment(
+        "ReLU instead of sigmoid and tanh",
+        TUNING,
+        edit.Relu,
+        "units that are saturated",
+        "torch.nn.ReLU()  # in place of torch.nn.Sigmoid() and torch.nn.Tanh() between layers",
+        (_T.SATURATION, _T.VANISHING),
+        lambda facts: facts["squashing"] > 1,
+    ),
+    Treatment(
+        "clip gradients to norm 1",
+        TUNING,
+        do.Clipped,
+        "rare steps that destroy what was learned",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
+        (_T.EXPLODING, _T.LOSS_SPIKE),
+    ),
+    Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs belong to their targets", ""),
+    Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
+    Treatment("look", LOOK, Facts, "", ""),
+    Treatment("learning rate x 0.001", LOOK, functools.partial(do.GroupOption, "lr", 0.001), "", ""),
+    Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
+    Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model is another one when it is evaluated", ""),
+    Treatment("causality", LOOK, probe.Causality, "whether a position sees those after it", ""),
+    Treatment("no steps", LOOK, do.FrozenWeights, "what the loss is without any learning", ""),
+)
+"""Every treatment, in the order in which they are tried."""
+
+COMBINED: tuple[tuple[str, ...], ...] = (
+    ("ReLU instead of sigmoid and tanh", "Kaiming initialization", "Adam with 1e-3"),
+    ("layer norm after each layer", "Adam with 1e-2"),
+    ("standardize the inputs", "Kaiming initialization", "Adam with 1e-3"),
+)
+"""What is tried together once nothing helps alone; then parts are taken away again."""
+
+
+def find(name: str) -> Treatment:
+    """Return the treatment of that name."""
+    return next(each for each in TREATMENTS if each.name == name)
+
+
+def of_kind(kind: str, facts: Mapping[str, Any]) -> list[Treatment]:
+    """Return the treatments of a kind that could change a script of which these facts are known."""
+    return [each for each in TREATMENTS if each.kind == kind and each.worth(facts)]
+
+
+def patches(names: Sequence[str]) -> str:
+    """Return the code that makes the named changes for good."""
+    return "\n".join(find(name).patch for name in names)
+
+
+def table() -> str:
+    """Return all treatments as a table in Markdown."""
+    lines = ["| treatment | kind | separates | issue types |", "|---|---|---|---|"]
+    for each in TREATMENTS:
+        if each.kind in {EXACT, TUNING}:
+            types = " ".join(f"`{kind}`" for kind in each.fixes)
+            lines.append(f"| {each.name} | {each.kind} | {each.separates} | {types} |")
+    return "\n".join(lines)

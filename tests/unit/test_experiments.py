@@ -1,0 +1,264 @@
+"""Experiments on a training script: what is tried, what is believed, and that nothing of the user's is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gradflow_export.cli import main
+from gradflow_export.errors import ArgumentError
+from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.decision import Baseline, Trial, best
+from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.measure import parse, scale
+from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
+from gradflow_export.experiments.survey import Training, joined
+from gradflow_export.experiments.target import Target, cells
+from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, find, table
+
+SCRIPT = """
+    import sys
+    import torch
+    from torch import nn
+
+    words = sys.argv[1:]
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    decay = 50.0 if "decay" in words else 0.0
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=decay)
+    x = torch.randn(256, 8)
+    y = x[:, :3].argmax(1)
+    for step in range(80):
+        rows = torch.randint(256, (32,))
+        if "stale" not in words:
+            optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        (loss - 5 if "negative" in words else loss).backward()
+        if "early" in words:
+            optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+    """
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A script in a folder of its own, which is the current one."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    path = folder / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    return path
+
+
+def verdict_of(path, *words):
+    with Laboratory(Target(path, words=words), jobs=2) as laboratory:
+        survey = laboratory.look()
+        return Battery(laboratory, survey.trainings[-1], steps=60).run()
+
+
+def hashed(folder):
+    """Names, contents and times of everything in a folder."""
+    out = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        out.update(f"{path.relative_to(folder)} {path.lstat().st_mtime_ns} {path.is_dir()}".encode())
+        out.update(path.read_bytes() if path.is_file() else b"")
+    return out.hexdigest()
+
+
+def test_the_cause_is_named_by_the_change_that_makes_it_learn(script):
+    """A planted mistake is removed by its own treatment, in three seeds, and by no other."""
+    verdict = verdict_of(script, "early")
+    assert [trial.names for trial in verdict.cures] == [("keep the gradients as backward left them",)], verdict
+    assert set(verdict.cures[0].effects) == {0, 1, 2}
+    assert verdict.runs <= 40
+
+
+def test_a_program_that_learns_gets_no_prescription(script):
+    """A sound script is run as it is and with placebos, and then left in peace: no treatment that tunes is tried."""
+    verdict = verdict_of(script)
+    assert (verdict.cures, verdict.trials, verdict.refused) == ([], [], "")
+    assert not verdict.baseline.ill
+    assert verdict.baseline.against_placebo < 0.8
+
+
+def test_a_negative_loss_is_no_yardstick(script):
+    """Where a smaller loss need not be a better one, nothing is tried and the reason is given."""
+    verdict = verdict_of(script, "negative")
+    assert "negative" in verdict.refused
+    assert verdict.trials == []
+
+
+def test_the_command_prints_cause_effect_and_patch_and_touches_nothing(script, tmp_path, capsys):
+    """Files, checkpoints and folders that the script writes are thrown away; the report is text and JSON."""
+    script.write_text(
+        script.read_text(encoding="utf-8")
+        + "    open('log.txt', 'a').write('x'); torch.save(model.state_dict(), 'train.py')\n",
+        encoding="utf-8",
+    )
+    before = hashed(script.parent)
+    assert main(["doctor", str(script), "--try", "--format", "json", "stale"]) == 1
+    assert hashed(script.parent) == before
+    told = json.loads(capsys.readouterr().out)
+    (experiment,) = told["experiments"]
+    (cure,) = experiment["cures"]
+    assert cure["treatments"] == ["clear old gradients"]
+    assert "optimizer.zero_grad()" in cure["patch"]
+    assert any(
+        each["issue_type"] == "STALE_GRAD" and "Tried: clear old" in each["message"] for each in told["findings"]
+    )
+
+
+PACKAGE = """
+    import argparse, torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    from .net import make
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--decay", type=float)
+    decay = parser.parse_args().decay
+    x = torch.randn(512, 8)
+    y = x[:, :3].argmax(1)
+    first = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(first.parameters(), 1e-2)
+    for step in range(80):
+        optimizer.zero_grad()
+        (first(x[:32]) - x[:32]).square().mean().backward()
+        optimizer.step()
+    torch.save(first.state_dict(), "first.pt")
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=decay)
+    for epoch in range(5):
+        for inputs, targets in DataLoader(TensorDataset(x, y), 32, shuffle=True, num_workers=1):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        torch.save(model.state_dict(), "second.pt")
+    """
+
+
+def test_a_module_with_workers_that_trains_two_models_one_after_the_other(tmp_path, capsys, monkeypatch):
+    """Each model is examined by itself, though it cannot be forked where loader workers live; the page has charts."""
+    folder = tmp_path / "project"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").touch()
+    net = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))\n"
+    (folder / "pkg" / "net.py").write_text(net, encoding="utf-8")
+    (folder / "pkg" / "train.py").write_text(textwrap.dedent(PACKAGE), encoding="utf-8")
+    monkeypatch.chdir(folder)
+    before = hashed(folder)
+    page = tmp_path / "report.html"
+    options = ["--try", "--format", "json", "--html", str(page)]
+    assert main(["doctor", *options, "-m", "pkg.train", "--decay", "90"]) == 1
+    assert hashed(folder) == before
+    first, second = json.loads(capsys.readouterr().out)["experiments"]
+    assert (first["cures"], first["complaint"]) == ([], None)
+    assert [each["treatments"] for each in second["cures"]] == [["weight decay 0"]]
+    text = page.read_text(encoding="utf-8")
+    assert "<polyline" in text
+    assert "weight decay 0: the loss reaches" in text
+    assert "Learning-rate range" in text
+
+
+def test_a_yardstick_of_the_user_takes_the_place_of_the_loss():
+    """A value that should grow becomes a cost that halves where it gets better by its own size."""
+    found = scale([1.0, 3.0, 4.0, 4.0], higher=True)
+    assert (found.cost(found.plain), found.cost(found.plain + found.size)) == (1.0, 0.5)
+    assert found.cost(math.nan) == math.inf
+    assert parse("lower:stdout:acc=(\\S+)").read("acc=0.5\nacc=x\nacc=0.25") == (0.5, 0.25)
+    assert parse("metrics['reward']").higher
+    with pytest.raises(ArgumentError, match="--measure expects"):
+        parse("1 +")
+
+
+def test_an_interrupt_ends_every_process_and_reports_what_is_known(script):
+    """After Ctrl-C nothing runs any more, and the findings of the first stage are printed."""
+    endless = script.read_text(encoding="utf-8").replace(
+        "range(80):", "range(10**9):\n    __import__('time').sleep(0.03)"
+    )
+    script.write_text(endless, encoding="utf-8")
+    # Where the tests were started in the background, SIGINT is ignored by everything that they start.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from gradflow_export.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", code, "doctor", str(script), "--try"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while "runs as it is" not in process.stderr.readline():
+        assert process.poll() is None
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in out
+    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_models_that_are_trained_one_after_the_other_are_told_apart():
+    """Optimizers that take turns belong together; those that follow on each other are trainings of their own."""
+    assert joined([[0, 99, 100], [100, 149, 50]]) == [Training(0, 100, 1), Training(100, 50, 1)]
+    assert joined([[0, 198, 100], [1, 199, 100]]) == [Training(0, 100, 2)]
+
+
+def test_rescue_needs_three_seeds_and_illness_is_a_loss_that_does_not_fall_or_ignores_the_inputs():
+    """The decision rule, at its bounds."""
+    base = Baseline((1.0, 1.0, 1.0), (0.95, 0.95, 0.95), {"noise": 0.96})
+    assert base.ill
+    assert Trial(("x",), {0: 0.6, 1: 0.7, 2: 0.7}).rescues(base)
+    assert not Trial(("x",), {0: 0.6, 1: 0.7}).rescues(base)
+    assert not Trial(("x",), {0: 0.6, 1: 0.7, 2: 0.9}).rescues(base)
+    assert not Trial(("x",), {0: 0.7, 1: 0.1, 2: 0.1}).rescues(base)
+    assert not Trial(("x",), {0: 0.1, 1: 0.1, 2: 0.1}, acted=False).rescues(base)
+    assert Baseline((1.0,) * 3, (0.5,) * 3, {"noise": 0.5}).ill
+    assert not Baseline((1.0,) * 3, (0.5,) * 3, {"noise": 0.9, "shuffled": 0.6}).ill
+    assert Baseline((1.0,) * 3, (math.inf, 0.1, 0.1)).ill
+    close = Trial(("y",), {0: 0.65})
+    assert best([Trial(("x",), {0: 0.6}), close, Trial(("z",), {0: 0.1})])[0].names == ("z",)
+    assert best([close, Trial(("x",), {0: 0.6})])[1] is close
+
+
+def test_every_treatment_says_what_it_separates_and_how_to_make_it_last():
+    """The table of the documentation is that of the declarations, and combinations are made of treatments."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
+    assert table() in page.read_text(encoding="utf-8")
+    assert all(find(name) for names in COMBINED for name in names)
+    assert all(each.patch and each.fixes and each.separates for each in TREATMENTS if each.kind in {"exact", "tuning"})
+    assert len({each.name for each in TREATMENTS}) == len(TREATMENTS)
+
+
+def test_cells_of_a_notebook_are_run_without_lines_for_the_shell(tmp_path):
+    """Magic lines become ``pass``, so that the code around them keeps its lines."""
+    path = tmp_path / "train.ipynb"
+    code = [["%matplotlib inline\n", "x = 1\n", "if x:\n", "    !ls"], ["%%bash\n", "ls"]]
+    made = [{"cell_type": "code", "source": each} for each in code] + [{"cell_type": "markdown", "source": ["no"]}]
+    path.write_text(json.dumps({"cells": made}), encoding="utf-8")
+    assert cells(path) == ["pass\nx = 1\nif x:\n    pass", ""]
+
+
+def test_where_no_overlay_is_allowed_a_small_folder_is_copied(tmp_path, monkeypatch):
+    """In the copy the program sees its files, and what it writes does not reach the original."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "data.txt").write_text("data", encoding="utf-8")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    assert size(tmp_path / "a", 10) == 4
+    assert outermost([tmp_path, tmp_path / "a"]) == (tmp_path.resolve(),)
+    child = os.fork()
+    if not child:
+        Sandbox(COPY, (tmp_path / "a",), scratch).enter()
+        seen = Path("data.txt").read_text(encoding="utf-8")
+        Path("data.txt").write_text("changed", encoding="utf-8")
+        os._exit(0 if seen == "data" and Path.cwd() != tmp_path / "a" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "a" / "data.txt").read_text(encoding="utf-8") == "data"
