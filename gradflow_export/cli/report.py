@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gradflow_export.cli.console import show
 from gradflow_export.cli.folders import runs_below
 from gradflow_export.records.lost import LostSteps
 from gradflow_export.report.summary import RunSummary
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         runs = [{"path": str(path), **_kept(each), **summarise(each).as_dict()} for path, each in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
     else:
-        print("\n\n".join("\n".join([summarise(each).as_text(str(path)), *_notes(each)]) for path, each in found))
+        show("\n\n".join("\n".join([summarise(each).as_text(str(path)), *_notes(each)]) for path, each in found))
     return 0
 
 
