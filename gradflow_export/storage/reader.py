@@ -123,8 +123,8 @@ class Run:
         skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
         gaps: Steps that were recorded and could not be written, as the files tell.
         beside: One session of each other run that was written to the same directory at the same time.
-        replaced: Sessions of this run of which nothing is left, because a later one began again at or before their
-            first step, as when a notebook's cell is run twice; earliest first.
+        replaced: The session at the end of each earlier run of which nothing is left, because a later one began again
+            at or before its first step, as when a notebook's cell is run twice; earliest first.
         closed: Whether the latest session was closed. Else it goes on, or its process ended before its time, or could
             not write.
     """
@@ -198,13 +198,17 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
 
 
 def _replaced(history: Sequence[_Start]) -> tuple[str, ...]:
-    """Return the sessions of which a later one leaves nothing."""
-    firsts = [min(start.owner, default=math.inf) for start in history]
-    return tuple(
-        start.name
-        for number, start in enumerate(history)
-        if start.owner and any(later <= firsts[number] for later in firsts[number + 1 :])
-    )
+    """Return the last session before each that began again at or before the first step of what came before it."""
+    ends: list[str] = []
+    first, last = math.inf, ""
+    for start in history:
+        if start.owner:
+            began = min(start.owner)
+            if last and began <= first:
+                ends.append(last)
+                first = math.inf
+            first, last = min(first, began), start.name
+    return tuple(ends)
 
 
 def _starts(parts: Sequence[Session]) -> list[_Start]:
