@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
+DOCS := .venv-docs
 
-.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-verdicts lint types format frontend schema clean
+.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-verdicts lint types format frontend schema docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +23,8 @@ help:
 	@echo "make format    let ruff and prettier rewrite what they can"
 	@echo "make frontend  check the panel: format, types, tests, committed bundle (needs Node 20 and npm)"
 	@echo "make schema    write docs/metrics.md and docs/issues anew from catalogue and rules, and the table of docs/loops.md"
+	@echo "make docs      build the documentation site into build/site, strictly; needs no network once installed"
+	@echo "make dist      build sdist and wheel, and check both in an environment of their own"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."
 
@@ -100,6 +103,19 @@ schema: $(VENV)/.stamp-demo
 	$(BIN)/python docs/_site/issue_pages.py
 	$(BIN)/python tests/loops/table.py
 
+# Nothing of the package is installed for it: mkdocstrings reads the sources.
+$(DOCS)/.stamp: docs/_site/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --disable-pip-version-check -r $<
+	@touch $@
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS)/.stamp
+	$(DOCS)/bin/python -m mkdocs build --strict
+
+dist: $(VENV)/.stamp-dev
+	$(BIN)/python benchmarks/distribution.py
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs/demo $(FRONTEND)/node_modules
+	rm -rf $(VENV) $(DOCS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs/demo $(FRONTEND)/node_modules
 	find gradflow_export tb_plugin tests -name __pycache__ -type d -prune -exec rm -rf {} +

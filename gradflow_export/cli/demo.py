@@ -87,6 +87,7 @@ def _train(program: Program, folder: Path, steps: int) -> None:
     from tqdm import tqdm
 
     from gradflow_export import Exporter
+    from gradflow_export.cli.console import show
 
     with Exporter(program.model, logdir=folder, verbose=0).watch(program.criterion) as exporter:
         for step in tqdm(range(1, steps + 1), unit="step", disable=not sys.stderr.isatty(), leave=False):
@@ -95,7 +96,7 @@ def _train(program: Program, folder: Path, steps: int) -> None:
             program.optimizer.zero_grad()
             program.criterion(program.model(inputs), targets).backward()
             program.optimizer.step()
-    print(exporter.report())
+    show(exporter.report())
     print(f"accuracy on data kept aside: {program.accuracy():.1%}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gradflow_export.cli.console import show
 from gradflow_export.cli.folders import runs_below
 from gradflow_export.records.lost import LostSteps
 from gradflow_export.report.summary import RunSummary
@@ -29,12 +30,15 @@ def run(args: argparse.Namespace) -> int:
         runs = [{"path": str(path), **_kept(each), **summarise(each).as_dict()} for path, each in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
     else:
-        print("\n\n".join("\n".join([summarise(each).as_text(str(path)), *_notes(each)]) for path, each in found))
+        show("\n\n".join("\n".join([summarise(each).as_text(str(path)), *_notes(each)]) for path, each in found))
     return 0
 
 
 def runs_in(path: Path) -> list[Run]:
-    """Return the runs in one folder: several where more than one process or exporter wrote to it at the same time.
+    """Return the runs in one folder, those that began first before others.
+
+    There are several where more than one process or exporter wrote to it at the same time, and where a session began
+    again at its first step, as when the cell of a notebook is run twice.
 
     Args:
         path: The folder.
@@ -43,7 +47,8 @@ def runs_in(path: Path) -> list[Run]:
         StorageError: It holds no run, or a newer version wrote it.
     """
     first = read_run(path)
-    return [first, *(read_run(path, session=name) for name in first.beside)]
+    latest = [first, *(read_run(path, session=name) for name in first.beside)]
+    return [each for run in latest for each in (*(read_run(path, session=name) for name in run.replaced), run)]
 
 
 def summarise(stored: Run) -> RunSummary:
@@ -60,6 +65,7 @@ def _kept(stored: Run) -> dict[str, Any]:
     return {
         "sessions": list(stored.sessions),
         "beside": list(stored.beside),
+        "replaced": list(stored.replaced),
         "closed": stored.closed,
         "missing": [{"first": g.first, "last": g.last, "steps": g.steps, "reason": g.reason} for g in stored.gaps],
     }
@@ -72,5 +78,8 @@ def _notes(stored: Run) -> Iterator[str]:
     if not stored.closed:
         yield "  note   not closed: the run goes on, or its process was killed, which costs at most its last second, or"
         yield "         its disk was full to the end."
+    if stored.replaced:
+        again = f"the folder was written to again from step {stored.records.steps[0] if len(stored.records) else 1} on"
+        yield f"  note   {again}: this is session {stored.sessions[-1]}; those before it have a report each."
     for gap in stored.gaps:
         yield f"  note   could not be written: {gap}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -22,6 +24,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     view.add_argument(
         "--port", type=_port, default=PORT, help="where to listen; 0 for a free port (default: %(default)s)"
     )
+    # For a notebook, whose end closes the pipe.
+    view.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
     view.set_defaults(run=run_view)
     snapshot = commands.add_parser("snapshot", help="write runs and the panel into one HTML file")
     snapshot.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
@@ -41,11 +45,20 @@ def run_view(args: argparse.Namespace) -> int:
         sys.stderr.write(f"gradflow: port {args.port} cannot be used ({error}); choose another one, or --port 0\n")
         return 2
     print(f"GradFlow shows {args.logdir} at http://localhost:{server.port}/ (Ctrl+C stops it)", flush=True)
+    if args.until_eof:
+        threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
     try:
         server.serve_forever()
     finally:
         server.server_close()
     return 0
+
+
+def _stop_at_eof(server: Any) -> None:
+    """Stop serving when whoever started this process has closed its end of the pipe, or is no more."""
+    while sys.stdin.read(4096):
+        pass
+    server.shutdown()
 
 
 def run_snapshot(args: argparse.Namespace) -> int:

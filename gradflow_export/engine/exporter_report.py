@@ -11,10 +11,12 @@ from typing import Any
 from gradflow_export.config import Settings
 from gradflow_export.engine.external_issues import ToldJudge
 from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.notebook import Panel, to_frame
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records.step_record import Issue, Note, StepRecord
+from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
 from gradflow_export.storage.table import write_table
 from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
@@ -38,6 +40,7 @@ class Reports:
     _guard: Guard
     _loop: TrainingLoop | None
     _closed: bool
+    _panel: Panel | None = None
 
     @property
     def issues(self) -> tuple[Issue, ...]:
@@ -85,6 +88,62 @@ class Reports:
     def print_report(self) -> None:
         """Print :meth:`report`."""
         print(self.report())
+
+    def __repr__(self) -> str:
+        """Return model, place, step and verdict as of this moment, without waiting."""
+        info = self._worker.summary.info
+        seen: str = self._worker.read_summary(lambda summary: f"step {summary.last}, {summary.verdict}")
+        model = "a model" if info is None else info.model
+        return f"<Exporter of {model} in {self.logdir}: {seen}>"
+
+    def _repr_html_(self) -> str:
+        self._catch_up()
+        place = str(self.logdir) if self._in_files() else ""
+        command = f"gradflow report {place}, or exporter.show()" if place else "exporter.print_report()"
+        html: str = self._worker.read_summary(lambda summary: card(summary, place, command))
+        return html
+
+    def show(self, height: int = 800) -> Panel:
+        """Return the panel over this run, which a notebook shows in the cell; it goes on while training does.
+
+        It is served on this machine's loopback address. Where the notebook's kernel runs on another machine, use
+        ``%load_ext tensorboard`` and ``%tensorboard --logdir runs``.
+
+        Args:
+            height: Of the frame, in pixels.
+
+        Raises:
+            ArgumentError: No writer writes files.
+            StorageError: The server does not start.
+        """
+        if not self._in_files():
+            raise ArgumentError("show expects a writer of files, got none; add 'tensorboard' to backends.")
+        self._catch_up()
+        for writer in self._worker.outlets.working:
+            if isinstance(writer, TensorBoardWriter):
+                writer.flush()
+        if self._panel is None or not self._panel.alive:
+            self._panel = Panel(self.logdir, height)
+        self._panel.height = height
+        return self._panel
+
+    def to_pandas(self, metric: str) -> Any:
+        """Return one metric as a pandas DataFrame: a row for each step that has it, a column for each layer.
+
+        *Missing* is NaN there; :meth:`save` keeps the two apart.
+
+        Args:
+            metric: Such as ``"loss"`` or ``"parameter.gradient_norm"``.
+
+        Raises:
+            ArgumentError: No record has it, or no writer keeps records.
+            MissingPackageError: pandas is not installed.
+        """
+        self._catch_up()
+        return to_frame(self._records(), metric)
+
+    def _in_files(self) -> bool:
+        return any(isinstance(writer, TensorBoardWriter) for writer in self._writers)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded.

@@ -24,6 +24,7 @@ from gradflow_export.records.step_record import (
     number_to_json,
 )
 from gradflow_export.report.flow_pattern import FlowPatterns
+from gradflow_export.report.trace import Trace
 
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
@@ -47,6 +48,7 @@ class RunSummary:
         left_out: Healed issues that are remembered no more.
         headline: Statistics of each headline metric that was recorded.
         flow: How the gradient flows through the model.
+        trace: The loss over all steps.
     """
 
     def __init__(self, info: RunInfo | None = None) -> None:
@@ -59,7 +61,7 @@ class RunSummary:
         self._known: LostSteps | None = None
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
-        self._loss, self.loss_read = Ends(), 0
+        self._loss, self.loss_read, self.trace = Ends(), 0, Trace()
         self._elapsed = self._own = 0.0
 
     def add(self, record: StepRecord) -> None:
@@ -86,6 +88,7 @@ class RunSummary:
         if loss is not None:
             self._loss.add(loss)
             self.loss_read = record.step
+            self.trace.add(record.step, loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
         if record.issues:

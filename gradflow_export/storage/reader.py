@@ -123,6 +123,8 @@ class Run:
         skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
         gaps: Steps that were recorded and could not be written, as the files tell.
         beside: One session of each other run that was written to the same directory at the same time.
+        replaced: The session at the end of each earlier run of which nothing is left, because a later one began again
+            at or before its first step, as when a notebook's cell is run twice; earliest first.
         closed: Whether the latest session was closed. Else it goes on, or its process ended before its time, or could
             not write.
     """
@@ -135,6 +137,7 @@ class Run:
     gaps: tuple[Gap, ...] = ()
     beside: tuple[str, ...] = ()
     closed: bool = True
+    replaced: tuple[str, ...] = ()
 
 
 def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session: str | None = None) -> Run:
@@ -144,7 +147,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         logdir: The directory that a writer was given, or one of its files. Directories below it are other runs.
         rank: Which process of a distributed run; ``None`` is the lowest that wrote here.
         session: A session of the run that is wanted, where several were written at the same time; ``None`` is the run
-            that began first.
+            that began first. Of a session that a later one replaced, the run as it was until then.
 
     Returns:
         The run. Damage is counted in ``skipped`` and everything around it is read.
@@ -177,7 +180,9 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
     if session is not None and not found_in:
         known = ", ".join(start.name for start in starts)
         raise StorageError(f"expected a session that wrote to {str(path)!r}, got {session!r}; sessions there: {known}")
-    history = found_in[0] if found_in else []
+    history, whole = (found_in[0], found_in[0]) if found_in else ([], [])
+    if session in _replaced(whole):
+        history = whole[: [start.name for start in whole].index(session or "") + 1]
     infos = [start.info for start in history if start.info is not None]
     return Run(
         path,
@@ -186,9 +191,24 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         Records(history),
         skipped,
         tuple(gap for start in history for gap in start.gaps),
-        tuple(other[0].name for other in histories if other is not history),
+        tuple(other[0].name for other in histories if other is not whole),
         not history or history[-1].closed,
+        _replaced(history),
     )
+
+
+def _replaced(history: Sequence[_Start]) -> tuple[str, ...]:
+    """Return the last session before each that began again at or before the first step of what came before it."""
+    ends: list[str] = []
+    first, last = math.inf, ""
+    for start in history:
+        if start.owner:
+            began = min(start.owner)
+            if last and began <= first:
+                ends.append(last)
+                first = math.inf
+            first, last = min(first, began), start.name
+    return tuple(ends)
 
 
 def _starts(parts: Sequence[Session]) -> list[_Start]:

@@ -135,3 +135,26 @@ def test_a_wrong_command_ends_with_2(capsys):
         main(["reprot"])
     assert stop.value.code == 2
     assert "reprot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [TensorBoardWriter, JsonlWriter])
+def test_sessions_that_began_again_have_a_report_each(kind, tmp_path, capsys):
+    """A folder that was written to thrice from step 1 on has three reports; a session that was resumed is part of its run."""
+
+    def session(number, steps):
+        writer = kind(tmp_path)
+        began = 1000.0 * number
+        writer.open(RunInfo(f"{int(1000 * began)}-{number}", began, "Net", 10))
+        for step in steps:
+            writer.write(StepRecord(step, began + step, (Reading.run("loss", float(number)),)))
+        writer.close()
+
+    session(1, range(1, 10))
+    session(2, range(1, 6))
+    session(3, range(6, 8))  # goes on where the second ended
+    session(4, range(1, 4))
+    _, out, _ = report(capsys, tmp_path)
+    spans = [line.strip().partition(",")[0] for line in out.splitlines() if line.startswith("  steps ")]
+    assert spans == ["steps 1 to 9", "steps 1 to 7", "steps 1 to 3"]
+    _, out, _ = report(capsys, tmp_path, "--json")
+    assert [len(run["replaced"]) for run in json.loads(out)["runs"]] == [0, 1, 2]

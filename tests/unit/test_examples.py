@@ -90,7 +90,7 @@ def test_the_quick_start_needs_nothing_but_the_package(tmp_path):
 def test_the_code_of_a_task_runs(page, tmp_path):
     """The Python of a page, put together, runs from an empty folder, and what it asserts is true."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks or page.stem in {"frameworks", "notebooks"}
+    assert blocks or page.stem == "frameworks"
     (tmp_path / "task.py").write_text("\n".join(blocks), encoding="utf-8")
     run(tmp_path / "task.py", tmp_path)
 
