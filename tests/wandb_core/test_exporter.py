@@ -112,9 +112,9 @@ def test_alerts_are_the_issues_that_opened(begin, place, read):
 
 
 @pytest.fixture(scope="module")
-def server(beside_server):
+def server(beside_server, port):
     """A server that keeps the alerts of every run."""
-    with beside_server.LoopbackServer() as made:
+    with beside_server.LoopbackServer(port) as made:
         yield made
 
 
