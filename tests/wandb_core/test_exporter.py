@@ -148,7 +148,7 @@ limits._QUIET_SECONDS, limits._SETTLE_SECONDS, limits._LAST_SECONDS = 3.0, 100.0
 run = wandb.init(project="test", settings=wandb.Settings(x_disable_stats=True, console="off"))
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-exporter = Exporter(model, backends=["wandb"]).watch()
+exporter = Exporter(model, backends=["wandb"], verbose=0).watch()
 for step in range(20):
     optimizer.zero_grad()
     model(torch.ones(3, 4)).sum().backward()
