@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 FRONTEND := tb_plugin/frontend
 DOCS := .venv-docs
 
-.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-verdicts lint types format frontend schema docs dist clean
+.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts lint types format frontend schema docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test-versions  run unit, contract and loop tests on the oldest and newest torch; writes docs/versions.md"
 	@echo "make test-wandb-versions  run the W&B tests on three releases of wandb (part of test-versions)"
 	@echo "make test-trackers  run the adapters for MLflow, SwanLab, Aim and ClearML against the real packages"
+	@echo "make test-frameworks  run the integrations in the real HF Trainer, Lightning, Accelerate, Ignite and Stable-Baselines3"
 	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
 	@echo "make lint      ruff: rules and format; prettier for the panel (needs Node 20 and npm)"
 	@echo "make types     mypy --strict"
@@ -67,6 +68,10 @@ test-wandb-versions: $(VENV)/.stamp-test
 # The adapters of gradflow_export/writers/trackers.py against the real MLflow, SwanLab, Aim and ClearML, offline.
 test-trackers: $(VENV)/.stamp-test
 	$(BIN)/python benchmarks/wandb_versions.py --trackers
+
+# gradflow_export/integrations in the real frameworks, which share torch with $(VENV).
+test-frameworks: $(VENV)/.stamp-test
+	$(BIN)/python benchmarks/wandb_versions.py --frameworks
 
 # What `make test` runs as it is, with other kernels, other rounding, other inputs and more threads: see tests/perturb.py.
 # Rounding is written in Python and slow where a model convolves, so that the demo is left to the first of the two.

@@ -6,7 +6,7 @@
 Steps of about 5 ms, each with a ``run.log`` of the user's, take turns in blocks: of a bare model, of one with an
 exporter that writes TensorBoard files, and of one whose exporter writes to the same online run as well, with alerts and
 with tables every 2 s. The server is a process of its own on the loopback: up, answering 503, gone (connections
-refused), or hanging (it accepts and never answers) from the first timed step on. ``blocked`` is the part of a step in
+refused), hanging (it accepts and never answers), or slow (10 s for each request) from the first timed step on. ``blocked`` is the part of a step in
 which the training thread neither ran nor waited for a core: it waited for the GIL, a lock or a disk. ``gc`` is the
 longest full garbage collection within a step, on whichever thread it ran; ``over`` counts steps of more than 50 ms, and
 ``noGC`` those of them without a full collection.
@@ -40,7 +40,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "wandb_core")]
 from workloads import Mlp  # noqa: E402 - lies beside this script
 
 LIMIT = 50.0
-SERVERS = ("up", "503", "gone", "hanging")
+SERVERS = ("up", "503", "gone", "hanging", "slow")
 
 
 def serve() -> None:
@@ -50,7 +50,9 @@ def serve() -> None:
     with LoopbackServer() as server:
         print(server.url, flush=True)
         for line in sys.stdin:
-            server.down, server.hanging = 503 if line.strip() == "503" else None, line.strip() == "hanging"
+            what = line.strip()
+            server.down, server.hanging = 503 if what == "503" else None, what == "hanging"
+            server.slow = 10.0 if what == "slow" else 0.0
     os._exit(0)
 
 

@@ -7,7 +7,8 @@ Each loop runs in a process of its own, with the settings of its framework as th
 to a server on the loopback that notes after each message which rows it has. ``step`` is that of the user's newest row,
 ``ours`` the newest ``gradflow/step``, both counted in optimizer steps; ``rows`` is the number of the user's rows that
 came after that step, at the worst message and at the last one. A row that is logged in step *n* shows step *n - 1*, so
-that 1 is the least. "killed" ends itself with ``SIGKILL`` in the midst; ``wandb sync`` sends what is on disk.
+that 1 is the least. ``budget=None`` has every step recorded on a busy machine too. "killed" ends itself with
+``SIGKILL`` in the midst; ``wandb sync`` sends what is on disk.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def lightning(steps: int, folder: str) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     module = Module()
-    exporter = Exporter(module, backends=["wandb"]).watch()
+    exporter = Exporter(module, backends=["wandb"], budget=None).watch()
     loader = torch.utils.data.DataLoader(data(steps * 4), batch_size=4)
     pl.Trainer(
         max_epochs=1, logger=WandbLogger(project="lag", save_dir=folder), enable_checkpointing=False,
@@ -90,7 +91,7 @@ def hf(steps: int, folder: str) -> None:
     from transformers import Trainer, TrainingArguments
 
     model = Net(SLEEP)
-    exporter = Exporter(model, backends=["wandb"]).watch()
+    exporter = Exporter(model, backends=["wandb"], budget=None).watch()
     arguments = TrainingArguments(
         output_dir=folder, per_device_train_batch_size=4, num_train_epochs=1, logging_steps=50, report_to="wandb",
         save_strategy="no", disable_tqdm=True, use_cpu=True,
@@ -104,7 +105,7 @@ def plain(steps: int, folder: str, every: int, rest: float, *, killed: bool = Fa
     model = Net(rest)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = wandb.init(project="lag", dir=folder)
-    exporter = Exporter(model, backends=["wandb"]).watch()
+    exporter = Exporter(model, backends=["wandb"], budget=None).watch()
     for step, row in enumerate(data(steps)):
         optimizer.zero_grad()
         loss = model(row["x"][None], row["labels"][None])["loss"]

@@ -2,7 +2,8 @@
 
 ``python benchmarks/wandb_versions.py``, or ``make test-versions``. Each release has an environment of its own below
 ``--environments`` that takes everything but wandb from the environment that this runs in. Prints a table; the exit
-status is 1 where a test failed. ``--trackers`` runs ``tests/trackers`` in an environment with those trackers instead.
+status is 1 where a test failed. ``--trackers`` runs ``tests/trackers`` in an environment with those trackers instead,
+``--frameworks`` runs ``tests/frameworks`` in one with training frameworks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TESTS = (
 )  # fmt: skip
 BETWEEN, NEWEST = "0.30", "newest"
 TRACKERS = ("mlflow-skinny", "swanlab", "aim", "clearml")
+FRAMEWORKS = ("accelerate", "lightning", "pytorch-ignite", "stable-baselines3", "transformers")
 
 
 def floor() -> str:
@@ -33,16 +35,26 @@ def floor() -> str:
     return found.group(1)
 
 
-def environment(place: Path, packages: list[str]) -> Path:
-    """Make an environment with these packages, or use the one that is there; return its interpreter."""
+def environment(place: Path, packages: list[str], *, shared_first: bool = False) -> Path:
+    """Make an environment with these packages, or use the one that is there; return its interpreter.
+
+    Args:
+        place: Its folder.
+        packages: What is installed.
+        shared_first: Do not install what the environment that this runs in has, such as torch.
+    """
     interpreter = place / "bin" / "python"
     if not interpreter.exists():
         venv.create(place, with_pip=True)
+    (folder,) = place.glob("lib/python*/site-packages")
+    # Last on the path, so that what is installed here goes first and torch need not be there twice.
+    shared = folder / "zz_shared.pth"
+    shared.unlink(missing_ok=True)
+    if shared_first:
+        shared.write_text(f"{sysconfig.get_paths()['purelib']}\n")
     command = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
     subprocess.run(command, check=True)
-    # Last on the path, so that what is installed here goes first and torch need not be there twice.
-    (folder,) = place.glob("lib/python*/site-packages")
-    (folder / "zz_shared.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
+    shared.write_text(f"{sysconfig.get_paths()['purelib']}\n")
     return interpreter
 
 
@@ -61,11 +73,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions")
     parser.add_argument("--trackers", action="store_true", help="run tests/trackers instead")
+    parser.add_argument("--frameworks", action="store_true", help="run tests/frameworks instead")
     parser.add_argument("tests", nargs="*", help="tests to run in place of those of W&B")
     args = parser.parse_args()
     if args.trackers:
         interpreter = environment(args.environments.absolute() / "trackers", list(TRACKERS))
         return run(interpreter, args.tests or ["tests/trackers"])[1]
+    if args.frameworks:
+        interpreter = environment(args.environments.absolute() / "frameworks", list(FRAMEWORKS), shared_first=True)
+        return run(interpreter, args.tests or ["tests/frameworks"])[1]
     results = []
     for release in (floor(), BETWEEN, NEWEST):
         wanted = "wandb" if release == NEWEST else f"wandb=={release}.*"

@@ -42,14 +42,15 @@ class Rows(Dataset):
 
 
 def norms_of(optimizer):
-    """Return a list that gets the norm of all gradients before each step."""
+    """Return a list that gets the norm of all gradients at each step."""
     seen = []
 
     def note(optimizer, *more):
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         seen.append(float(torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads]).double())))
 
-    optimizer.register_step_pre_hook(note)
+    # Afterwards: Lightning hands a closure to the step that does the backward pass.
+    optimizer.register_step_post_hook(note)
     return seen
 
 

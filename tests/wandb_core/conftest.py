@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,12 +40,18 @@ def beside(name):
     return module
 
 
+def free_port():
+    """Return a port of the loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return made.getsockname()[1]
+
+
 def only_here(folder):
-    """Return the environment that keeps wandb in a folder."""
+    """Return the environment that keeps wandb in a folder, and has it ask a port that is closed but for `port`."""
     places = {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
     return {
         "WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true", "WANDB_CONSOLE": "off",
-        "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1",
+        "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1",
         "WANDB__DISABLE_STATS": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true",
         "WANDB_X_SERVICE_WAIT": "120", **places,
     }  # fmt: skip
@@ -76,6 +83,12 @@ def place(tmp_path_factory):
 def offline():
     """The reader of offline logs."""
     return beside("offline")
+
+
+@pytest.fixture(scope="module")
+def port(place):
+    """The port of the server in the environment: wandb 0.28 asks that one for some things, whatever the run's settings."""
+    return int(os.environ["WANDB_BASE_URL"].rpartition(":")[2])
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ class LoopbackServer:
         unknown: What could not be answered.
     """
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.lock = threading.RLock()
         self.down, self.hanging, self.slow = None, False, 0.0
         self.refused = 0
@@ -97,7 +97,7 @@ class LoopbackServer:
         self.alerts, self.unknown, self.runs, self.uploads, self.artifacts = [], [], {}, {}, {}
         self.views, self.projects, self.trials = [], {"test"}, {}
         self.streams = defaultdict(lambda: defaultdict(dict))
-        self.http = Listener(("127.0.0.1", 0), Handler)
+        self.http = Listener(("127.0.0.1", port), Handler)
         self.http.owner = self
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -179,7 +179,7 @@ class LoopbackServer:
         return {"serverInfo": {"features": []}}
 
     def do_ServerInfo(self, v):
-        return {"serverInfo": {"cliVersionInfo": {}, "latestLocalVersionInfo": None}}
+        return {"serverInfo": {"cliVersionInfo": {"max_cli_version": "9.9.9"}, "latestLocalVersionInfo": None}}
 
     def do_OrgFeatureFlags(self, v):
         return {"organization": {"featureFlags": []}}

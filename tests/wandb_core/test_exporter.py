@@ -112,9 +112,9 @@ def test_alerts_are_the_issues_that_opened(begin, place, read):
 
 
 @pytest.fixture(scope="module")
-def server(beside_server):
+def server(beside_server, port):
     """A server that keeps the alerts of every run."""
-    with beside_server.LoopbackServer() as made:
+    with beside_server.LoopbackServer(port) as made:
         yield made
 
 
@@ -148,7 +148,7 @@ limits._QUIET_SECONDS, limits._SETTLE_SECONDS, limits._LAST_SECONDS = 3.0, 100.0
 run = wandb.init(project="test", settings=wandb.Settings(x_disable_stats=True, console="off"))
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-exporter = Exporter(model, backends=["wandb"]).watch()
+exporter = Exporter(model, backends=["wandb"], verbose=0).watch()
 for step in range(20):
     optimizer.zero_grad()
     model(torch.ones(3, 4)).sum().backward()

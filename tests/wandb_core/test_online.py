@@ -16,9 +16,9 @@ from gradflow_export.writers.wandb import alerts as wandb_alerts
 
 
 @pytest.fixture
-def server(beside_server):
+def server(beside_server, port):
     """A fresh server."""
-    with beside_server.LoopbackServer() as made:
+    with beside_server.LoopbackServer(port) as made:
         yield made
 
 
