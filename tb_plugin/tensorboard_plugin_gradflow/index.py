@@ -15,6 +15,7 @@ from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62
 _REMEMBERED = 2**15
+_REMEMBERED_CONTENTS = 2**14
 _WHOLE = re.compile(r"[0-9]{1,15}")
 _MOST_STEP = 2**53
 _SPAN = (("first", int), ("last", int))
@@ -253,18 +254,25 @@ def _described(tag: str, content: bytes) -> Chunk | None:
     Returns:
         ``None`` where they cannot be understood. What is returned has all that its kind promises, in the right types.
     """
-    parts, decoded = parse_tag(tag), decode_content(content)
+    parts, decoded = parse_tag(tag), _sound_content(content)
     if parts is None or decoded is None:
         return None
-    if decoded["v"] <= FORMAT:
+    if decoded["v"] <= FORMAT and decoded.get("kind") == "sites" and not parts.part.isdigit():
+        return None
+    return Chunk(tag, parts, decoded)
+
+
+@lru_cache(_REMEMBERED_CONTENTS)
+def _sound_content(content: bytes) -> Mapping[str, Any] | None:
+    """Return a description with all that its kind promises; the runs of a sweep have the same ones."""
+    decoded = decode_content(content)
+    if decoded is not None and decoded["v"] <= FORMAT:
         promised = _PROMISED.get(str(decoded.get("kind")), ())
         if not all(_holds(decoded.get(name), kind) for name, kind in promised):
             return None
         if promised and decoded["first"] > decoded["last"]:
             return None
-        if decoded.get("kind") == "sites" and not parts.part.isdigit():
-            return None
-    return Chunk(tag, parts, decoded)
+    return decoded
 
 
 def _holds(value: Any, kind: type) -> bool:

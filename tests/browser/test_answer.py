@@ -308,6 +308,20 @@ def test_all_runs_are_the_first_page(wide, open_panel):
     expect(page.locator("[data-part=verdict]")).to_be_hidden()
 
 
+def test_what_colour_says_is_said_without_colours_too(wide, open_panel):
+    """With colours forced by the system the map keeps its own, and badges, bars, toggles and the verdict have edges."""
+    page, _ = open_panel(wide, at("deep"), height=800)
+    page.emulate_media(forced_colors="active")
+    assert page.evaluate("matchMedia('(forced-colors: active)').matches")
+    assert red(page) >= 1
+    edge = "e => [getComputedStyle(e).borderTopStyle, parseFloat(getComputedStyle(e).borderTopWidth) > 0]"
+    for part in ("[data-part=open] .badge", "[data-part=open] .issue", "[data-part=lanes] button"):
+        assert page.locator(part).first.evaluate(edge) == ["solid", True]
+    live = page.locator(".live").evaluate("e => getComputedStyle(e).outlineStyle")
+    assert live == "solid"
+    page.emulate_media(forced_colors="none")
+
+
 AUDIT = """async () => {
     const tags = ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'];
     const {violations} = await axe.run(document, {runOnly: tags, rules: {'target-size': {enabled: true}}});
@@ -315,7 +329,7 @@ AUDIT = """async () => {
 }"""
 
 
-@pytest.mark.parametrize("state", ["", at("issues"), at("fading")])
+@pytest.mark.parametrize("state", ["", at("issues"), at("trained", histograms="all")])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360), ("dark", 1920)])
 def test_everybody_can_use_the_panel(wide, open_panel, state, scheme, width):
     """axe-core finds nothing: names, roles, contrast, targets of 24 px; and nothing hangs over a narrow edge."""
@@ -323,6 +337,8 @@ def test_everybody_can_use_the_panel(wide, open_panel, state, scheme, width):
     page, _ = open_panel(wide, state, width=width, height=800)
     page.emulate_media(color_scheme=scheme)
     page.wait_for_load_state("networkidle")
+    if "histograms" in state:
+        expect(page.locator("[data-part=spread] canvas").first).to_be_visible()
     page.evaluate(audit.read_text(encoding="utf-8"))
     assert page.evaluate(AUDIT) == []
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellKind, columnAt, decodeSeries, finiteRow } from "../src/model/series";
+import { cellKind, columnAt, decodeSeries, finiteRow, lastReading } from "../src/model/series";
 import { MISSING_BITS, NAN_BITS } from "../src/schema";
 
 /** Builds the bytes that the server sends for two sites and three columns. */
@@ -63,4 +63,16 @@ test("a line has gaps where no finite number stands, and on a log axis where non
   assert.deepEqual(finiteRow(series, block, 0, false), [1, null, null]);
   assert.deepEqual(finiteRow(series, block, 1, false), [null, null, 0]);
   assert.deepEqual(finiteRow(series, block, 1, true), [null, null, null]);
+});
+
+test("the last reading is the last that is there, a number or not", () => {
+  const last = (words: readonly number[]): number | null => {
+    const bits = Uint32Array.from(words);
+    return lastReading({ bits, values: new Float32Array(bits.buffer) });
+  };
+  const ONE = 0x3f800000;
+  assert.equal(last([ONE, MISSING_BITS]), 1);
+  assert.ok(Number.isNaN(last([ONE, NAN_BITS, MISSING_BITS])));
+  assert.equal(last([MISSING_BITS]), null);
+  assert.equal(last([]), null);
 });

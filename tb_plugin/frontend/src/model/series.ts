@@ -113,6 +113,12 @@ function chosenRows(block: Block, rows: readonly number[], columns: number): Blo
   return { bits, values: new Float32Array(bits.buffer) };
 }
 
+/** The last reading of a block of one site, NaN and the infinities included; null where there is none. */
+export function lastReading({ values, bits }: Block): number | null {
+  for (let at = values.length - 1; at >= 0; at--) if (cellKind(bits[at] ?? 0) !== "missing") return values[at] ?? null;
+  return null;
+}
+
 /** How much memory a series takes. */
 export function bytesOf(series: Series): number {
   let bytes = 3 * series.first.byteLength;

@@ -4,7 +4,7 @@ import { el, keepChildren, setText, svg } from "../dom";
 import { formatNumber, formatStep, threeDigits } from "../model/format";
 import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
-import { finiteRow, type Series } from "../model/series";
+import { finiteRow, lastReading, type Series } from "../model/series";
 import { isProblem, issueKey, verdict, where, whereIn, type Issue } from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
@@ -109,7 +109,7 @@ export class VerdictView {
     this.#spark.toggleAttribute("hidden", values.length < 2);
     this.#path.setAttribute("d", pathOf(values));
     // Medians of finite losses say nothing of a run that ends without one.
-    const last = block?.values.at(-1) ?? 0;
+    const last = (block === undefined ? null : lastReading(block)) ?? 0;
     this.#courseText.classList.toggle("broken", !Number.isFinite(last));
     if (Number.isFinite(last)) return;
     const first = values.find((value) => Number.isFinite(value));
