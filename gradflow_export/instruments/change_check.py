@@ -36,8 +36,9 @@ class Checksums:
         if self._begun:
             return
         self._begun = True
-        for _, site, parameter in self._trained():
-            self._keep(site, parameter)
+        for site, parameter in self._named():
+            if parameter.requires_grad:
+                self._keep(site, parameter)
         self._copies = self._find_copies()
 
     def compare(self, moved: AbstractSet[str]) -> Drained:
@@ -48,7 +49,10 @@ class Checksums:
         """
         where: list[int] = []
         values: list[Tensor | float] = []
-        for place, site, parameter in self._trained():
+        named = self._named()
+        for place, (site, parameter) in enumerate(named):
+            if not parameter.requires_grad:
+                continue
             before = self._known.pop(site, None)
             now = None if site in moved else self._keep(site, parameter)
             if site in moved:
@@ -60,7 +64,7 @@ class Checksums:
             where.append(place)
         if not values:
             return []
-        sites = tuple(site for site, _ in self._named())
+        sites = tuple(site for site, _ in named)
         changed = Pending("parameter.changed", sites, join_scalars(values), np.array(where, dtype=np.int64))
         return [changed, *self._copies]
 
@@ -69,7 +73,8 @@ class Checksums:
         model = self._model()
         if model is None:
             return []
-        places = {id(p): (place, site) for place, site, p in self._trained()}
+        named = self._named()
+        places = {id(p): (place, site) for place, (site, p) in enumerate(named) if p.requires_grad}
         sums = {key: self._known[site][2] for key, (_, site) in places.items() if site in self._known}
         where: list[int] = []
         values: list[Tensor | float] = []
@@ -77,7 +82,7 @@ class Checksums:
             for parameters, sign in ((one, number), (other, -number)):
                 where += [places[id(p)][0] for p in parameters]
                 values += [torch.where(same, float(sign), torch.nan).double()] * len(parameters)
-        sites = tuple(site for site, _ in self._named())
+        sites = tuple(site for site, _ in named)
         order = sorted(range(len(where)), key=where.__getitem__)
         rows = np.array([where[index] for index in order], dtype=np.int64)
         joined = join_scalars([values[index] for index in order]) if values else None
@@ -86,9 +91,6 @@ class Checksums:
     def _named(self) -> list[tuple[str, Tensor]]:
         model = self._model()
         return [] if model is None else [(site_name(name), p) for name, p in model.named_parameters()]
-
-    def _trained(self) -> list[tuple[int, str, Tensor]]:
-        return [(place, site, p) for place, (site, p) in enumerate(self._named()) if p.requires_grad]
 
     def _keep(self, site: str, parameter: Tensor) -> Tensor | None:
         with torch.no_grad():
