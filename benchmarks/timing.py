@@ -69,7 +69,7 @@ class Row:
 
 
 def measure(workload: Workload, instrument: Instrument, count: int, *, quiet: bool) -> Row:
-    """Time one instrument on one workload.
+    """Time one instrument on one workload; what the bare twin takes is no time of which an exporter may use a share.
 
     Args:
         workload: The training program.
@@ -131,6 +131,8 @@ def _take_turns(
         # In changing order: what one step leaves in caches and allocator, the next one finds.
         for trainer in (bare, watched) if number % 2 == 0 else (watched, bare):
             trainer.step(small=small)
+            if trainer is bare and watched.away is not None:
+                watched.away(bare.wall[-1])
 
 
 def _bytes(folder: Path) -> int:

@@ -28,6 +28,8 @@ class Trainer:
         """Called with steps taken and model after backward, before the optimizer's step."""
         self.after: After | None = None
         """The same, after the optimizer's step."""
+        self.away: Callable[[float], None] | None = None
+        """Called with the seconds in which another trainer took a turn; what has a budget leaves them out."""
         self.steps = 0
         self.thread: list[float] = []
         self.wall: list[float] = []

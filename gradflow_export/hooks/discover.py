@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
@@ -25,6 +26,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+@functools.lru_cache(maxsize=2**14)
 def site_name(name: str) -> str:
     """Strip the wrapper prefixes that ``torch.compile``, FSDP and checkpointing put into dotted names."""
     return ".".join(part for part in name.split(".") if part not in torch_private.WRAPPERS)

@@ -148,7 +148,16 @@ class UpdateTap:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
-        names = ("weight_norm", "update_norm", "update_ratio", "learning_rate", "trainable", "numel", "changed")
+        names = (
+            "weight_norm",
+            "update_norm",
+            "update_ratio",
+            "learning_rate",
+            "trainable",
+            "numel",
+            "changed",
+            "copied",
+        )
         errors = ("weight_norm_error", "update_norm_error")
         return tuple(spec(f"parameter.{name}") for name in (*names, *errors))
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Container
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -248,3 +249,22 @@ def taking_turns(history: History) -> set[str]:
     here = norms.present & (norms.values > 0)
     varies = here.any(axis=0) & ~here.all(axis=0)
     return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)
+
+
+def target_networks(history: History, without: AbstractSet[str], resting: AbstractSet[str]) -> set[str]:
+    """Return the parameters of networks that wait to be written to from the one whose first weights they began with.
+
+    Args:
+        history: Holds ``parameter.copied``.
+        without: Parameters without a gradient; a target network is one as a whole.
+        resting: Parameters that do not learn; of the network that a target network follows, none is one.
+    """
+    copied = history.at_sites("parameter.copied")
+    networks: dict[float, set[str]] = {}
+    for index in np.flatnonzero(np.isfinite(copied.first)):
+        networks.setdefault(float(copied.first[index]), set()).add(copied.sites[index])
+    out: set[str] = set()
+    for number, sites in networks.items():
+        if sites <= without and not networks.get(-number, sites) & resting:
+            out |= sites
+    return out

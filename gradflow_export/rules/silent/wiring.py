@@ -16,7 +16,7 @@ from gradflow_export.rules.base import Check, Finding, Rule, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
-from gradflow_export.rules.signals import owner, pattern, taking_turns
+from gradflow_export.rules.signals import owner, pattern, taking_turns, target_networks
 from gradflow_export.rules.silent.passes import blind_passes, gathering_passes, lonely_passes
 
 Codes = npt.NDArray[np.int64]
@@ -45,7 +45,8 @@ class NotTraining(Rule):
     are called rarely or that stand in a row of like ones (experts) have a longer time to get one. A gradient that is
     exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's,
     and a recurrent cell called once or twice in a step has no earlier state whose weights could learn. What must have
-    no update by its name (a target network) or because it is frozen before the rest (a backbone) is left in peace.
+    no update by its name or because it began as a copy (a target network), or because it is frozen before the rest (a
+    backbone), is left in peace.
 
     Attributes:
         readings: Least number of steps looked at.
@@ -67,6 +68,7 @@ class NotTraining(Rule):
         "activation.zero_share",
         "layer.cell_calls",
         "loss",
+        "parameter.copied",
         "parameter.gradient_norm",
         "hidden.state",
         "parameter.weight_norm",
@@ -202,6 +204,8 @@ class NotTraining(Rule):
             return
         moved = _moved(history.at_sites("parameter.weight_norm"))
         peers = _experts(sites, (ever & Wiring.GRADIENT) > 0) | taking_turns(history)
+        without = set(_chosen(sites, cut))
+        moved |= target_networks(history, without, without)
         names = tuple(
             name
             for name in _chosen(sites, cut)
@@ -373,7 +377,7 @@ def _severity(names: int, total: int, sure: bool) -> Severity:
 def _codes(series: SiteSeries) -> Codes:
     """Return the codes of the window as whole numbers, 0 where none arrived. Shape: ``[readings, sites]``."""
     values = np.where(series.present & np.isfinite(series.values), series.values, 0.0)
-    return np.clip(values, 0, 511).astype(np.int64)
+    return np.clip(values, 0, sum(Wiring)).astype(np.int64)
 
 
 def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
