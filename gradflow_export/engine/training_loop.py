@@ -78,14 +78,21 @@ class Taps:
             yield lay_aside((*self.origin.placed, *self.loss.placed, *modes))
         yield self.loss.rest()
 
+    def policy(self, policy: object) -> None:
+        """Take the distribution of actions that the user hands over."""
+        for tap in self.sampled:
+            if isinstance(tap, PolicyTap):
+                tap.observe(policy)
+
     def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
         """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
-        for tap in self.armed:
-            if isinstance(tap, PolicyTap) and "policy" in tensors:
-                part("policy")(tap.observe)(tensors["policy"])
-            elif isinstance(tap, DiscreteTap) and "intended" in tensors:
-                part("intended")(tap.intend)(tensors["intended"])
-        part("observe")(self.loss.observe)({n: v for n, v in tensors.items() if n not in {"policy", "intended"}})
+        if "policy" in tensors:
+            part("policy")(self.policy)(tensors.pop("policy"))
+        intended = tensors.pop("intended", None)
+        for tap in self.stepped if intended is not None else ():
+            if isinstance(tap, DiscreteTap):
+                part("intended")(tap.intend)(intended)
+        part("observe")(self.loss.observe)(tensors)
 
     @property
     def news(self) -> bool:

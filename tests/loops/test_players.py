@@ -119,7 +119,7 @@ def test_each_player_of_one_module_has_its_own_loss(order, set_to_none, micro_ba
     agent = Agent()
     optimizers = {name: torch.optim.Adam(getattr(agent, name).parameters(), lr=1e-3) for name in ("critic", "actor")}
     exporter, notes = watching(agent), []
-    turns = ORDERS[order] * 8
+    turns = ORDERS[order] * 4
     play(
         agent,
         optimizers,
