@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,10 @@ from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.step_record import RUN_SITE
+from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import seen
+from gradflow_export.rules.history import History
 
 FOLLOWED = 4
 ENTRIES = 256
@@ -102,3 +106,59 @@ class ReloadTap:
         with torch.no_grad():
             same = [(even_sample(p, ENTRIES) == first).all() for p, first in pairs]
             self._waiting.append(torch.stack(same).all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reloaded(Check):
+    """Find training that begins anew from its first weights again and again, under the same optimizer.
+
+    Why it is bad:
+        What was learned since the last time is lost, and the optimizer goes on with moments of weights that are gone.
+
+    Example:
+        for epoch in range(10):
+            model.load_state_dict(initial)
+            train_one_epoch(model)
+
+    Use instead:
+        model.load_state_dict(initial)
+        for epoch in range(10):
+            train_one_epoch(model)
+
+    Not reported:
+        A new optimizer begins with the weights, as for the next fold of a cross-validation; weights that are not the
+        first ones, as of an early stop; once.
+
+    Attributes:
+        times: Least number of times.
+        patience: One; the times are the patience.
+    """
+
+    times: int = 2
+    patience: int = 1
+    heal: int = 1000
+
+    name: ClassVar[str] = "reloaded"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
+    evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+        """Judge how often the first weights came back."""
+        count = seen(record, "wiring.reloads")
+        if count is None or not count >= self.times:
+            return ()
+        message = (
+            f"load_state_dict() has put the first weights back {number(count)} times since training began, and the "
+            "same optimizer goes on: what was learned in between is lost."
+        )
+        advice = (
+            "load the first checkpoint once, before the loop; within it load what was saved last: "
+            "torch.save(model.state_dict(), path) at the end of each epoch."
+        )
+        cause = "begins anew"
+        return (
+            Finding(
+                IssueType.NOT_TRAINING, Severity.HIGH, ("",), count, float(self.times), message, advice, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip

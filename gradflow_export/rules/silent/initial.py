@@ -120,7 +120,7 @@ class BadInit(Check):
             *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
             *self._steep(record, history),
         )[:1]  # fmt: skip
-        return (*later, *large, *self._small(record, history))
+        return (*later, *large, *_small(self, record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
         spread = record.facts.get("parameter.row_spread")
@@ -252,28 +252,29 @@ class BadInit(Check):
         )
         yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
-    def _small(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
-        if record.step < self.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
-            return
-        if not (depth.first <= self.depth and loss.low > 0 and median(loss.values[-10:]) > 0.95 * loss.first):
-            return
-        first = gains.first
-        small = np.isfinite(first) & (first > 0) & (first <= self.tiny)
-        if 2 * int(small.sum()) <= len(first) or len(first) < 3:
-            return
-        names = tuple(gains.sites[index] for index in np.flatnonzero(small))
-        usual = median(first[small])
-        message = (
-            f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
-            f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "
-            f"{record.step} steps the loss is {number(loss.last)}, at first {number(loss.first)}."
-        )
-        advice = (
-            "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
-            "nn.init.xavier_uniform_(layer.weight) before tanh."
-        )
-        yield _finding(Severity.MEDIUM, names, usual, self.tiny, message, advice, SMALL)
+
+def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
+    depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
+    if record.step < check.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
+        return
+    if not (depth.first <= check.depth and loss.low > 0 and median(loss.values[-10:]) > 0.95 * loss.first):
+        return
+    first = gains.first
+    small = np.isfinite(first) & (first > 0) & (first <= check.tiny)
+    if 2 * int(small.sum()) <= len(first) or len(first) < 3:
+        return
+    names = tuple(gains.sites[index] for index in np.flatnonzero(small))
+    usual = median(first[small])
+    message = (
+        f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
+        f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "
+        f"{record.step} steps the loss is {number(loss.last)}, at first {number(loss.first)}."
+    )
+    advice = (
+        "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
+        "nn.init.xavier_uniform_(layer.weight) before tanh."
+    )
+    yield _finding(Severity.MEDIUM, names, usual, check.tiny, message, advice, SMALL)
 
 
 def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
