@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,11 @@ TAPS = (
     "inputs",
 )
 ROOMS = ("hooks", "autograd_graph", "instruments", "checks")
-SOURCES = sorted(path for room in ROOMS for path in (Path(gradflow_export.__file__).parent / room).rglob("*.py"))
+FILES = (path for room in ROOMS for path in (Path(gradflow_export.__file__).parent / room).rglob("*.py"))
+SOURCES = sorted(
+    path for path in FILES if re.search(r"^(import|from) torch", path.read_text(encoding="utf-8"), re.MULTILINE)
+)
+"""What may see a tensor: checks that judge numbers alone, without torch, do so on the worker."""
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize"}
 
 
