@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import gc
 import importlib.util
 import random
 from pathlib import Path
@@ -42,6 +43,12 @@ def pytest_addoption(parser):
     group = parser.getgroup("verdicts")
     group.addoption("--perturb", default="", help="arithmetic of another machine: products,inputs,seed=3,threads=2")
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
+
+
+def pytest_collection_finish():
+    """Have garbage collections pass over the half million objects that collecting the tests made: a fifth of their time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):

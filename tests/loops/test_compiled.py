@@ -146,14 +146,19 @@ def compile_as(how, model, backend):
     return compiled, compiled
 
 
+@pytest.fixture(scope="module")
+def bits():
+    """Losses and parameters of a compiled run that nobody watches."""
+    torch._dynamo.reset()
+    plain = Net()
+    return train(torch.compile(plain, backend="aot_eager", fullgraph=True), plain)
+
+
 @pytest.mark.parametrize("how", ["torch.compile(model)", "module.compile()", "a function"])
 @pytest.mark.parametrize("order", ["compiled first", "watched first"])
-def test_one_graph_holds_the_taps(how, order, watching, recorded, eager, said):
+def test_one_graph_holds_the_taps(how, order, bits, watching, recorded, eager, said):
     """Watched before or after compiling, blocks and activations are read in one graph, with the bits of the unwatched run."""
     wanted = eager(Net())
-    plain = Net()
-    bits = train(compile_as(how, plain, "aot_eager")[0], plain)
-    torch._dynamo.reset()
     model, counter = Net(), CompileCounterWithBackend("aot_eager")
     known = order == "compiled first" and how != "a function"
     if order == "compiled first":
