@@ -264,7 +264,9 @@ def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) ->
         return "its loss is negative at times, so that a smaller one need not be a better one"
     if facts["optimizers"] > 1 and facts["places"] > 1:
         return "several optimizers follow losses of their own, as the players of a game do"
-    if still is not None and still.facts.get("digests") and still.facts["digests"] != facts["digests"]:
+    # A run may end early, and NaN differs from itself.
+    pairs = zip(facts["digests"], still.facts.get("digests", ()) if still is not None else (), strict=False)
+    if any(str(one) != str(other) for one, other in pairs):
         return "its data depend on what the model has learned, as in reinforcement learning"
     if facts["echoes"] > ECHOES:
         return (

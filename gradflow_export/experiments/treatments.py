@@ -171,7 +171,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         functools.partial(do.OwnAdam, 1e-2),
         "an optimizer that does not suit the model",
         "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)",
-        (_T.LEARNING_RATE, _T.OPTIMIZER_STATE),
+        (_T.LEARNING_RATE, _T.OPTIMIZER_STATE, _T.STAGNATION),
     ),
     Treatment(
         "standardize the inputs",
