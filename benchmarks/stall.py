@@ -6,10 +6,10 @@
 Steps of about 5 ms, each with a ``run.log`` of the user's, take turns in blocks: of a bare model, of one with an
 exporter that writes TensorBoard files, and of one whose exporter writes to the same online run as well, with alerts and
 with tables every 2 s. The server is a process of its own on the loopback: up, answering 503, gone (connections
-refused), hanging (it accepts and never answers), or slow (10 s for each request) from the first timed step on. ``blocked`` is the part of a step in
-which the training thread neither ran nor waited for a core: it waited for the GIL, a lock or a disk. ``gc`` is the
-longest full garbage collection within a step, on whichever thread it ran; ``over`` counts steps of more than 50 ms, and
-``noGC`` those of them without a full collection.
+refused), hanging (it accepts and never answers), or slow (10 s for each request) from the first timed step on.
+``blocked`` is the part of a step in which the training thread neither ran nor waited for a core: it waited for the GIL,
+a lock or a disk. ``gc`` is the longest full garbage collection within a step, on whichever thread it ran; ``over``
+counts steps of more than 50 ms, and ``noGC`` those of them without a full collection.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ with needed("lightning"):
 
 
 @final
-class GradFlowCallback(_lightning.Callback):  # type: ignore[name-defined, misc]
+class GradFlowCallback(_lightning.Callback):  # type: ignore[name-defined]
     """Watches a ``LightningModule`` while it is fitted.
 
     ``Trainer(..., callbacks=[GradFlowCallback()])``. Steps are ``trainer.global_step``, files lie in ``gradflow``
-    within ``trainer.log_dir``, the W&B run is that of a ``WandbLogger``, and ``gradflow/health`` is among the metrics of all
-    loggers.
+    within ``trainer.log_dir``, the W&B run is that of a ``WandbLogger``, and ``gradflow/health`` is among the metrics
+    of all loggers.
 
     Args:
         stop_on: Types of issues at which training stops, such as ``("NUMERICAL", "EXPLODING")``.

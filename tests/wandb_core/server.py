@@ -168,7 +168,7 @@ class LoopbackServer:
 
     def do_Viewer(self, v):
         teams = {"edges": [{"node": {"name": ENTITY}}]}
-        return {"viewer": {
+        return {**self.do_ServerInfo(v), "viewer": {
             "id": identity("User:1"), "entity": ENTITY, "username": ENTITY, "name": ENTITY, "email": "t@example.com",
             "admin": False, "flags": "{}", "teams": teams,
         }}  # fmt: skip

@@ -206,9 +206,9 @@ def test_a_page_that_cannot_be_written_costs_nothing_else(begin, read, ours, sai
     assert "No space left" in line
 
 
-def test_report_and_chart_reach_the_server(beside_server, begin):
+def test_report_and_chart_reach_the_server(beside_server, port, begin):
     """Both are sent with the first issue and at the end; the page is a file, the chart a table that the dashboard draws."""
-    with beside_server.LoopbackServer() as server:
+    with beside_server.LoopbackServer(port) as server:
         run = begin(settings=server.settings())
         writer = WandbWriter()
         writer.open(RunInfo("1-0", 1.0, "Net"))
