@@ -12,6 +12,7 @@ from typing import Any
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
 from gradflow_export.profiles import THRESHOLDS
+from gradflow_export.rules.ignored import Ignored, ignored
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
 
 SECTION = "diagnostics"
@@ -20,7 +21,7 @@ AUTOMATIC: tuple[float | None, float] = 0.05, 20e-6
 _PLAIN = frozenset(
     {
         "profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "synchronous",
-        "preflight", "compiled",
+        "preflight", "compiled", "ignore",
     }
 )  # fmt: skip
 _BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step"})
@@ -44,6 +45,7 @@ class Settings:
         synchronous: Whether everything of a step is done before the next begins; then there is no budget.
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
+        ignored: Issue types and layers that are not reported.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -57,6 +59,7 @@ class Settings:
     synchronous: bool = False
     preflight: int = 0
     compiled: Inside = "exact"
+    ignored: Ignored = field(default_factory=Ignored)
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON-ready values, for the run's description."""
@@ -69,6 +72,7 @@ class Settings:
             "budget": self.budget,
             "synchronous": self.synchronous,
             "compiled": self.compiled,
+            "ignore": [[kind.value, where] for kind, where in self.ignored.pairs],
         }
 
 
@@ -79,7 +83,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
-            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled`` and the names in
+            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled``, ``ignore`` and the names in
             ``rules.profiles.THRESHOLDS``; ``None`` means not given, but for
             ``budget``, where it means none.
 
@@ -121,6 +125,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         synchronous=synchronous,
         preflight=preflight,
         compiled=_check_inside(values.get("compiled", "exact")),
+        ignored=ignored(values.get("ignore")),
     )
 
 

@@ -30,6 +30,7 @@ from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
 from gradflow_export.records.step_record import Issue
+from gradflow_export.rules.ignored import ignored
 from gradflow_export.validation import (
     check_logdir,
     check_model,
@@ -168,6 +169,7 @@ class Exporter(Reports):
         pairs: Pairs = None,
         grids: Grids = None,
         copies: Copies = None,
+        ignore: Iterable[str | tuple[str, str]] = (),
     ) -> Exporter:
         """Attach to the model and begin.
 
@@ -183,13 +185,17 @@ class Exporter(Reports):
                 A tensor of whole numbers, which may be a buffer, holds places on its grid.
             copies: Groups of names of parameters, buffers or modules that should hold the same and are told of when
                 they do not: ``[("left", "right")]``.
+            ignore: What is meant as it is, as pairs of issue type and layer: ``[("NOT_TRAINING", "pooler")]`` covers
+                what lies within ``pooler``, and ``("DEAD", "*.act")`` all layers of such a name; a type alone covers
+                every layer. These issues are listed in the report as ignored, and raise no alert. The setting
+                ``ignore`` of a configuration counts as well.
 
         Returns:
             The exporter itself.
 
         Raises:
-            ArgumentError: A block, a pair or a grid is not part of the model, the criterion is the model itself, or
-                this exporter was closed.
+            ArgumentError: A block, a pair or a grid is not part of the model, the criterion is the model itself,
+                ``ignore`` names an unknown issue type, or this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:
@@ -198,6 +204,7 @@ class Exporter(Reports):
             _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
             return self
         check_watch(criterion, optimizer, self._model())
+        self._judge.ignored = self.settings.ignored.joined(ignored(ignore))
         if not self.settings.enabled:
             return self
         model = self._model()

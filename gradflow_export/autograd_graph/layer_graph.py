@@ -56,7 +56,7 @@ _AFFINE = frozenset(
     ]
 )
 _WEIGHT_VIEWS = frozenset(("T", "ToCopy", "View", "Transpose", "Permute", "ReshapeAlias", "UnsafeView", "Unsqueeze"))
-_LOOKUPS = frozenset(("Embedding", "EmbeddingBag"))
+LOOKUPS = frozenset(("Embedding", "EmbeddingBag"))
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -178,7 +178,7 @@ def _enter(
             out.last = out.last or name
         out.bends |= kind not in _AFFINE
         return [below(node)], row if kind in _AFFINE else ()
-    elif kind in _LOOKUPS:
+    elif kind in LOOKUPS:
         name = _owner(below(node), names)
         if name is not None:
             out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))

@@ -21,7 +21,7 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.arrays.algebra import use_one_thread
 from gradflow_export.records.lost import DROPPED, LostSteps
-from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord, note_of_ignored
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.together import WriterSet
@@ -277,6 +277,7 @@ class Worker:
             with self._lock:
                 issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
                 notes = tuple(item for item in bundle.told if isinstance(item, Note))
+                notes += tuple(map(note_of_ignored, self._judge.take_ignored()))
                 record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
             for issue in issues:

@@ -235,7 +235,8 @@ class Note:
     """Something that is told beside the numbers.
 
     Attributes:
-        kind: ``"mark"`` or ``"checkpoint"``, which belong on a time axis, or ``"architecture"``, the model as it is.
+        kind: ``"mark"`` or ``"checkpoint"``, which belong on a time axis; ``"architecture"``, the model as it is; or
+            ``"ignored"``, what would have been an issue.
         text: In words.
         step: The step it belongs to.
         data: What goes with it, ready for ``json.dumps``.
@@ -245,6 +246,15 @@ class Note:
     text: str
     step: int
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+IGNORED = "ignored"
+"""Kind of the notes that hold issues that a user chose to ignore."""
+
+
+def note_of_ignored(issue: Issue) -> Note:
+    """Return an ignored issue as what is told beside the numbers, where no reader of issues finds it."""
+    return Note(IGNORED, str(issue), issue.step, issue_to_json(issue))
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,12 +14,14 @@ from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.lost import LostSteps, StoredLost
 from gradflow_export.records.statistics import Ends, Welford, Window, spread_of
 from gradflow_export.records.step_record import (
+    IGNORED,
     RUN_SITES,
     Issue,
     IssueType,
     RunInfo,
     StepRecord,
     info_to_json,
+    issue_from_json,
     issue_to_json,
     number_to_json,
 )
@@ -58,6 +60,7 @@ class RunSummary:
         self._known: LostSteps | None = None
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
+        self._ignored: dict[tuple[str, str, int], Issue] = {}
         self._loss = Ends()
         self._elapsed = self._own = 0.0
 
@@ -86,7 +89,10 @@ class RunSummary:
             self._loss.add(loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
-        if record.issues:
+        for meant in (issue_from_json(note.data) for note in record.notes if note.kind == IGNORED):
+            self._ignored.pop(meant.key, None)
+            self._ignored[meant.key] = meant
+        if record.issues or record.notes:
             self._forget()
 
     def _forget(self) -> None:
@@ -95,6 +101,13 @@ class RunSummary:
         for key in healed[: max(len(healed) - HEALED, 0)]:
             del self._issues[key]
             self.left_out += 1
+        for key in list(self._ignored)[: max(len(self._ignored) - HEALED, 0)]:
+            del self._ignored[key]
+
+    @property
+    def ignored(self) -> tuple[Issue, ...]:
+        """What would be issues, had the user not chosen to ignore them: of each the latest state, newest last."""
+        return tuple(self._ignored.values())
 
     @property
     def issues(self) -> tuple[Issue, ...]:
@@ -169,6 +182,7 @@ class RunSummary:
             "flow": self.flow.as_dict(self._open_types),
             "issues": [issue_to_json(issue) for issue in self.issues],
             "issues_left_out": self.left_out,
+            "ignored": [issue_to_json(issue) for issue in self.ignored],
         }
 
     def _row(self, name: str, seen: Welford) -> dict[str, float]:
@@ -210,6 +224,10 @@ class RunSummary:
             lines += issue_lines(issue)
         if self.left_out:
             lines.append(f"  {self.left_out} older issues that have gone again are left out")
+        for issue in self.ignored:
+            until = "" if issue.open else f", gone at step {issue.healed_step}"
+            where = f"{issue.layer or 'the whole model'}{f' and {n} more' if (n := len(issue.layers) - 1) else ''}"
+            lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
         return "\n".join(lines)
 
 

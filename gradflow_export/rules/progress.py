@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import converged, owner, pattern, taking_turns
+from gradflow_export.rules.signals import connections, converged, owner, taking_turns
 
 NOT_OWNED = "not in an optimizer"
 NO_GRADIENT = "no gradient"
@@ -271,8 +272,7 @@ def _advice(why: str, layer: str) -> str:
 def _with(history: History, bit: Wiring) -> set[str]:
     """Return the parameters that had a connection in any reading of the window."""
     wiring = history.at_sites("parameter.wiring")
-    codes = np.where(np.isfinite(wiring.values), np.clip(wiring.values, 0, 255), 0).astype(np.int64)
-    here = (wiring.present & ((codes & bit) > 0)).any(axis=0)
+    here = ((connections(wiring) & bit) > 0).any(axis=0)
     return {wiring.sites[index] for index in np.flatnonzero(here)}
 
 

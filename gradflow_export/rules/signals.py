@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Reading, StepRecord
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, SiteSeries
 
 Floats = npt.NDArray[np.float64]
 
@@ -225,9 +225,17 @@ def owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def pattern(name: str) -> str:
-    """Return a name without its numbers, which the members of one list share."""
-    return re.sub(r"\d+", "#", name)
+def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
+    """Return the bits of ``parameter.wiring`` or ``parameter.hidden``, 0 where none arrived.
+
+    Args:
+        series: The past of one of them.
+
+    Returns:
+        Sums of :class:`~gradflow_export.records.catalog.wiring.Wiring`. Shape: that of ``series.values``.
+    """
+    known = series.present & np.isfinite(series.values)
+    return np.clip(np.where(known, series.values, 0.0), 0, 2**24).astype(np.int64)
 
 
 def inside(module: str, block: str) -> bool:

@@ -19,6 +19,10 @@ class Wiring(enum.IntFlag):
     WAITING = 64
     MADE = 128
     STEPPED = 256
+    VECTOR = 512
+    BESIDE = 1024
+    LOOKED = 2048
+    COPY = 4096
 
 
 def specs() -> tuple[MetricSpec, ...]:
@@ -27,7 +31,9 @@ def specs() -> tuple[MetricSpec, ...]:
     bits = (
         "sum of 1 requires_grad, 2 in an optimizer that stepped, 4 has a .grad before a step, 8 learning rate 0, "
         "16 its module was called, 32 its module was not called in the steps looked at, 64 in an optimizer that has "
-        "not stepped yet, 128 made anew in a forward pass, 256 in an optimizer that stepped here"
+        "not stepped yet, 128 made anew in a forward pass, 256 in an optimizer that stepped here, 512 at most one "
+        "dimension, 1024 its module is one of a list of which two were given the same tensor, or different numbers of "
+        "samples, 2048 its module was called while gradients were off, 4096 began as a copy of one that has a gradient"
     )
     # fmt: off
     return (
