@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, StorageError
-from gradflow_export.records.issues import Issue, Severity, issue_to_json
-from gradflow_export.writers.preflight import findings, merged, worst
+from gradflow_export.records.causes import worst_first
+from gradflow_export.records.issues import Severity, issue_to_json
+from gradflow_export.writers.preflight import findings, worst
 
 if TYPE_CHECKING:
     from gradflow_export.cli.script_runner import Outcome
@@ -130,12 +131,13 @@ def _write(output: Path, told: str) -> None:
 
 
 def _render(outcome: Outcome, script: Path, kind: str) -> str:
-    issues: list[Issue] = merged([issue for issue, _ in outcome.issues])
+    issues = sorted((issue for issue, _ in outcome.issues), key=worst_first)
     lines = {issue: place.line for issue, place in outcome.issues}
     if kind == "sarif":
         version = metadata.version("gradflow-export")
         failed = outcome.error.strip().rpartition("\n")[2]
-        return as_sarif([(issue, lines[issue]) for issue in issues], script, version=version, error=failed)
+        causes = [issue for issue in issues if issue.explained_by is None]
+        return as_sarif([(issue, lines[issue]) for issue in causes], script, version=version, error=failed)
     if kind == "json":
         found = [{**issue_to_json(issue), "line": lines[issue] or None} for issue in issues]
         head = {"script": str(script), "steps": outcome.steps, "models": outcome.models, "error": outcome.error or None}

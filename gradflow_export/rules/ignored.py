@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.records.causes import layers_explained_by
 from gradflow_export.records.step_record import IssueType
 from gradflow_export.rules.base import Finding
 
@@ -31,14 +32,15 @@ class Ignored:
         return Ignored(tuple(dict.fromkeys((*self.pairs, *other.pairs))))
 
     def covers(self, kind: IssueType, layer: str) -> bool:
-        """Whether issues of a type are ignored in a layer.
+        """Whether issues of a type are ignored in a layer; what they explain there is ignored with them.
 
         >>> meant = ignored([("NOT_TRAINING", "pooler")])
         >>> meant.covers(IssueType.NOT_TRAINING, "pooler.weight"), meant.covers(IssueType.DEAD, "pooler")
         (True, False)
         """
         return any(
-            kind is named and (layer == where or layer.startswith(f"{where}.") or fnmatch.fnmatchcase(layer, where))
+            (kind is named or kind in layers_explained_by(named))
+            and (layer == where or layer.startswith(f"{where}.") or fnmatch.fnmatchcase(layer, where))
             for named, where in self.pairs
         )
 

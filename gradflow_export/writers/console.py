@@ -6,6 +6,7 @@ import sys
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
+from gradflow_export.records.causes import with_causes
 from gradflow_export.records.step_record import Issue, RunInfo, StepRecord
 
 _HEADLINES = (
@@ -42,7 +43,7 @@ class ConsoleWriter:
         self._printed: float | None = None
         self._last_step = 0
         self._found = 0
-        self._open: set[tuple[str, str, int]] = set()
+        self._open: dict[tuple[str, str, int], Issue] = {}
         self._closed = False
 
     def in_child(self) -> ConsoleWriter:
@@ -60,8 +61,10 @@ class ConsoleWriter:
             return
         self._last_step = record.step
         for issue in record.issues:
-            self._print(_issue_line(issue))
             self._count(issue)
+        causes = {issue.key: issue.explained_by for issue in with_causes(self._open.values())}
+        for issue in record.issues:
+            self._print(_issue_line(issue, causes.get(issue.key)))
         if self._printed is None or not 0 <= record.wall_time - self._printed < self._every:
             self._printed = record.wall_time
             self._print(_headline(record))
@@ -81,10 +84,10 @@ class ConsoleWriter:
 
     def _count(self, issue: Issue) -> None:
         if not issue.open:
-            self._open.discard(issue.key)
-        elif issue.key not in self._open:
-            self._found += 1
-            self._open.add(issue.key)
+            self._open.pop(issue.key, None)
+        else:
+            self._found += issue.key not in self._open
+            self._open[issue.key] = issue
 
     @property
     def _target(self) -> TextIO:
@@ -94,7 +97,10 @@ class ConsoleWriter:
         self._target.write(f"gradflow: {line}\n")
 
 
-def _issue_line(issue: Issue) -> str:
+def _issue_line(issue: Issue, cause: tuple[str, str, int] | None) -> str:
+    if issue.open and cause is not None:
+        where = f"{issue.layer or 'whole model'}{f' (+{more} more)' if (more := len(issue.layers) - 1) else ''}"
+        return f"also seen: {issue.issue_type} in {where} since step {issue.step}, which {cause[0]} explains"
     line = " ".join(str(issue).split())
     return line if issue.open else f"healed {line}"
 

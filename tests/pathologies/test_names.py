@@ -168,3 +168,4 @@ def test_programs_with_random_names_have_the_same_issues(split, kind, name):
     (index,) = [place for place, case in enumerate(bunch) if case.name == name]
     plain, other = (renamed.issues(lambda: unchanged.silent(split, kind, index), seed) for seed in (None, 3))
     assert plain == other
+    assert bool(plain) is (kind == "sick")
