@@ -124,15 +124,16 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     for issue in found:
         if EXPLAINS[issue.issue_type]:
             by_type.setdefault(issue.issue_type, []).append(_Cause(issue))
+    for members in by_type.values():
+        members.sort(key=lambda cause: (-cause.issue.severity, cause.issue.step))
     direct: dict[Key, Issue] = {}
     for issue in found:
-        causes = [
-            cause.issue
+        of_each_type = (
+            next((cause.issue for cause in members if cause.explains(issue)), None)
             for kind, members in by_type.items()
             if issue.issue_type in EXPLAINS[kind]
-            for cause in members
-            if cause.explains(issue)
-        ]
+        )
+        causes = [cause for cause in of_each_type if cause is not None]
         if causes:
             direct[issue.key] = min(causes, key=lambda cause: (-cause.severity, cause.step))
     return tuple(replace(issue, explained_by=_root(issue, direct)) for issue in found)
