@@ -185,17 +185,15 @@ class Exporter(Reports):
                 A tensor of whole numbers, which may be a buffer, holds places on its grid.
             copies: Groups of names of parameters, buffers or modules that should hold the same and are told of when
                 they do not: ``[("left", "right")]``.
-            ignore: What is meant as it is, as pairs of issue type and layer: ``[("NOT_TRAINING", "pooler")]`` covers
-                what lies within ``pooler``, and ``("DEAD", "*.act")`` all layers of such a name; a type alone covers
-                every layer. These issues are listed in the report as ignored, and raise no alert. The setting
-                ``ignore`` of a configuration counts as well.
+            ignore: What is meant as it is, besides the setting of that name: ``[("NOT_TRAINING", "pooler")]`` covers
+                what lies within ``pooler``, ``("DEAD", "*.act")`` such names, a type alone every layer.
 
         Returns:
             The exporter itself.
 
         Raises:
-            ArgumentError: A block, a pair or a grid is not part of the model, the criterion is the model itself,
-                ``ignore`` names an unknown issue type, or this exporter was closed.
+            ArgumentError: A block, a pair or a grid is not part of the model, a type is unknown, the criterion is the
+                model itself, or this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:
@@ -211,19 +209,9 @@ class Exporter(Reports):
         if model is None:
             raise ArgumentError("the model of this Exporter is gone; keep a reference to the model that is trained.")
         loop = make_loop(
-            model,
-            self.settings,
-            self._guard,
-            self._worker.put,
-            runtime=self._runtime,
-            criterion=criterion,
-            optimizer=optimizer,
-            blocks=blocks,
-            pairs=pairs,
-            grids=grids,
-            copies=copies,
-            compiled=self._compiled,
-        )
+            model, self.settings, self._guard, self._worker.put, runtime=self._runtime, criterion=criterion,
+            optimizer=optimizer, blocks=blocks, pairs=pairs, grids=grids, copies=copies, compiled=self._compiled,
+        )  # fmt: skip
         loop.steps, loop.pace.worker = self._start_step, self._worker
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)

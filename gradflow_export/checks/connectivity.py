@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.called_modules import Calls
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
@@ -233,7 +234,7 @@ def source_of(tensor: Tensor) -> Tensor | None:
         return None
     node: Any = tensor.grad_fn
     for _ in range(STEPS_BACK if node is not None else 0):
-        behind = [source for source, _ in node.next_functions if source is not None]
+        behind = sources(node)
         if len(behind) != 1:
             return None
         node = behind[0]

@@ -11,7 +11,8 @@ from torch import nn
 
 from gradflow_export.autograd_graph.layer_graph import LOOKUPS, is_factor, is_straight
 from gradflow_export.autograd_graph.loss_graph import LAYERS, through_shapes
-from gradflow_export.autograd_graph.loss_shape import adds_bias, below, kind_of
+from gradflow_export.autograd_graph.loss_shape import adds_bias
+from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of, takers_in
 from gradflow_export.hooks import torch_private
 
 Node = Any
@@ -19,20 +20,20 @@ MOST_NODES = 20_000
 """A graph of more nodes is not searched for other uses of what stands between two layers."""
 _PASSED = frozenset(
     [
-        "Alias",
-        "Clone",
-        "CudnnBatchNorm",
-        "NativeBatchNorm",
-        "NativeDropout",
-        "ReshapeAlias",
-        "Squeeze",
-        "ToCopy",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
+        Op.ALIAS,
+        Op.CLONE,
+        Op.CUDNN_BATCH_NORM,
+        Op.NATIVE_BATCH_NORM,
+        Op.NATIVE_DROPOUT,
+        Op.RESHAPE_ALIAS,
+        Op.SQUEEZE,
+        Op.TO_COPY,
+        Op.UNSAFE_VIEW,
+        Op.UNSQUEEZE,
+        Op.VIEW,
     ]
 )
-_JOINED = frozenset(("Add", "Cat", "Stack"))
+_JOINED = frozenset((Op.ADD, Op.CAT, Op.STACK))
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -81,7 +82,7 @@ def pairs_of(made: list[tuple[Node, str]], root: Node, modules: Mapping[str, nn.
     }
     if not candidates:
         return ()
-    takers = _takers(root)
+    takers = takers_in(root, MOST_NODES) or {}
     return tuple(
         Pair(*names, width=_width(modules[names[0]], modules[names[1]]))
         for names, each in candidates.items()
@@ -105,7 +106,7 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
     here = below(node, LAYERS[kind_of(node)][1])
     while here is not None and here not in known:
         kind = kind_of(here)
-        factor = kind in {"Div", "Mul"} and is_factor(here)
+        factor = kind in {Op.DIV, Op.MUL} and is_factor(here)
         if not (factor or kind in _PASSED or is_straight(here) or adds_bias(here)):
             return []
         chain.append(here)
@@ -113,7 +114,7 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
     if here is None:
         return []
     source = kind_of(through_shapes(below(here, LAYERS[kind_of(here)][1])))
-    return [] if source == "Bmm" or source.startswith("ScaledDotProduct") else [*chain, here]
+    return [] if source == Op.BMM or source.startswith(ATTENTION) else [*chain, here]
 
 
 def _alike(first: str, second: str, modules: Mapping[str, nn.Module]) -> bool:
@@ -162,21 +163,3 @@ def _is_added(results: Iterable[Node], takers: Mapping[Node, list[Node]]) -> boo
         if any(kind_of(taker) in _JOINED and not adds_bias(taker) for taker in takers.get(node, ())):
             return True
     return False
-
-
-def _takers(root: Node) -> dict[Node, list[Node]]:
-    """Return by node which nodes take its result, ``{}`` where a graph is too long to be sure."""
-    takers: dict[Node, list[Node]] = {}
-    waiting, seen = [root], {root}
-    while waiting:
-        node = waiting.pop()
-        for source, _ in node.next_functions:
-            if source is None:
-                continue
-            takers.setdefault(source, []).append(node)
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
-        if len(seen) > MOST_NODES:
-            return {}
-    return takers

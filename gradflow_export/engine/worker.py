@@ -20,8 +20,9 @@ from gradflow_export.engine.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.arrays.algebra import use_one_thread
+from gradflow_export.records.ignored import note_of_ignored
 from gradflow_export.records.lost import DROPPED, LostSteps
-from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord, note_of_ignored
+from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.together import WriterSet

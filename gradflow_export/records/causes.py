@@ -29,8 +29,8 @@ class Where(enum.Enum):
 
 
 _L, _R, _T = Where.LAYERS, Where.RUN, IssueType
-_STEPS = {_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R}
-_SHUT = {_T.VANISHING: _R, _T.STAGNATION: _L, _T.BOTTLENECK: _L}
+_STEPS = MappingProxyType({_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R})
+_SHUT = MappingProxyType({_T.VANISHING: _R, _T.STAGNATION: _L, _T.BOTTLENECK: _L})
 
 EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.NUMERICAL: {**_STEPS, _T.STAGNATION: _R, _T.SATURATION: _R, _T.DEAD: _R},

@@ -248,15 +248,6 @@ class Note:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-IGNORED = "ignored"
-"""Kind of the notes that hold issues that a user chose to ignore."""
-
-
-def note_of_ignored(issue: Issue) -> Note:
-    """Return an ignored issue as what is told beside the numbers, where no reader of issues finds it."""
-    return Note(IGNORED, str(issue), issue.step, issue_to_json(issue))
-
-
 @dataclass(frozen=True, eq=False)
 class StepRecord:
     """All that was learned in one optimizer step.

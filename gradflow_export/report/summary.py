@@ -12,17 +12,16 @@ from typing import Any
 from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.causes import Group, groups, with_causes, worst_first
+from gradflow_export.records.ignored import ignored_in
 from gradflow_export.records.lost import LostSteps, StoredLost
 from gradflow_export.records.statistics import Ends, Welford, Window, spread_of
 from gradflow_export.records.step_record import (
-    IGNORED,
     RUN_SITES,
     Issue,
     IssueType,
     RunInfo,
     StepRecord,
     info_to_json,
-    issue_from_json,
     issue_to_json,
     number_to_json,
 )
@@ -90,7 +89,7 @@ class RunSummary:
             self._loss.add(loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
-        for meant in (issue_from_json(note.data) for note in record.notes if note.kind == IGNORED):
+        for meant in ignored_in(record):
             self._ignored.pop(meant.key, None)
             self._ignored[meant.key] = meant
         if record.issues or record.notes:
