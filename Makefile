@@ -17,11 +17,11 @@ help:
 	@echo "make test-wandb-versions  run the W&B tests on three releases of wandb (part of test-versions)"
 	@echo "make test-trackers  run the adapters for MLflow, SwanLab, Aim and ClearML against the real packages"
 	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
-	@echo "make lint      ruff: rules and format"
+	@echo "make lint      ruff: rules and format; prettier for the panel (needs Node 20 and npm)"
 	@echo "make types     mypy --strict"
-	@echo "make format    let ruff rewrite what it can"
-	@echo "make frontend  check the panel: types, tests, committed bundle (needs Node 20 and npm)"
-	@echo "make schema    write docs/metrics.md anew from the catalogue, and the table of docs/loops.md"
+	@echo "make format    let ruff and prettier rewrite what they can"
+	@echo "make frontend  check the panel: format, types, tests, committed bundle (needs Node 20 and npm)"
+	@echo "make schema    write docs/metrics.md and docs/issues anew from catalogue and rules, and the table of docs/loops.md"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."
 
@@ -74,22 +74,30 @@ test-verdicts: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 --dist loadfile --perturb products,deterministic \
 		tests/pathologies
 
-lint: $(VENV)/.stamp-dev
+lint: $(VENV)/.stamp-dev $(FRONTEND)/node_modules/.package-lock.json
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd $(FRONTEND) && npm run --silent lint
 
 types: $(VENV)/.stamp-dev
 	$(BIN)/mypy
 
-format: $(VENV)/.stamp-dev
+format: $(VENV)/.stamp-dev $(FRONTEND)/node_modules/.package-lock.json
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	cd $(FRONTEND) && npm run --silent format
 
-frontend:
-	cd $(FRONTEND) && npm ci --no-audit --no-fund && npm run check
+frontend: $(FRONTEND)/node_modules/.package-lock.json
+	cd $(FRONTEND) && npm run check
+
+# npm writes this file when it is done; it is older than the lock file only where that has changed since.
+$(FRONTEND)/node_modules/.package-lock.json: $(FRONTEND)/package-lock.json
+	cd $(FRONTEND) && npm ci --no-audit --no-fund
+	@touch $@
 
 schema: $(VENV)/.stamp-demo
 	$(BIN)/gradflow schema --markdown > docs/metrics.md
+	$(BIN)/python docs/_site/issue_pages.py
 	$(BIN)/python tests/loops/table.py
 
 clean:

@@ -1,13 +1,14 @@
 """What the panel costs a person: the time to a painted map, to follow a hand, to zoom, and the memory it takes.
 
-    python benchmarks/panel.py --cache /tmp/gradflow-logs   # the table, about three minutes; the logs take 770 MB there
+    python benchmarks/panel.py --cache /tmp/gradflow-logs   # the table, some minutes; the logs take 1.6 GB there
     python benchmarks/panel.py --live 10                    # ten minutes beside a growing run
-    python benchmarks/panel.py --layers 20 --steps 2000 --visits 1   # whether all of it works, in a minute
+    python benchmarks/panel.py --layers 20 --steps 2000 --visits 1 --wide 300 --runs 20   # whether all of it works
     python benchmarks/panel.py --server --cache /tmp/gradflow-logs   # the server alone, without a browser
     python benchmarks/panel.py --without                    # TensorBoard on other people's logs, with and without us
 
 Real TensorBoard with its own content-security policy, headless Chromium, logs of the real writer: 200 layers and 8
-metrics per layer, read at every step. All times end after the frame in which the change is painted.
+metrics per layer, read at every step; then very many layers, and very many runs. All times end after the frame in which
+the change is painted.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from playwright.sync_api import Browser, FloatRect, Frame, Page
 sys.path.insert(0, str(Path(__file__).parent))
 from browse import Cpu, chromium, get, heap, page_of, panel_of, rest, tensorboard, wait_for
 from panel_live import measure_live
-from panel_logs import LAYERS, cached_log
-from panel_server import measure_server
+from panel_logs import LAYERS, cached_log, many_runs
+from panel_server import RUNS, WIDE, WIDE_STEPS, measure_ready, measure_server
 from panel_without import measure_without
 
 BUNDLE = Path(__file__).parents[1] / "tb_plugin" / "tensorboard_plugin_gradflow" / "static" / "index.js"
@@ -42,6 +43,16 @@ _ARM_TAB = """
   const probe = () => document.querySelector('iframe')?.contentWindow?.gradflowProbe;
   window.gradflowRepaint = new Promise((done) => addEventListener('pointerup', async (event) => {
     while (!(probe()?.paints.length > 0)) await new Promise(requestAnimationFrame);
+    done(await probe().painted() - performance.timeOrigin - event.timeStamp);
+  }, { capture: true, once: true }));
+}
+"""
+_ARM_RUNS = """
+() => {
+  const rows = () => document.querySelector('iframe')?.contentDocument?.querySelectorAll('[data-part=runs] tbody tr');
+  const probe = () => document.querySelector('iframe').contentWindow.gradflowProbe;
+  window.gradflowRepaint = new Promise((done) => addEventListener('pointerup', async (event) => {
+    while (!(rows()?.length > 0)) await new Promise(requestAnimationFrame);
     done(await probe().painted() - performance.timeOrigin - event.timeStamp);
   }, { capture: true, once: true }));
 }
@@ -113,6 +124,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[20_000, 100_000], help="lengths of the runs")
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the runs (default: %(default)s)")
     parser.add_argument("--visits", type=int, default=5, help="how often TensorBoard is started (default: %(default)s)")
+    parser.add_argument("--wide", type=int, default=WIDE, help="layers of the widest run (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=RUNS, help="runs of the overview (default: %(default)s)")
     parser.add_argument("--live", type=float, metavar="MINUTES", help="stay beside a growing run instead")
     parser.add_argument("--without", action="store_true", help="logs without our data instead, with and without us")
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of the table")
@@ -130,7 +143,10 @@ def main() -> None:
         elif args.without:
             rows = [Row.of(*row) for row in measure_without(browser, Path(scratch))]
         else:
-            rows = measure_budget(browser, args.cache or Path(scratch), args.steps, args.layers, args.visits)
+            cache = args.cache or Path(scratch)
+            rows = measure_budget(browser, cache, args.steps, args.layers, args.visits)
+            rows += measure_many(browser, cache, args.wide, args.runs, args.visits)
+            rows += [Row.of(*row) for row in measure_ready(cache, args.steps, args.layers)]
     show(rows, version, as_json=args.json)
 
 
@@ -150,7 +166,7 @@ def show(rows: Sequence[Row], browser: str = "", *, as_json: bool) -> None:
 def measure_budget(browser: Browser, cache: Path, lengths: Sequence[int], layers: int, visits: int) -> list[Row]:
     """Return the rows of the budget."""
     size = len(gzip.compress(BUNDLE.read_bytes(), 9)) / 1e3
-    rows = [Row("bundle, gzip", 60, round(size, 1), round(size, 1), "kB")]
+    rows = [Row("bundle, gzip", 90, round(size, 1), round(size, 1), "kB")]
     errors: list[str] = []
     for steps in lengths:
         rows += _measure_run(browser, cached_log(cache, steps, layers), steps, visits, errors)
@@ -187,6 +203,28 @@ def _measure_run(browser: Browser, logdir: Path, steps: int, visits: int, errors
     ]
 
 
+def measure_many(browser: Browser, cache: Path, wide: int, runs: int, visits: int) -> list[Row]:
+    """Return the rows about very many layers and very many runs."""
+    errors: list[str] = []
+    tables: list[float] = []
+    with tensorboard(cached_log(cache, WIDE_STEPS, wide)) as (address, _):
+        wait_for(lambda: last_step(address) == WIDE_STEPS)
+        maps = [visit(browser, address, errors, []) for _ in range(visits)]
+    with tensorboard(many_runs(cache, runs)) as (address, _):
+        wait_for(lambda: len(json.loads(get(f"{address}/data/plugin/gradflow/runs"))["runs"]) == runs)
+        for _ in range(visits):
+            with page_of(browser, errors) as page:
+                tables.append(_click_tab(_settled(page, address), _ARM_RUNS))
+    for error in errors:
+        sys.stderr.write(f"console: {error}\n")
+    layers = f"{wide} layers x {WIDE_STEPS} steps"
+    return [
+        Row.of(f"{layers}: tab clicked to map painted", 2000, maps, "ms"),
+        Row.of(f"{runs} runs: tab clicked to table painted", 1000, tables, "ms"),
+        Row("the same: console errors and CSP violations", 0, len(errors), len(errors), ""),
+    ]
+
+
 def last_step(address: str) -> int | None:
     """Return the last step that the panel's server knows of the first run."""
     runs = json.loads(get(f"{address}/data/plugin/gradflow/runs"))["runs"]
@@ -201,8 +239,8 @@ def _settled(page: Page, address: str) -> Page:
     return page
 
 
-def _click_tab(page: Page) -> float:
-    page.evaluate(_ARM_TAB)
+def _click_tab(page: Page, arm: str = _ARM_TAB) -> float:
+    page.evaluate(arm)
     page.get_by_role("tab", name="GradFlow").click()
     return _repainted(page)
 

@@ -33,17 +33,7 @@ _GREEDY = (
 
 def measure_server(cache: Path, steps: Sequence[int], layers: int, wide: int = WIDE, runs: int = RUNS) -> list[Row]:
     """Return rows: what, limit, values, unit."""
-    rows: list[Row] = []
-    for length in steps:
-        log = cached_log(cache, length, layers)
-        ready, work = [], []
-        for _ in range(TURNS):
-            with view(log) as (_, process, seconds):
-                ready.append(seconds)
-                times = process.cpu_times()
-                work.append(times.user + times.system)
-        name = f"gradflow view, {layers} layers x {length} steps"
-        rows += [(f"{name}: ready", READY.get(length), ready, "s"), (f"{name}: CPU time until then", None, work, "s")]
+    rows = measure_ready(cache, steps, layers)
     with view(many_runs(cache, runs)) as (address, process, _):
         before, work = process.memory_info().rss, process.cpu_times()
         first, again = (_seconds(f"{address}overview") for _ in range(2))
@@ -69,6 +59,22 @@ def measure_server(cache: Path, steps: Sequence[int], layers: int, wide: int = W
             rows.append((f"{name}: {query[:60]}", MOST_SECONDS, [_seconds(f"{address}{query}")], "s"))
             most = max(most, process.memory_info().rss)
         rows.append((f"{name}: memory after the greedy requests", MOST_MB, [(most - before) / 1e6], "MB"))
+    return rows
+
+
+def measure_ready(cache: Path, steps: Sequence[int], layers: int) -> list[Row]:
+    """Return how soon ``gradflow view`` serves logs of these lengths: what, limit, values, unit."""
+    rows: list[Row] = []
+    for length in steps:
+        log = cached_log(cache, length, layers)
+        ready, work = [], []
+        for _ in range(TURNS):
+            with view(log) as (_, process, seconds):
+                ready.append(seconds)
+                times = process.cpu_times()
+                work.append(times.user + times.system)
+        name = f"gradflow view, {layers} layers x {length} steps"
+        rows += [(f"{name}: ready", READY.get(length), ready, "s"), (f"{name}: CPU time until then", None, work, "s")]
     return rows
 
 

@@ -36,13 +36,12 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from silent.common import TYPES
+from silent.common import TYPES, located
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
@@ -122,22 +121,6 @@ def work(task: Task) -> Run:
     score = program.score()
     seconds = time.process_time() - began
     return Run(task.half, case.name, task.form, task.seed, issues, score, score >= program.goal, seconds)
-
-
-def at_fault(site: str, where: Iterable[str]) -> bool:
-    """Whether a site is one of ``where`` or lies below it; ``"*"`` stands for any module or parameter."""
-    return any(
-        site == prefix
-        or (bool(prefix) and site.startswith((f"{prefix}.", f"{prefix}[")))
-        or (prefix == "*" and site not in {"", "input", "target", "loss"})
-        for prefix in where
-    )
-
-
-def located(sites: tuple[str, ...], where: tuple[str, ...]) -> bool:
-    """Whether an issue's first site, or at least half of its sites, are at fault."""
-    right = [at_fault(site, where) for site in sites]
-    return bool(right) and (right[0] or 2 * sum(right) >= len(right))
 
 
 def serious(run: Run) -> list[tuple[str, tuple[str, ...]]]:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
     "tests/wandb_core/test_patterns.py", "tests/wandb_core/test_life.py", "tests/wandb_core/test_online.py",
     "tests/wandb_core/test_offline.py", "tests/wandb_core/test_replay.py", "tests/wandb_core/test_exporter_life.py",
+    "tests/wandb_matrix",
 )  # fmt: skip
 BETWEEN, NEWEST = "0.30", "newest"
 TRACKERS = ("mlflow-skinny", "swanlab", "aim", "clearml")

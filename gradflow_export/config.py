@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
-from gradflow_export.profiles import THRESHOLDS
-from gradflow_export.rules.ignored import Ignored, ignored
+from gradflow_export.records.ignored import Ignored, ignored
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
+
+_log = logging.getLogger("gradflow_export")
 
 SECTION = "diagnostics"
 AUTOMATIC: tuple[float | None, float] = 0.05, 20e-6
 """The budget of an exporter that is given none: a share of the time, and the seconds a step that it is at least."""
+VERBOSE, VERBOSE_VARIABLE = 1, "GRADFLOW_VERBOSE"
+"""How much is printed where nobody says otherwise, and the variable of the environment that says otherwise."""
 _PLAIN = frozenset(
     {
         "profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "synchronous",
-        "preflight", "compiled", "ignore",
+        "preflight", "compiled", "verbose", "ignore",
     }
 )  # fmt: skip
+THRESHOLDS: Mapping[str, float] = MappingProxyType(
+    {
+        "gradient_explosion_threshold": 10.0,
+        "gradient_vanishing_threshold": 1e-6,
+        "parameter_stagnation_threshold": 1e-8,
+        "loss_spike_threshold": 2.0,
+        "memory_usage_threshold": 1000.0,
+        "exploding_threshold": 10.0,
+        "vanishing_threshold": 1e-6,
+        "dead_threshold": 0.9,
+        "unstable_cv_threshold": 3.0,
+    }
+)
+"""Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
+
 _BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step"})
 """What an exporter takes beside settings; a misspelt one comes here."""
 
@@ -46,6 +66,7 @@ class Settings:
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
         ignored: Issue types and layers that are not reported.
+        verbose: What is printed: 0 nothing, 1 the beginning, grave issues and the verdict, 2 everything.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -60,6 +81,7 @@ class Settings:
     preflight: int = 0
     compiled: Inside = "exact"
     ignored: Ignored = field(default_factory=Ignored)
+    verbose: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as JSON-ready values, for the run's description."""
@@ -83,7 +105,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
-            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled``, ``ignore`` and the names in
+            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled``, ``verbose``, ``ignore`` and the names in
             ``rules.profiles.THRESHOLDS``; ``None`` means not given, but for
             ``budget``, where it means none.
 
@@ -126,6 +148,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         preflight=preflight,
         compiled=_check_inside(values.get("compiled", "exact")),
         ignored=ignored(values.get("ignore")),
+        verbose=_check_verbose(values["verbose"]) if "verbose" in values else _verbose_by_default(),
     )
 
 
@@ -135,6 +158,20 @@ def _check_inside(value: Any) -> Inside:
             f"compiled must be one of {', '.join(map(repr, INSIDE))}, got {value!r}; leave it out for 'exact'."
         )
     return value  # type: ignore[no-any-return]  # narrowed by what it is compared with
+
+
+def _check_verbose(value: Any) -> int:
+    if value not in (0, 1, 2):
+        raise ArgumentError(f"verbose must be 0, 1 or 2, got {value!r}; 0 prints nothing, 1 issues and the verdict.")
+    return int(value)
+
+
+def _verbose_by_default() -> int:
+    said = os.environ.get(VERBOSE_VARIABLE, "").strip()
+    if said in {"", "0", "1", "2"}:
+        return int(said or VERBOSE)
+    _log.warning("gradflow: %s must be 0, 1 or 2, got %r, which is ignored.", VERBOSE_VARIABLE, said)
+    return VERBOSE
 
 
 def _check_preflight(value: object) -> int:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -19,30 +19,29 @@ from gradflow_export.config import make_settings
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
 from gradflow_export.engine.exporter_report import CLOSE_SECONDS, Reports
 from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.outlets import make_outlets
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError
+from gradflow_export.hooks.compiled_calls import Inside
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
+from gradflow_export.profiles import Profile, Thresholds
+from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue
-from gradflow_export.rules.ignored import ignored
-from gradflow_export.validation import (
-    check_logdir,
-    check_model,
-    check_start,
-    check_watch,
-    make_preflight,
-    make_writers,
-)
+from gradflow_export.schedule import Instrument
+from gradflow_export.validation import check_logdir, check_model, check_start, check_watch
+from gradflow_export.writers import Backend
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.sinks import ScalarSink
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 _log = logging.getLogger("gradflow_export")
 
@@ -94,6 +93,8 @@ class Exporter(Reports):
             reduced precision and on other devices too, where kernels may then round elsewhere; ``"never"`` leaves the
             compiled code alone. See docs/loops.md.
         start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
+        verbose: What is printed, on standard error or to ``logging``: 0 nothing; 1 what is watched, HIGH and CRITICAL
+            issues, the verdict; 2 every issue and headline numbers. By default ``GRADFLOW_VERBOSE``, else 1.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -107,23 +108,24 @@ class Exporter(Reports):
         self,
         model: nn.Module,
         *,
-        backends: str | Writer | Sequence[str | Writer] = ("tensorboard",),
+        backends: Backend | Writer | ScalarSink | Sequence[Backend | Writer | ScalarSink] = ("tensorboard",),
         wandb: object = None,
         logdir: str | os.PathLike[str] | None = None,
         every: int | None = None,
-        profile: str | None = None,
-        intervals: Mapping[str, int] | None = None,
+        profile: Profile | None = None,
+        intervals: Mapping[Instrument, int] | None = None,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         enabled: bool | None = None,
         alerts_enabled: bool | None = None,
         rerun_nonfinite: bool | None = None,
-        budget: float | str | None = "auto",
+        budget: float | Literal["auto"] | None = "auto",
         synchronous: bool | None = None,
         preflight: bool | int | None = None,
-        compiled: str | None = None,
+        compiled: Inside | None = None,
         start_step: int = 0,
+        verbose: Literal[0, 1, 2] | None = None,
         strict: bool = False,
-        **thresholds: float,
+        **thresholds: Unpack[Thresholds],
     ) -> None:
         check_model(model)
         check_start(start_step)
@@ -131,7 +133,7 @@ class Exporter(Reports):
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
-            "synchronous": synchronous, "preflight": preflight, "compiled": compiled, **thresholds,
+            "synchronous": synchronous, "preflight": preflight, "compiled": compiled, "verbose": verbose, **thresholds,
         }  # fmt: skip
         if budget != "auto":
             given["budget"] = budget
@@ -148,15 +150,10 @@ class Exporter(Reports):
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info = describe(inner, self.settings)
         self._judge = make_judge(self.settings, strict=strict)
-        writers: list[Writer] = []
-        if self.settings.enabled and info.rank:
-            _log.info("gradflow: rank %d of %d writes nothing; rank 0 does", info.rank, info.world_size)
-        elif self.settings.enabled:
-            writers = [*make_writers(backends, self.logdir, wandb), *make_preflight(self.settings.preflight)]
-        self._writers = tuple(writers)
+        self._writers = make_outlets(self.settings, info, backends, self.logdir, wandb, self._verdict)
         device, on_issue = partial(_read_memory, self._runtime, self._writers), self._on_issue
         self._worker = Worker(
-            info, self._judge, writers, device=device, on_issue=on_issue, strict=strict,
+            info, self._judge, self._writers, device=device, on_issue=on_issue, strict=strict,
             synchronous=self.settings.synchronous,
         )  # fmt: skip
 
@@ -192,8 +189,7 @@ class Exporter(Reports):
             The exporter itself.
 
         Raises:
-            ArgumentError: A block, a pair or a grid is not part of the model, a type is unknown, the criterion is the
-                model itself, or this exporter was closed.
+            ArgumentError: A name is unknown, the criterion is the model itself, or this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:
@@ -236,12 +232,11 @@ class Exporter(Reports):
             **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
                 probabilities of the shape of the logits), ``components`` (parts of the loss by name), ``policy`` (a
                 ``torch.distributions`` object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``,
-                ``action_range``).
+                ``action_range``), ``intended`` (by name the updates that a rule of your own means for tensors of whole
+                numbers on ``grids``, before rounding and in the unit of the grid's width).
         """
         if self._loop is not None and not self._closed:
-            if "policy" in tensors:
-                self._guard.part("policy")(self._loop.taps.policy)(tensors.pop("policy"))
-            self._guard.part("observe")(self._loop.taps.loss.observe)(tensors)
+            self._loop.taps.observe(tensors, self._guard.part)
 
     def step(self) -> None:
         """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""

@@ -6,12 +6,30 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 from types import MappingProxyType
+from typing import Literal, TypedDict
 
+from gradflow_export.checks.bad_targets import (
+    ConstantTargets,
+    CopiedTargets,
+    EmptyLoss,
+    SortedTargets,
+    UnrelatedTargets,
+)
+from gradflow_export.checks.data_scale import DataScale, TargetScale
+from gradflow_export.checks.evaluation_modes import WrongMode
+from gradflow_export.checks.linear_layers import LinearLimit, NoBend
+from gradflow_export.checks.loss_accumulation import NestedLosses
+from gradflow_export.checks.not_learning import BatchForTime, NotLearning
+from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradient
+from gradflow_export.checks.wrong_loss import WrongLoss
+from gradflow_export.config import THRESHOLDS
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
+from gradflow_export.rules.diverging import Diverging
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
@@ -20,37 +38,31 @@ from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnati
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
-from gradflow_export.rules.silent.data import ConstantTargets, DataScale, SortedTargets, TargetScale
 from gradflow_export.rules.silent.frozen import LeftFrozen
 from gradflow_export.rules.silent.initial import BadInit
-from gradflow_export.rules.silent.learning import BatchForTime, EmptyLoss, LinearLimit, NoBend, NotLearning
-from gradflow_export.rules.silent.modes import WrongMode
-from gradflow_export.rules.silent.rate import LearningRate
-from gradflow_export.rules.silent.related import CopiedTargets, UnrelatedTargets
-from gradflow_export.rules.silent.stale import ClearedGradients, NestedLosses, StaleGradient
 from gradflow_export.rules.silent.structure import CutOff, DiscardedActivation, RepeatedLayer, SeenAnswers
-from gradflow_export.rules.silent.taken_back import TakenBack
 from gradflow_export.rules.silent.wiring import NotTraining, Reloaded
-from gradflow_export.rules.silent.wrong_loss import WrongLoss
 from gradflow_export.rules.stability import LossSpike, Unstable
+from gradflow_export.rules.taken_back import TakenBack
 from gradflow_export.rules.units import Dead, Saturated
 
-PROFILES = ("robust", "seed")
+Profile = Literal["robust", "seed"]
+PROFILES: tuple[Profile, ...] = ("robust", "seed")
 
-THRESHOLDS: Mapping[str, float] = MappingProxyType(
-    {
-        "gradient_explosion_threshold": 10.0,
-        "gradient_vanishing_threshold": 1e-6,
-        "parameter_stagnation_threshold": 1e-8,
-        "loss_spike_threshold": 2.0,
-        "memory_usage_threshold": 1000.0,
-        "exploding_threshold": 10.0,
-        "vanishing_threshold": 1e-6,
-        "dead_threshold": 0.9,
-        "unstable_cv_threshold": 3.0,
-    }
-)
-"""Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
+
+class Thresholds(TypedDict, total=False):
+    """The names of :data:`THRESHOLDS`, for type checkers: a misspelt one is an error there too."""
+
+    gradient_explosion_threshold: float
+    gradient_vanishing_threshold: float
+    parameter_stagnation_threshold: float
+    loss_spike_threshold: float
+    memory_usage_threshold: float
+    exploding_threshold: float
+    vanishing_threshold: float
+    dead_threshold: float
+    unstable_cv_threshold: float
+
 
 _SAME = MappingProxyType(
     {"exploding_threshold": "gradient_explosion_threshold", "vanishing_threshold": "gradient_vanishing_threshold"}
@@ -108,6 +120,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         RankCollapse(),
         Unstable(),
         LossSpike(),
+        Diverging(),
         EpsilonDominated(),
         OutdatedSecondMoment(),
         Stagnation(),

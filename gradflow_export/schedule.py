@@ -6,9 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 
+Instrument = Literal[
+    "blocks", "logits", "policy", "activations", "attention", "updates", "recurrent", "inputs", "statistics",
+    "discrete", "moments", "clipping", "replicas", "wiring", "ranks", "histograms",
+]  # fmt: skip
+"""What has an interval of its own."""
 INTERVALS: Mapping[str, int] = MappingProxyType(
     {
         "blocks": 25,

@@ -27,6 +27,9 @@ exporter.CLOSE_SECONDS = reports.CLOSE_SECONDS = 100.0
 # What a run reads depends on no clock, unless a test is about the budget.
 config.AUTOMATIC = None, 0.0
 
+# Nothing is printed or logged but what a test asks for.
+config.VERBOSE = 0
+
 _spec = importlib.util.spec_from_file_location("gradflow_test_perturb", Path(__file__).with_name("perturb.py"))
 perturb = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(perturb)

@@ -234,8 +234,8 @@ class Margins:
             self._paused = False
 
     def _decides(self, rules: tuple[Rule, ...], index: int, rule: Rule, records: list[StepRecord]) -> Iterator[str]:
-        needed = set(rule.needs)
-        if not any(reading.metric in needed for record in records for reading in record.readings):
+        needed = {*rule.needs, *rule.evidence}
+        if all(needed.isdisjoint((*record.metrics, *record.facts)) for record in records):
             return
         alone = _opened((rule,), records)
         for field in dataclasses.fields(rule):

@@ -19,12 +19,13 @@ FLOORS = (
     {"errors", "native", "hooks.torch_private", "autograd_graph.nodes"},
     {"records", "schedule"},
     {"metrics", "rules", "storage"},
-    {"hooks", "profiles", "report", "writers"},
+    {"hooks", "report", "writers"},
     {"autograd_graph", "config", "distributed", "validation"},
     {"checks", "instruments"},
+    {"profiles"},
     {"engine", "monitor"},
     {"exporter"},
-    {"analyzers", "debugging", "diagnostics"},
+    {"analyzers", "debugging", "diagnostics", "integrations"},
     {"cli"},
     {"__main__"},
 )
@@ -33,7 +34,7 @@ PRIVATE = "hooks.torch_private"
 NODES = "autograd_graph.nodes"
 TOP, FOLDER = 10, 25
 PLUGIN_MAY_IMPORT = {"records", "storage", "errors"}
-WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "profiles", "report", "schedule"}
+WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "report", "schedule"}
 MUTABLE_CALLS = {
     "list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict",
     "WeakKeyDictionary", "WeakValueDictionary", "WeakSet",

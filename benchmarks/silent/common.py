@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -112,3 +112,19 @@ def explained(model: nn.Module, x: Tensor, y: Tensor) -> float:
         share = 1 - (out.reshape(y.shape) - y).square().mean() / (y - y.mean(0)).square().mean()
     model.train(training)
     return share.item()
+
+
+def at_fault(site: str, where: Iterable[str]) -> bool:
+    """Whether a site is one of ``where`` or lies below it; ``"*"`` stands for any module or parameter."""
+    return any(
+        site == prefix
+        or (bool(prefix) and site.startswith((f"{prefix}.", f"{prefix}[")))
+        or (prefix == "*" and site not in {"", "input", "target", "loss"})
+        for prefix in where
+    )
+
+
+def located(sites: tuple[str, ...], where: tuple[str, ...]) -> bool:
+    """Whether an issue's first site, or at least half of its sites, are at fault."""
+    right = [at_fault(site, where) for site in sites]
+    return bool(right) and (right[0] or 2 * sum(right) >= len(right))

@@ -80,9 +80,9 @@ class Recording:
 
     def take(self, bundle: Bundle) -> None:
         """Turn what the taps gave out in one pass into a record and judge it."""
-        readings, _ = self._assembler.assemble(bundle)
+        readings, _, evidence = self._assembler.assemble(bundle)
         kept = [r for r in readings if not self._meaningless(r)]
-        record = StepRecord(bundle.step, bundle.wall_time, tuple(kept))
+        record = StepRecord(bundle.step, bundle.wall_time, tuple(kept), evidence=evidence)
         record = replace(record, issues=self.judge.check(record))
         self.records.append(record)
         self.summary.add(record)
@@ -301,7 +301,7 @@ def _advance(
 
 def _is_idle(rule: Rule, *, still: bool) -> bool:
     """Whether a rule has nothing to judge in an analysis: the process's memory, or updates that are not made."""
-    needs = set(rule.needs)
+    needs = {*rule.needs, *rule.evidence}
     return all(name.startswith(_ABOUT_THE_PROCESS) for name in needs) or (still and needs <= set(_ABOUT_UPDATES))
 
 

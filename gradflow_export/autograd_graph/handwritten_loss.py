@@ -13,7 +13,7 @@ from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, shape_of
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
-from gradflow_export.records.catalog.mistakes import (
+from gradflow_export.records.loss_mistakes import (
     BROADCAST,
     CLAMPED_SCORES,
     COSINES_IN_CE,

@@ -30,7 +30,7 @@ from gradflow_export.autograd_graph.loss_shape import (
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
-from gradflow_export.records.catalog.mistakes import (
+from gradflow_export.records.loss_mistakes import (
     BROADCAST,
     LOGITS_IN_CTC,
     LOGITS_IN_NLL,

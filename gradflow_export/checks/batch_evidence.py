@@ -22,12 +22,10 @@ from gradflow_export.checks.target_reader import by_hand, same_words
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.readings import Drained, Sample
+from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
-from gradflow_export.records.catalog.mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
-from gradflow_export.records.catalog.mistakes import specs as mistake_specs
+from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 
 ROWS = 256
 FEATURES = 256
@@ -60,11 +58,6 @@ class InputTap:
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return tuple(spec(each.name) for each in mistake_specs())
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack gives up everything it holds."""
@@ -166,20 +159,26 @@ class InputTap:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
         if parts or found.mistakes or len(found.run) > 1 or pairs:
             values = torch.cat([part.to(torch.float32) for part in parts], dim=1) if parts else torch.zeros(1, 1)
-            self._out.append(Sample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found)))
+            self._out.append(
+                ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
+            )
         if rows is not None and not paired and not found.tokens:
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
-            self._out.append(Sample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+            self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         same = same_words(term, layers.first)
         if same is not None:
-            self._out.append(Sample("target.copied", found.site, same.contiguous(), partial(memory.copied, found.site)))
+            self._out.append(
+                ClueSample("target.copied", found.site, same.contiguous(), partial(memory.copied, found.site))
+            )
         if term.signs is not None:
             labels = even_sample(local(term.signs), ROWS).to(torch.float32).contiguous()
-            self._out.append(Sample("loss.mistake", found.site, labels, memory.signed))
+            self._out.append(ClueSample("mistake", found.site, labels, partial(memory.signed, found.site)))
         if term.difference is not None:
             corner = term.difference.reshape(len(term.difference), -1)[:16, :16].to(torch.float64).contiguous()
-            self._out.append(Sample("loss.mistake", found.site, corner, partial(memory.crossed, len(term.difference))))
+            self._out.append(
+                ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
+            )
 
 
 def _pair(term: Term) -> tuple[int, list[Tensor]]:

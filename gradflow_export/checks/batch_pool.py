@@ -15,7 +15,7 @@ from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.redundant_layers import Pair
 from gradflow_export.metrics.constants import Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
-from gradflow_export.records.catalog.mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
+from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.records.statistics import distinct, median
 
 Floats = npt.NDArray[np.float64]
@@ -128,14 +128,14 @@ class Remembered:
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
-        if mistakes:
-            told["loss.mistake"] = mistakes
+        told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
 
-    def crossed(self, size: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+    def crossed(self, site: str, size: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return whether a matrix of differences is that of two vectors, each repeated along the other.
 
         Args:
+            site: Of the loss.
             size: Rows of the whole matrix.
             values: A corner of it. Shape: ``[<= 16, <= 16]``.
         """
@@ -145,7 +145,7 @@ class Remembered:
         rest = d - d[:1] - d[:, :1] + d[0, 0]
         spread = min(d.std(axis=0).max(), d.std(axis=1).max())
         crossed = spread > 0 and np.abs(rest).max() <= 1e-4 * np.abs(d).max()
-        return {"loss.mistake": {BROADCAST: float(size)}} if crossed else {}
+        return {f"mistake.{BROADCAST}": {site: float(size)}} if crossed else {}
 
     def copied(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the share of targets that are the words given at their own places.
@@ -158,17 +158,18 @@ class Remembered:
         told = told[np.isfinite(told)]
         return {"target.copied": {site: float(told.mean())}} if len(told) else {}
 
-    def signed(self, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+    def signed(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the share of zeros among labels of a margin loss where these are 0 and one other number alone.
 
         Args:
+            site: Of the loss.
             values: Labels of one batch.
         """
         self._signs = [*self._signs[-15:], np.asarray(values, dtype=np.float64).reshape(-1)]
         labels = np.concatenate(self._signs)
         if len(labels) < LABELS or set(distinct(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
             return {}
-        return {"loss.mistake": {UNSIGNED: float((labels == 0).mean())}}
+        return {f"mistake.{UNSIGNED}": {site: float((labels == 0).mean())}}
 
     def _add(self, found: Found, x: Floats, targets: Floats) -> None:
         shape = (found.kind, found.inputs, found.outputs)

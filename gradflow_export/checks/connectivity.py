@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.nodes import sources
-from gradflow_export.checks.called_modules import Calls
+from gradflow_export.hooks.called_modules import Calls
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
 from gradflow_export.hooks.parameter_slots import Slot
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import RUN_SITE
 
 LOOKS = 8
@@ -80,13 +80,6 @@ class WiringTap:
     def modules(self) -> int:
         """It reads descriptions, which cost no more for many modules than a step does."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        parameters = ("parameter.wiring", "parameter.hidden", "parameter.frozen_size", "wiring.orphans")
-        layers = ("layer.taken_steps", "layer.taken_sequences", "layer.cell_calls")
-        return tuple(map(spec, (*parameters, *layers)))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
@@ -162,7 +155,7 @@ class WiringTap:
         for name, others in self._copies.items():
             if any(codes.get(other, 0) & Wiring.GRADIENT for other in others):
                 codes[name] = codes.get(name, 0) | Wiring.COPY
-        out: Drained = [_pending("parameter.wiring", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
+        out: Drained = [_states("connection.state", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
         taken = {} if self._calls is None else self._calls.taken()
         if taken:
             out.append(_pending("layer.taken_steps", {name: steps for name, (steps, _) in taken.items()}))
@@ -171,7 +164,7 @@ class WiringTap:
         if cells:
             out.append(_pending("layer.cell_calls", cells))
         if self._hidden_codes:
-            out.append(_pending("parameter.hidden", self._hidden_codes))
+            out.append(_states("hidden.state", self._hidden_codes))
         out += self._frozen
         self._frozen = []
         return out
@@ -302,7 +295,7 @@ def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:
     with torch.no_grad():
         sizes = [even_sample(p, FROZEN_ENTRIES).abs().amax().double() for _, p in frozen]
         told = torch.stack([size.to(sizes[0].device) for size in sizes])
-    return [Pending("parameter.frozen_size", tuple(name for name, _ in frozen), told)]
+    return [Clue("parameter.frozen_size", tuple(name for name, _ in frozen), told)]
 
 
 def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, bool]) -> int:
@@ -316,5 +309,9 @@ def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, b
     return sum((gone & left_out).values())
 
 
-def _pending(metric: str, values: dict[str, int]) -> Pending:
-    return Pending(metric, tuple(values), torch.tensor(list(values.values()), dtype=torch.float32))
+def _pending(fact: str, values: Mapping[str, int]) -> Clue:
+    return Clue(fact, tuple(values), np.array(list(values.values())))
+
+
+def _states(fact: str, codes: Mapping[str, int]) -> Clue:
+    return Clue(fact, tuple(codes), np.array([Wiring(code) for code in codes.values()], dtype=np.object_))

@@ -104,8 +104,8 @@ def _holds(entered: Tensor, draw: Tensor) -> bool:
     return torch.equal(a[:, : b.shape[1]], b) or torch.equal(a[:, -b.shape[1] :], b)
 
 
-def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, float]:
-    """Return the layers that make what passes no gradient on to them, and with 2 those that are given it.
+def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, bool]:
+    """Return the layers that make what passes no gradient on to them, and with True those that receive it.
 
     Args:
         graph: All that is behind a loss.
@@ -114,7 +114,7 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, f
     """
     layers = {node: name for node in graph.nodes if (name := owner_of(node, names)) is not None}
     flat = any(kind_of(node) in FLAT for node in graph.nodes)
-    makers, takers, members = dict[str, float](), dict[str, float](), set(layers.values())
+    makers, takers, members = dict[str, bool](), dict[str, bool](), set(layers.values())
     for node, name in layers.items():
         attribute, data, _ = LAYERS[kind_of(node)]
         entered = saved(node, attribute) if below(node, data) is None else None
@@ -124,8 +124,8 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, f
         nearest = _nearest(steps, names)
         # The loss has another part that they train by, and nowhere does a gradient go from this layer to them.
         if nearest and set(nearest) <= members and not _leads(layers, name, nearest):
-            makers.update(dict.fromkeys(nearest, 1.0))
-            takers[name] = 2.0
+            makers.update(dict.fromkeys(nearest, False))
+            takers[name] = True
     return {**makers, **{name: value for name, value in takers.items() if name not in makers}}
 
 

@@ -16,11 +16,10 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
-from gradflow_export.hooks.readings import Drained, Pending, Sample
+from gradflow_export.hooks.readings import Clue, ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.sites import pattern
 
 LATER = 8
@@ -83,12 +82,6 @@ class InitialTap:
         """How much is read does not matter: it is read twice."""
         return 1
 
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        names = ("initial_gain", "initial_mean", "row_spread", "row_parting", "row_doubles", "sibling_gap")
-        return tuple(spec(f"parameter.{name}") for name in names)
-
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
         stack = contextlib.ExitStack()
@@ -149,7 +142,7 @@ class InitialTap:
             if weight.shape[0] <= ROWS:
                 tolerance = max(ROUNDING, _rounding(weight.dtype))
                 analyse = partial(_doubles, name, tolerance)
-                self._out.append(Sample("parameter.row_doubles", name, _mixed(weight), analyse))
+                self._out.append(ClueSample("parameter.row_doubles", name, _mixed(weight), analyse))
         siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
         for name, weight in named:
             siblings.setdefault((pattern(name), weight.shape), []).append((name, weight))
@@ -180,7 +173,13 @@ class InitialTap:
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
         there: list[tuple[str, Tensor]] = [(name, weight) for name, weight in held if weight is not None]
-        return [(n, w) for n, w in there if w.requires_grad and w.is_floating_point() and shards(w) == 1][:MATRICES]
+        return [(name, weight) for name, weight in there if _has_rows(weight)][:MATRICES]
+
+
+def _has_rows(weight: Tensor) -> bool:
+    """Whether a weight is trained, real and dense, with all its rows in this process."""
+    real = weight.requires_grad and weight.is_floating_point() and weight.layout is torch.strided
+    return real and shards(weight) == 1
 
 
 def _is_own(module: nn.Module) -> bool:
@@ -288,5 +287,5 @@ def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     return [(name, torch.where(gap <= _rounding(dtype), 0.0, gap)) for name, gap, dtype in gaps]
 
 
-def _pending(metric: str, sites: tuple[str, ...], values: list[Tensor]) -> Pending:
-    return Pending(metric, sites, torch.stack([v.to(values[0].device) for v in values]), nan_is_missing=True)
+def _pending(fact: str, sites: tuple[str, ...], values: list[Tensor]) -> Clue:
+    return Clue(fact, sites, torch.stack([v.to(values[0].device) for v in values]), nan_is_missing=True)

@@ -18,7 +18,7 @@ from gradflow_export.autograd_graph.loss_shape import dim_of
 from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, inputs, kind_of, sources, takers_in, walk
 from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
-from gradflow_export.hooks.readings import Sample
+from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
 
 MOST_NODES = 6_000
@@ -71,7 +71,7 @@ def graph_behind(node: Node) -> Graph | None:
     return None if takers is None else Graph(tuple(takers), takers)
 
 
-def samples_of(term: Term, graph: Graph, names: Mapping[int, str], backwards: set[int]) -> Iterator[Sample]:
+def samples_of(term: Term, graph: Graph, names: Mapping[int, str], backwards: set[int]) -> Iterator[ClueSample]:
     """Yield what the worker needs to tell whether the next words can be seen where they are to be predicted.
 
     Args:
@@ -101,7 +101,7 @@ def _of_words(
     graph: Graph,
     names: Mapping[int, str],
     backwards: set[int],
-) -> Iterator[Sample]:
+) -> Iterator[ClueSample]:
     count, length = words.shape if batch_first else words.shape[::-1]
     if length < SHORTEST or y.numel() not in {count * length, count * (length - 1)}:
         return
@@ -120,7 +120,7 @@ def _of_words(
     packed = torch.cat([value.to(torch.float64) for value in values])
     sites = tuple((site, len(seen)) for (site, _), seen in zip(seers, filled, strict=True))
     read = partial(_told, targets.numel(), term.ignored, sites)
-    yield Sample("target.ahead", sites[0][0], packed.contiguous(), read)
+    yield ClueSample("target.ahead", sites[0][0], packed.contiguous(), read)
 
 
 def _same(node: Node, words: Tensor, rows: int, batch_first: bool) -> bool:

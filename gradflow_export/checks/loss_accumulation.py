@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ from gradflow_export.autograd_graph.loss_shape import shape_of
 from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
-from gradflow_export.records.step_record import RUN_SITE
+from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import seen
+from gradflow_export.rules.history import History
 
 ROOTS = 8
 """Earlier losses that a loss is compared with."""
@@ -66,11 +69,6 @@ class SumTap:
     def modules(self) -> int:
         """Nothing is read for each module."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return (spec("loss.nested"),)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
@@ -125,7 +123,7 @@ class SumTap:
         if not told:
             return []
         most = torch.stack([value.to(told[0].device) for value in told]).amax()
-        return [Pending("loss.nested", (RUN_SITE,), most.reshape(1))]
+        return [Clue("loss.nested", (RUN_SITE,), most.reshape(1))]
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
@@ -173,3 +171,70 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
         elif kind != Op.LEAF:
             terms.add((torch_private.sequence_number(here), kind))
     return frozenset(terms), not waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedLosses(Check):
+    """Find backward passes through a running sum of losses, which take the gradient of each loss again and again.
+
+    A loss that holds the one before it, in one step and with its gradient still there, is counted twice; micro-batches
+    and losses that share a part of their graph hold no other loss as a whole. One that holds those of earlier steps
+    must do so twice over: a player's loss may hold another's.
+
+    Why it is bad:
+        The gradient of the first loss is used again in each later backward pass: steps are too large, and time and
+        memory grow with every pass.
+
+    Example:
+        total = total + F.cross_entropy(model(x), y)
+        total.backward(retain_graph=True)
+
+    Use instead:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        total += loss.item()
+
+    Not reported:
+        Losses that share a part of their graph and do not hold each other; gradients that are cleared in between; a
+        loss that holds another's once, as of two players.
+
+    Attributes:
+        readings: Least number of readings with two nested losses, among the last 16.
+        deep: Nested losses of which two readings are enough.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    deep: int = 3
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "nested-losses"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.nested",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the losses of this record and of those before it."""
+        depth, past = seen(record, "loss.nested"), history.run("loss.nested")
+        if depth is None or depth < 2:
+            return ()
+        recent = past.values[-16:]
+        often = (recent >= 2).sum() >= max(self.readings, 0.5 * len(recent))
+        if not often and (recent >= self.deep).sum() < 2:
+            return ()
+        message = (
+            f"backward() is called on a sum that still holds the losses before: {number(float(recent.max()))} losses "
+            "are nested, and the gradient of the first is used as many times."
+        )
+        advice = (
+            "call backward() on the loss of this batch alone, loss.backward(), or once on the finished sum; add up "
+            "total += loss.item() for the log. Then retain_graph=True is not needed."
+        )
+        cause = "running sum"
+        return (
+            Finding(
+                IssueType.STALE_GRAD, Severity.HIGH, ("loss",), depth, 1.0, message, advice,
+                since=int(past.steps[0]), cause=cause, origin=cause,
+            ),
+        )  # fmt: skip

@@ -7,15 +7,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.parameter_slots import Slot, slots
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
 
 _log = logging.getLogger("gradflow_export")
@@ -70,11 +70,6 @@ class LonelyPasses:
         self._passes = self._foreign_steps = self._calls = 0
         self._called: int | None = None
         self._cleared = True
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this can give out."""
-        return spec("wiring.lonely_passes"), spec("wiring.gathering_passes"), spec("wiring.foreign")
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
@@ -166,5 +161,5 @@ class LonelyPasses:
         self._before = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in found[:FOLLOWED]]
 
 
-def _run(metric: str, value: float) -> Pending:
-    return Pending(metric, (RUN_SITE,), torch.tensor([float(value)], dtype=torch.float64))
+def _run(fact: str, value: float) -> Clue:
+    return Clue(fact, (RUN_SITE,), np.array([float(value)]))

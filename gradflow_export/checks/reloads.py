@@ -14,9 +14,8 @@ from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_loading
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
-from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
 
 FOLLOWED = 4
@@ -48,11 +47,6 @@ class ReloadTap:
     def modules(self) -> int:
         """Nothing is read for each module."""
         return 1
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return (spec("wiring.reloads"),)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hook away."""
@@ -96,7 +90,7 @@ class ReloadTap:
         if not self._back or not self._armed:
             return []
         total = torch.stack(self._back).sum()
-        return [Pending("wiring.reloads", (RUN_SITE,), total.reshape(1).double())]
+        return [Clue("wiring.reloads", (RUN_SITE,), total.reshape(1).double())]
 
     def forget(self) -> None:
         """Keep everything: it concerns the whole run."""

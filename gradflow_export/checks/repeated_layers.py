@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -17,8 +18,7 @@ from gradflow_export.hooks.backward_listener import reaches
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.parameter_slots import briefly
-from gradflow_export.hooks.readings import Drained, Pending
-from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.hooks.readings import Clue, Drained
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
@@ -54,11 +54,6 @@ class RepeatedTap:
         """How many layers are looked at."""
         return len(self._places)
 
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return (spec("layer.repeated"),)
-
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hook away."""
         stack = contextlib.ExitStack()
@@ -87,7 +82,7 @@ class RepeatedTap:
         """Give out what was collected since the last call, and forget it."""
         rows = self._rows
         self.forget()
-        return [Pending("layer.repeated", tuple(rows), torch.tensor(list(rows.values())))] if rows else []
+        return [Clue("layer.repeated", tuple(rows), np.array(list(rows.values())))] if rows else []
 
     def _entered(self, module: nn.Module, given: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or id(module) not in self._places:

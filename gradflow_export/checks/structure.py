@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +17,7 @@ from gradflow_export.checks.leakage import graph_behind, samples_of
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.readings import Drained, Pending
-from gradflow_export.records.catalog import MetricSpec, spec
+from gradflow_export.hooks.readings import Clue, Drained
 
 LOOKS = 8
 """Sampled steps that are looked at: structure seldom changes."""
@@ -43,12 +43,7 @@ class StructureTap:
         self._activations = Activations(model, code=code, guard=guard)
         self._armed, self._steps, self._roots = False, 0, 0
         self._out: Drained = []
-        self._cut: dict[str, float] = {}
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
-        return (spec("target.ahead"), spec("layer.cut_off"), spec("layer.discarded"))
+        self._cut: dict[str, bool] = {}
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts everything back."""
@@ -78,11 +73,10 @@ class StructureTap:
         """Give out what was collected since the last call, and forget it."""
         out = self._out
         if self._cut:
-            values = torch.tensor(list(self._cut.values()), dtype=torch.float64)
-            out.append(Pending("layer.cut_off", tuple(self._cut), values))
+            out.append(Clue("cut_off.receives", tuple(self._cut), np.array(list(self._cut.values()))))
         lost = self._activations.discarded() if self._roots <= ROOTS else []
         if lost:
-            out.append(Pending("layer.discarded", tuple(lost), torch.ones(len(lost), dtype=torch.float64)))
+            out.append(Clue("layer.discarded", tuple(lost), np.ones(len(lost), dtype=np.bool_)))
         self.forget()
         return out
 

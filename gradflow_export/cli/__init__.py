@@ -14,6 +14,7 @@ from gradflow_export.cli.doctor import add_parser as add_doctor
 from gradflow_export.cli.export import add_parser as add_export
 from gradflow_export.cli.replay import add_parser as add_replay
 from gradflow_export.cli.report import add_parser as add_report
+from gradflow_export.cli.rule import add_parser as add_rule
 from gradflow_export.cli.schema import add_parser as add_schema
 from gradflow_export.cli.view import add_parser as add_view
 from gradflow_export.errors import GradflowError
@@ -31,7 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('gradflow-export')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_parser in (add_demo, add_report, add_doctor, add_replay, add_export, add_dashboard, add_schema, add_view):
+    for add_parser in (
+        add_demo,
+        add_report,
+        add_doctor,
+        add_replay,
+        add_export,
+        add_dashboard,
+        add_schema,
+        add_rule,
+        add_view,
+    ):
         add_parser(commands)
     args = parser.parse_args(argv)
     try:

@@ -74,7 +74,7 @@ def _train(program: Program, folder: Path, steps: int) -> None:
 
     from gradflow_export import Exporter
 
-    with Exporter(program.model, backends=("tensorboard",), logdir=folder).watch(program.criterion) as exporter:
+    with Exporter(program.model, logdir=folder, verbose=0).watch(program.criterion) as exporter:
         for step in tqdm(range(1, steps + 1), unit="step", disable=not sys.stderr.isatty(), leave=False):
             program.before_step(step)
             inputs, targets = next(program.batches)

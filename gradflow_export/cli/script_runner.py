@@ -23,13 +23,14 @@ from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_hooks import listen
 from gradflow_export.records.issues import Issue, IssueType
+from gradflow_export.schedule import Instrument
 
 MODELS = 8
 """Models watched at most."""
 CALLS_PER_STEP = 20
 """Calls of watched models per wanted step after which a script without any step is stopped."""
 
-OFTEN = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
+OFTEN: tuple[Instrument, ...] = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
 """Instruments that are read at every step of so short a run."""
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
@@ -137,7 +138,9 @@ class ScriptWatch:
         self._roots.add(id(model))
         known = watching(model)
         exporter = (
-            known[0] if known else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None).watch()
+            known[0]
+            if known
+            else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None, verbose=0).watch()
         )
         self._exporters.append((type(model).__name__, exporter, place))
 

@@ -59,7 +59,9 @@ def run_snapshot(args: argparse.Namespace) -> int:
     if not source.indexes():
         raise no_run(args.logdir)
     try:
-        args.out.write_text(render_snapshot(source, f"GradFlow: {args.logdir.name}"), encoding="utf-8")
+        args.out.write_text(
+            render_snapshot(source, f"GradFlow: {args.logdir.name}", logdir=args.logdir), encoding="utf-8"
+        )
     except OSError as error:
         sys.stderr.write(
             f"gradflow: snapshot expects a file to write to, got {str(args.out)!r}: {error.strerror}; choose another\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.config import make_settings
+from gradflow_export.config import THRESHOLDS, make_settings
 from gradflow_export.diagnostics.analysis import (
     gradient_statistics,
     loss_analysis,
@@ -28,7 +28,6 @@ from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageErro
 from gradflow_export.exporter import Exporter
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import ROWS, Pairs
-from gradflow_export.profiles import THRESHOLDS
 from gradflow_export.records.step_record import Issue, StepRecord, issue_to_json, number_to_json
 from gradflow_export.report.flow_pattern import FlowPatterns
 from gradflow_export.report.summary import write_json
@@ -105,7 +104,7 @@ class BackwardPassDiagnostics:
             self.exporter = watched
         else:
             given["intervals"] = _intervals(given)
-            self.exporter = Exporter(watched, **{"backends": (), "budget": None, **given})
+            self.exporter = Exporter(watched, **{"backends": (), "budget": None, "verbose": 0, **given})
         thresholds = {**THRESHOLDS, **self.exporter.settings.thresholds}
         self.update_analyzer = DiscreteUpdateAnalyzer()
         self._lock = threading.Lock()

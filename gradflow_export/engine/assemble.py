@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,19 +11,19 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.engine.analyses import Analyses, Clues
 from gradflow_export.engine.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.engine.transfer import Bundle, spread
-from gradflow_export.hooks.readings import Pending, Sample
+from gradflow_export.hooks.readings import Clue, Pending, Sample
 from gradflow_export.hooks.shard_layout import Layout
 from gradflow_export.instruments.gradients.clipping import ClipCall
 from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records.column import Column
+from gradflow_export.records.evidence import Evidence, evidence_of
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITES, Histogram, Reading, to_float32
-
-_log = logging.getLogger("gradflow_export")
 
 Floats = npt.NDArray[np.float64]
 POOLED_BATCHES, POOLED_ROWS = 4, 512
@@ -54,11 +53,12 @@ class Assembler:
         self._last_rank_step = 0
         self._noise = NoiseScale()
         self._scales: deque[float] = deque(maxlen=CLIP_WINDOW)
-        self._failed: set[str] = set()
+        self._analyses = Analyses()
 
-    def assemble(self, bundle: Bundle) -> tuple[list[Reading], list[Histogram]]:
-        """Return the readings and histograms of one step."""
+    def assemble(self, bundle: Bundle) -> tuple[list[Reading], list[Histogram], tuple[Evidence, ...]]:
+        """Return the readings, histograms and evidence of one step."""
         columns: dict[str, Column] = {}
+        clues = Clues()
         samples: list[tuple[Sample, npt.NDArray[np.floating]]] = []
         clips: list[tuple[ClipCall, float]] = []
         for packed in bundle.packed:
@@ -67,6 +67,8 @@ class Assembler:
                     samples.append((item, values))
                 elif isinstance(item, ClipCall):
                     clips.append((item, float(values[0])))
+                elif isinstance(item, Clue):
+                    clues.add(item, values)
                 else:
                     _merge(columns, item, values)
         if bundle.scaled:
@@ -89,22 +91,10 @@ class Assembler:
         if rows:
             readings.extend(self._ranks(bundle.step, rows))
         plain = [(s, v) for s, v in samples if s.analyse is None and s.metric != "block.effective_rank"]
-        readings.extend(self._analysed(samples))
-        return readings, [histogram_of(s.metric, s.site, v) for s, v in plain]
-
-    def _analysed(self, samples: Sequence[tuple[Sample, npt.NDArray[np.floating]]]) -> list[Reading]:
-        """Run the analyses that samples bring along, and join what they say of one metric into one reading."""
-        joined: dict[str, dict[str, float]] = {}
-        for sample, values in samples:
-            if sample.analyse is None or sample.metric in self._failed:
-                continue
-            try:
-                for metric, sites in sample.analyse(values).items():
-                    joined.setdefault(metric, {}).update(sites)
-            except Exception:
-                self._failed.add(sample.metric)
-                _log.warning("gradflow: the analysis of %s failed and is set aside", sample.metric, exc_info=True)
-        return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in joined.items()]
+        analysed, facts = self._analyses.run(samples)
+        readings.extend(analysed)
+        evidence = evidence_of(bundle.step, {**clues.facts(), **facts})
+        return readings, [histogram_of(s.metric, s.site, v) for s, v in plain], evidence
 
     def _clipping(
         self, columns: Mapping[str, Column], clips: Sequence[tuple[ClipCall, float]], passes: float

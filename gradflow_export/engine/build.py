@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.checks.arrival_reader import ArrivalTap
 from gradflow_export.checks.batch_evidence import InputTap
 from gradflow_export.checks.connectivity import WiringTap
 from gradflow_export.checks.initial_weights import InitialTap
 from gradflow_export.checks.loss_accumulation import SumTap
 from gradflow_export.checks.missing_step import LonelyPasses
+from gradflow_export.checks.mode_reader import ModeTap
 from gradflow_export.checks.reloads import ReloadTap
 from gradflow_export.checks.repeated_layers import RepeatedTap
 from gradflow_export.checks.structure import StructureTap
@@ -48,11 +50,9 @@ from gradflow_export.instruments.copies import Copies, CopyTap
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.discrete.updates import DiscreteTap
-from gradflow_export.instruments.gradients.arrivals import ArrivalTap
 from gradflow_export.instruments.gradients.clipping import ClippingTap
 from gradflow_export.instruments.gradients.parameters import GradientTap
 from gradflow_export.instruments.loss import LossTap
-from gradflow_export.instruments.modes import ModeTap
 from gradflow_export.instruments.moments import MomentTap
 from gradflow_export.instruments.origin import OriginTap
 from gradflow_export.instruments.policy import PolicyTap

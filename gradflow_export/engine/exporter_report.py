@@ -83,7 +83,7 @@ class Reports:
         """Return the summary as text."""
         self._catch_up()
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
-        seen = self._worker.read_summary(lambda summary: "loss" in summary.headline)
+        seen = self._worker.read_summary(lambda summary: summary.loss is not None or "loss" in summary.headline)
         if self._loop is not None and not seen:
             text += "\n  note   no loss was seen: pass the criterion to watch(), or call observe(loss=loss)"
         skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
@@ -166,6 +166,12 @@ class Reports:
             )  # fmt: skip
         elif self._loop is not None and not self._closed:
             self._loop.told.append(Note(kind, text[:MOST_TEXT], self.current_step))
+
+    def _verdict(self) -> str:
+        """Return the verdict on what was recorded so far, without waiting; for the worker's own thread."""
+        summary = self._worker.summary
+        summary.lost_steps = self._worker.lost_steps
+        return summary.verdict
 
     def _records(self) -> Iterable[StepRecord]:
         """Return the records that a writer keeps, file or memory; nothing is held here."""

@@ -56,6 +56,7 @@ class Pace:
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
         self._last = self._acted = -DELAY
         self._why: str | None = None
+        self._ended: str | None = None
 
     @property
     def spent(self) -> tuple[float, float]:
@@ -120,15 +121,28 @@ class Pace:
             schedule: When there would be records without a budget.
             paused: Whether the user has paused the exporter.
         """
-        due = (step + count - 1) // schedule.every - (step - 1) // schedule.every
+        if not count:
+            return
+        last = step + count - 1
+        due = last // schedule.every - (step - 1) // schedule.every
+        self._ended = "paused" if paused else "every" if last % schedule.every else "budget"
         if paused:
             self.skipped["paused"] += count
         else:
             self.skipped["budget"] += due
             self.skipped["every"] += count - due
 
+    def make_up(self) -> bool:
+        """Return whether a schedule or a budget left the last step without a record, which it is to have after all."""
+        ended, self._ended = self._ended, None
+        if ended not in {"every", "budget"}:
+            return False
+        self.skipped[ended] -= 1
+        return True
+
     def end(self) -> dict[str, float]:
         """End the step; return what its record tells of how it was planned."""
+        self._ended = self._why
         if self._why in self.skipped:
             self.skipped[self._why] += 1
         out = {"schedule.asked": 1.0} if self.dense else {}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
+from gradflow_export.hooks.readings import Drained
 from gradflow_export.schedule import SETTLING_STEPS
 
 if TYPE_CHECKING:
@@ -69,6 +73,12 @@ class QuietSteps:
             called.forget()
         loop.steps += count
         loop.plan()
+
+    def last_step(self, transfer: Callable[[Drained, Bundle], None]) -> Bundle:
+        """Return what is known of the last step, which was passed by: not its loss, but the weights that it left."""
+        bundle = Bundle(self._loop.steps, time.time())
+        self._guard.part("updates")(self._loop.taps.updates.finish)(transfer, bundle)
+        return bundle
 
     def lap(self, now: float, *, sampled: bool) -> dict[str, float]:
         """Return the times of a recorded step, and of those passed by before it.

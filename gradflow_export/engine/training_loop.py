@@ -9,12 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.checks.missing_step import LonelyPasses
+from gradflow_export.checks.mode_reader import ModeTap
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
 from gradflow_export.engine.isolation import Guard
@@ -24,15 +26,16 @@ from gradflow_export.engine.pace import Pace
 from gradflow_export.engine.quiet_steps import QuietSteps
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.transfer import Bundle, pack
+from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import SampledTap, SteppedTap, Tap
 from gradflow_export.instruments.blocks import BlockTap
+from gradflow_export.instruments.discrete.updates import DiscreteTap
 from gradflow_export.instruments.gradients.clipping import ClippingTap
 from gradflow_export.instruments.gradients.parameters import GradientTap
 from gradflow_export.instruments.loss import LossTap
-from gradflow_export.instruments.modes import ModeTap
 from gradflow_export.instruments.moments import MomentTap
 from gradflow_export.instruments.origin import OriginTap
 from gradflow_export.instruments.policy import PolicyTap
@@ -75,11 +78,14 @@ class Taps:
             yield lay_aside((*self.origin.placed, *self.loss.placed, *modes))
         yield self.loss.rest()
 
-    def policy(self, policy: object) -> None:
-        """Take the distribution of actions that the user hands over."""
-        for tap in self.sampled:
-            if isinstance(tap, PolicyTap):
-                tap.observe(policy)
+    def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
+        """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
+        for tap in self.armed:
+            if isinstance(tap, PolicyTap) and "policy" in tensors:
+                part("policy")(tap.observe)(tensors["policy"])
+            elif isinstance(tap, DiscreteTap) and "intended" in tensors:
+                part("intended")(tap.intend)(tensors["intended"])
+        part("observe")(self.loss.observe)({n: v for n, v in tensors.items() if n not in {"policy", "intended"}})
 
     @property
     def news(self) -> bool:
@@ -276,6 +282,8 @@ class TrainingLoop:
         if self.open is not None:
             self._finish()
         self._held.ask(last=last)
+        if last and self.alone and self.pace.make_up():
+            self._hand_over(self.quiet.last_step(self._transfer))
 
     def notice_lonely(self) -> None:
         """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from gradflow_export.engine.assemble import Assembler, Ranks
 from gradflow_export.engine.backlog import DEFERRED, Backlog
@@ -277,8 +277,7 @@ class Worker:
             record = self._record(bundle)
             with self._lock:
                 issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
-                notes = tuple(item for item in bundle.told if isinstance(item, Note))
-                notes += tuple(map(note_of_ignored, self._judge.take_ignored()))
+                notes = (*filter(_is_note, bundle.told), *map(note_of_ignored, self._judge.take_ignored()))
                 record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
             for issue in issues:
@@ -307,11 +306,13 @@ class Worker:
         backlog.move()
 
     def _record(self, bundle: Bundle) -> StepRecord:
-        readings, histograms = self._assembler.assemble(bundle)
+        readings, histograms, evidence = self._assembler.assemble(bundle)
         readings.extend(Reading.run(metric, value) for metric, value in self._device().items())
         readings.extend(Reading.run(metric, value) for metric, value in self._own().items())
         rank = 0 if self.summary.info is None else self.summary.info.rank
-        record = StepRecord(bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank)
+        record = StepRecord(
+            bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank, evidence=evidence
+        )
         custom = self.analyzers.ask(record)
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
 
@@ -329,3 +330,7 @@ class Worker:
         if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
             self._unflushed = False
             self.outlets.flush()
+
+
+def _is_note(item: Issue | Note) -> TypeGuard[Note]:
+    return isinstance(item, Note)

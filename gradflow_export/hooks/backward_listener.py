@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.nodes import Op, below, is_variant, kind_of, walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.records.step_record import RUN_SITE
 
 MOST_NODES = 5_000
@@ -155,7 +155,7 @@ class Roots:
     def drain(self) -> Drained:
         """Give out how many scalars in a row led to no parameter, where these are more than were told of."""
         more, self._told = self._blind > self._told, self._blind
-        return [Pending("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
+        return [Clue("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
 
     def _called(self, tensors: Any, gradients: Any) -> None:
         if isinstance(tensors, Tensor):
@@ -208,8 +208,9 @@ def saved(node: Any, name: str) -> Tensor | None:
         name: Such as ``"self"``.
 
     Returns:
-        The tensor without its graph; ``None`` where there is none, it was freed, or hooks stand before it
-        (checkpoints, offloading), which would compute or copy it for us.
+        The tensor without its graph; ``None`` where there is none, it was freed, it is not strided (sparse tensors
+        lack most operations), or hooks stand before it (checkpoints, offloading), which would compute or copy it for
+        us.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
     # Older versions of PyTorch do not tell whether hooks stand before it.
@@ -219,7 +220,7 @@ def saved(node: Any, name: str) -> Tensor | None:
         tensor = getattr(node, f"_saved_{name}")
     except RuntimeError:  # freed by an earlier backward pass
         return None
-    return tensor.detach() if isinstance(tensor, Tensor) else None
+    return tensor.detach() if isinstance(tensor, Tensor) and tensor.layout is torch.strided else None
 
 
 def scale_of(node: Any) -> Tensor | None:

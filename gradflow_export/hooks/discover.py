@@ -35,7 +35,7 @@ def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
 
     The longest outermost ``ModuleList`` or ``Sequential`` of like modules is taken; further lists whose members are of
     the same class (the stages of a ResNet) are joined to it in order. Without one of at least ``LEAST_BLOCKS`` members
-    the leaf modules that own parameters are taken.
+    the modules that own parameters and hold no others that do are taken.
 
     Args:
         model: The unwrapped model.
@@ -55,7 +55,9 @@ def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
     leaves = [
         (site_name(name) or type(module).__name__, module)
         for name, module in model.named_modules()
-        if not any(True for _ in module.children()) and any(True for _ in module.parameters(recurse=False))
+        # What a layer holds without parameters, such as the observers of fake quantisation, is a part of it.
+        if not any(True for child in module.children() for _ in child.parameters())
+        and any(True for _ in module.parameters(recurse=False))
     ]
     return leaves, True
 

@@ -106,6 +106,9 @@ class SentOutputs:
             self._sizes.put(index, output_rms(tensor))
             if self.sample_rows:
                 self._greatest.put(index, linf(dense_entries(tensor)))
+            if tensor.layout is not torch.strided:  # has no rows to take
+                self._rows.pop(index, None)
+                return
             limits = self._rank_limits if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
             self._rows[index], self._whole[index] = rows_of(tensor, *limits).clone(), size_of_rows(tensor)

@@ -31,6 +31,15 @@ class Pending:
     nan_is_missing: bool = False
 
 
+@dataclass(frozen=True)
+class Clue(Pending):
+    """Values of one fact that a check looks at, at the layers of ``where``: they become evidence and no metric.
+
+    Attributes:
+        metric: Name of the fact, ``kind.name``.
+    """
+
+
 Analysed = Mapping[str, Mapping[str, float]]
 """Values by metric and site."""
 
@@ -52,6 +61,11 @@ class Sample:
     site: str
     values: Tensor | npt.NDArray[np.floating]
     analyse: Callable[[npt.NDArray[Any]], Analysed] | None = None
+
+
+@dataclass(frozen=True)
+class ClueSample(Sample):
+    """Raw entries of which ``analyse`` makes evidence: values by fact and layer."""
 
 
 Drained = list[Pending | Sample]

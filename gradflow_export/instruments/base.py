@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from gradflow_export.hooks.readings import Drained
-from gradflow_export.records.catalog import MetricSpec
 
 if TYPE_CHECKING:
     from gradflow_export.hooks.optimizer_steps import OptimizerStep
@@ -19,10 +18,6 @@ class Tap(Protocol):
     or ``.tolist()``. A tap with hooks of its own also has ``attach() -> ExitStack``; after that stack is closed the
     model is exactly as it was. The others are told when to read.
     """
-
-    @property
-    def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""

@@ -104,7 +104,7 @@ class LossTap:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this tap can give out."""
         losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
-        names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS, "wiring.blind_passes")
+        names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
         return tuple(spec(name) for name in names)
 
     def attach(self) -> contextlib.ExitStack:

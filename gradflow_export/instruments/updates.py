@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.change_check import Checksums
@@ -179,6 +180,17 @@ class UpdateTap:
         """Give out what was measured since the last call."""
         out, self._out = self._out, []
         return out
+
+    def finish(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
+        """Tell the norms of the weights as they are now, of all parameters: the state in which training ended."""
+        model = self._model()
+        named = [] if model is None else [(site_name(name), local(p)) for name, p in model.named_parameters()]
+        where = [place for place, (_, p) in enumerate(named) if p.is_floating_point() or p.is_complex()]
+        if where:
+            with torch.no_grad():
+                norms = l2_norms([dense_entries(named[place][1]).reshape(-1) for place in where])
+            sites = tuple(site for site, _ in named)
+            tell([Pending("parameter.weight_norm", sites, norms, np.array(where, dtype=np.int64))], bundle)
 
     def _plan(self, step: OptimizerStep) -> _Plan:
         known = self._plans.get(step.optimizer)

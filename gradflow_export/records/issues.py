@@ -32,6 +32,7 @@ class IssueType(str, enum.Enum):
     BOTTLENECK = "BOTTLENECK"
     STAGNATION = "STAGNATION"
     LOSS_SPIKE = "LOSS_SPIKE"
+    DIVERGING = "DIVERGING"
     MEMORY_USAGE = "MEMORY_USAGE"
     MEMORY_LEAK = "MEMORY_LEAK"
     ATTENTION_COLLAPSE = "ATTENTION_COLLAPSE"
@@ -61,7 +62,7 @@ class IssueType(str, enum.Enum):
 
     @property
     def meaning(self) -> str:
-        """What is wrong, in the words of the README."""
+        """What is wrong, in the words of docs/issues."""
         return _MEANINGS[self.value]
 
 
@@ -81,6 +82,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
     "BOTTLENECK": "one block lets far less through than its neighbours",
     "STAGNATION": "parameters that should learn do not move",
     "LOSS_SPIKE": "the loss leaves its own recent range",
+    "DIVERGING": "the loss rose far above its first values and stays there",
     "MEMORY_USAGE": "little memory is left",
     "MEMORY_LEAK": "the process grows with every step",
     "ATTENTION_COLLAPSE": "every head of a layer looks at nearly one key only, and that was not learned",

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.errors import ArgumentError
+from gradflow_export.records.evidence import Evidence, Facts, Value, facts_of
 from gradflow_export.records.issues import (
     Issue,
     IssueType,
@@ -26,6 +27,7 @@ from gradflow_export.records.issues import (
 
 __all__ = [
     "RUN_SITE",
+    "Evidence",
     "Histogram",
     "Issue",
     "IssueType",
@@ -235,8 +237,7 @@ class Note:
     """Something that is told beside the numbers.
 
     Attributes:
-        kind: ``"mark"`` or ``"checkpoint"``, which belong on a time axis; ``"architecture"``, the model as it is; or
-            ``"ignored"``, what would have been an issue.
+        kind: ``"mark"`` and ``"checkpoint"`` belong on a time axis; ``"architecture"`` and ``"ignored"`` do not.
         text: In words.
         step: The step it belongs to.
         data: What goes with it, ready for ``json.dumps``.
@@ -261,6 +262,9 @@ class StepRecord:
         phase: ``"train"`` or the user's own word.
         rank: Rank of the process in a distributed run.
         notes: What was told during the step beside the numbers.
+        evidence: What checks of silent mistakes saw in the step.
+        metrics: The readings by metric, sorted by its name.
+        facts: The evidence by ``kind.name`` and layer.
     """
 
     step: int
@@ -271,7 +275,9 @@ class StepRecord:
     phase: str = "train"
     rank: int = 0
     notes: tuple[Note, ...] = ()
-    _by_metric: Mapping[str, Reading] = field(init=False, repr=False)
+    evidence: tuple[Evidence, ...] = ()
+    metrics: Mapping[str, Reading] = field(init=False, repr=False)
+    facts: Mapping[str, Facts] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         readings = tuple(sorted(self.readings, key=_name_of))
@@ -283,24 +289,24 @@ class StepRecord:
         object.__setattr__(self, "readings", readings)
         if self.histograms != ():
             object.__setattr__(self, "histograms", tuple(sorted(self.histograms, key=lambda h: (h.metric, h.site))))
-        object.__setattr__(self, "_by_metric", by_metric)
-
-    @property
-    def metrics(self) -> Mapping[str, Reading]:
-        """The readings by metric, sorted by its name."""
-        return self._by_metric
+        object.__setattr__(self, "metrics", by_metric)
+        object.__setattr__(self, "facts", facts_of(self.evidence))
 
     def get(self, metric: str) -> Reading | None:
         """Return the reading of ``metric``, or ``None`` when this step has none."""
-        return self._by_metric.get(metric)
+        return self.metrics.get(metric)
 
     def value(self, metric: str, site: str = RUN_SITE) -> float | None:
         """Return one value, or ``None`` when nothing arrived."""
-        reading = self._by_metric.get(metric)
+        reading = self.metrics.get(metric)
         if reading is None or site not in reading.sites:
             return None
         index = reading.sites.index(site)
         return float(reading.values[index]) if reading.present[index] else None
+
+    def fact(self, name: str, layer: str = RUN_SITE) -> Value:
+        """Return one value of the evidence, or ``None`` where there is none."""
+        return self.facts.get(name, {}).get(layer)
 
     def __eq__(self, other: object) -> bool:
         """Compare everything bit for bit."""
@@ -312,7 +318,7 @@ class StepRecord:
         return hash((self.step, self.wall_time))
 
     def _key(self) -> tuple[Any, ...]:
-        told = self.histograms, self.issues, self.notes
+        told = self.histograms, self.issues, self.notes, self.evidence
         return self.step, self.wall_time, self.readings, *told, self.phase, self.rank
 
 

@@ -45,6 +45,7 @@ class RunSummary:
         steps: Number of records.
         first: First recorded step, 0 when there is none.
         last: Last recorded step, 0 when there is none.
+        loss_read: Last step whose loss was read, 0 when there is none.
         left_out: Healed issues that are remembered no more.
         headline: Statistics of each headline metric that was recorded.
         flow: How the gradient flows through the model.
@@ -61,7 +62,7 @@ class RunSummary:
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._ignored: dict[tuple[str, str, int], Issue] = {}
-        self._loss = Ends()
+        self._loss, self.loss_read = Ends(), 0
         self._elapsed = self._own = 0.0
 
     def add(self, record: StepRecord) -> None:
@@ -87,6 +88,7 @@ class RunSummary:
         loss = record.value("loss")
         if loss is not None:
             self._loss.add(loss)
+            self.loss_read = record.step
         for issue in record.issues:
             self._issues[issue.key] = issue
         for meant in ignored_in(record):
@@ -163,7 +165,8 @@ class RunSummary:
             return ""
         first, last = self.loss
         went = "fell" if last < first else "has not fallen:"
-        return f"; the loss {went} from {first:.4g} to {last:.4g}"
+        read = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
+        return f"; the loss {went} from {first:.4g} to {last:.4g}{read}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for ``json.dumps(..., allow_nan=False)``; NaN and the infinities are strings."""
@@ -172,7 +175,9 @@ class RunSummary:
             "verdict": self.verdict,
             "steps": {"count": self.steps, "first": self.first, "last": self.last},
             "lost": {"dropped": dict(self.lost_steps.dropped), "unwritten": dict(self.lost_steps.unwritten)},
-            "loss": None if self.loss is None else {"first": self.loss[0], "last": self.loss[1]},
+            "loss": None
+            if self.loss is None
+            else {"first": self.loss[0], "last": self.loss[1], "last_step": self.loss_read},
             "overhead": self.overhead,
             "headline": {
                 name: {key: number_to_json(value) for key, value in self._row(name, seen).items()}

@@ -48,8 +48,8 @@ class Finding:
 class Rule(abc.ABC):
     """A detector. Subclasses are frozen dataclasses whose fields are their thresholds.
 
-    A rule is evaluated on the records that carry at least one of ``needs``: metrics arrive at different intervals, and
-    ``patience`` counts evaluations, not steps.
+    A rule is evaluated on the records that carry at least one of ``needs`` or ``evidence``: these arrive at different
+    intervals, and ``patience`` counts evaluations, not steps.
 
     Attributes:
         patience: Consecutive evaluations with a finding before an issue opens.
@@ -62,9 +62,12 @@ class Rule(abc.ABC):
     cooldown: int = 20
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Metrics it judges."""
+    evidence: ClassVar[tuple[str, ...]] = ()
+    """Facts of the evidence it judges, ``kind.name``."""
     remembers: ClassVar[tuple[str, ...]] = ()
-    """Metrics whose past the rule reads in the history."""
+    """Metrics and facts whose past the rule reads in the history."""
     by_layer: ClassVar[bool] = False
     """Whether each layer has a hysteresis of its own, so that a layer that falls ill later opens a new issue."""
     quiet: ClassVar[bool] = True
@@ -77,12 +80,23 @@ class Rule(abc.ABC):
         """Return what is wrong in this record.
 
         Args:
-            record: The newest record; it carries at least one of ``needs``.
+            record: The newest record; it carries at least one of ``needs`` or ``evidence``.
             history: What came before, this record included.
 
         Returns:
             Findings, most important first; empty when nothing is wrong or the evidence does not suffice.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Rule):
+    """A rule about a silent mistake, whose docstring is the page that ``gradflow rule`` prints.
+
+    After what it does come the sections ``Why it is bad``, ``Example``, ``Use instead`` and ``Not reported``.
+    """
+
+    raises: ClassVar[tuple[IssueType, ...]]
+    """Types of the issues that it opens."""
 
 
 def number(value: float) -> str:

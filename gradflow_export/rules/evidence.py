@@ -113,3 +113,25 @@ def sites_of(record: StepRecord, metric: str) -> tuple[str, ...]:
     if reading is None:
         return ()
     return tuple(site for site, here in zip(reading.sites, reading.present, strict=True) if here)
+
+
+def layers_of(record: StepRecord, fact: str) -> tuple[str, ...]:
+    """Return the layers at which a fact was seen in this record, ``kind.name``."""
+    return tuple(layer for layer, value in record.facts.get(fact, {}).items() if value is not None)
+
+
+def seen(record: StepRecord, fact: str, layer: str = RUN_SITE) -> float | None:
+    """Return one value of the evidence of this record as a number, ``None`` where there is none.
+
+    Args:
+        record: Where to look.
+        fact: ``kind.name``.
+        layer: The layer it was seen at.
+    """
+    value = record.fact(fact, layer)
+    return None if value is None else float(value)
+
+
+def values_of(record: StepRecord, fact: str) -> dict[str, float]:
+    """Return the values of a fact by layer, ``kind.name``; a layer at which nothing could be read is left out."""
+    return {layer: float(value) for layer, value in record.facts.get(fact, {}).items() if value is not None}

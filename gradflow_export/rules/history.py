@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.step_record import RUN_SITES, BoolArray, FloatArray, Reading, StepRecord
+from gradflow_export.records.evidence import Facts
+from gradflow_export.records.step_record import RUN_SITE, RUN_SITES, BoolArray, FloatArray, Reading, StepRecord
 
 
 class RunSeries:
@@ -142,10 +143,10 @@ class SiteSeries:
 
 
 class History:
-    """Bounded windows of the metrics that rules asked to remember; nothing grows with the number of steps.
+    """Bounded windows of the metrics and facts that rules asked to remember; nothing grows with the number of steps.
 
     Args:
-        metrics: Names to keep; all others pass by.
+        metrics: Names of metrics and facts to keep; all others pass by.
         window: Evaluations kept of a run-level metric.
         site_window: Evaluations kept of a metric with many sites.
     """
@@ -166,6 +167,15 @@ class History:
                     self.run(metric).add(record.step, float(reading.values[0]))
             else:
                 self.at_sites(metric).add(record.step, reading)
+        for name, facts in record.facts.items():
+            if name in self._metrics:
+                self._add_facts(name, facts, record.step)
+
+    def _add_facts(self, name: str, facts: Facts, step: int) -> None:
+        if tuple(facts) != RUN_SITES:
+            self.at_sites(name).add(step, Reading.of(name, tuple(facts), list(facts.values())))
+        elif (value := facts[RUN_SITE]) is not None:
+            self.run(name).add(step, float(value))
 
     def run(self, metric: str) -> RunSeries:
         """Return the past of a run-level metric; empty when it never arrived."""

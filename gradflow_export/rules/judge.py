@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from gradflow_export.records.ignored import Ignored
 from gradflow_export.records.step_record import Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History
-from gradflow_export.rules.ignored import MEANT, Ignored
 from gradflow_export.rules.unclipped import before_clipping
 
 _log = logging.getLogger("gradflow_export")
@@ -18,10 +18,12 @@ _log = logging.getLogger("gradflow_export")
 NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
 
 KINDS = 64
-"""Combinations of metrics for which it is remembered which rules look at them."""
+"""Combinations of metrics and facts for which it is remembered which rules look at them."""
 
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
+MEANT = "\0ignored"
+"""End of the cause of a finding that is ignored, so that it shares no issue with one that is not."""
 
 
 @dataclass
@@ -119,19 +121,21 @@ class Judge:
 
     def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
         """Return the rules that look at a record like this one, with their places: there are few kinds of records."""
-        names = tuple(record.metrics)
+        names = (*record.metrics, *record.facts)
         if names not in self._asked:
             if len(self._asked) >= KINDS:
                 self._asked.clear()
             present = frozenset(names)
             self._asked[names] = tuple(
-                (index, rule) for index, rule in enumerate(self._rules) if not present.isdisjoint(rule.needs)
+                (index, rule)
+                for index, rule in enumerate(self._rules)
+                if not present.isdisjoint((*rule.needs, *rule.evidence))
             )
         return self._asked[names]
 
     def _ask(self, index: int, rule: Rule, record: StepRecord) -> tuple[Finding, ...] | None:
         try:
-            return self.ignored.split(rule.check(record, self._history))
+            return _split(rule.check(record, self._history), self.ignored)
         except Exception:
             if self._strict:
                 raise
@@ -258,3 +262,14 @@ class Judge:
 def _keys(rule: Rule, finding: Finding) -> list[_Key]:
     units = finding.layers if rule.by_layer else (_WHOLE,)
     return [(finding.issue_type, finding.cause, unit) for unit in units]
+
+
+def _split(findings: tuple[Finding, ...], ignored: Ignored) -> tuple[Finding, ...]:
+    """Return findings, those of which some layers are ignored in two parts; see :data:`MEANT`."""
+    out: list[Finding] = []
+    for finding in findings if ignored.pairs else ():
+        meant = tuple(layer for layer in finding.layers if ignored.covers(finding.issue_type, layer))
+        others = tuple(layer for layer in finding.layers if layer not in meant)
+        out += [replace(finding, layers=others)] if others else []
+        out += [replace(finding, layers=meant, cause=finding.cause + MEANT)] if meant else []
+    return tuple(out) if ignored.pairs else findings

@@ -53,7 +53,7 @@ class Numerical(Rule):
             return ()
         origin = _origin(record, history)
         layers, place, advice = (
-            self._explain(bad_loss, outputs, weights, gradients, record) if origin is None else origin[:3]
+            self._explain(bad_loss, outputs, weights, gradients, record, history) if origin is None else origin[:3]
         )
         what = []
         if bad_loss and loss is not None:
@@ -78,6 +78,7 @@ class Numerical(Rule):
         weights: tuple[str, ...],
         gradients: tuple[str, ...],
         record: StepRecord,
+        history: History,
     ) -> tuple[tuple[str, ...], str, str]:
         if outputs:
             everything = tuple(dict.fromkeys(outputs + gradients))
@@ -123,9 +124,11 @@ class Numerical(Rule):
                     "clipping."
                 ),
             )
+        unseen = _unseen(record, history)
+        since = f"in one of the steps {unseen[0]} to {record.step}, which were not recorded" if unseen else ""
         return (
             weights or ("",),
-            f"in the weights of {weights[0]}" if weights else "in the gradients",
+            (since or f"in the weights of {weights[0]}") if weights else "in the gradients",
             (
                 "restart from the last checkpoint with finite weights, and skip updates whose gradient norm is "
                 "not finite: torch.nn.utils.clip_grad_norm_(..., "

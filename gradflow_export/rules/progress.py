@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
@@ -59,7 +59,7 @@ class Stagnation(Rule):
         "loss",
         "parameter.changed",
         "parameter.gradient_norm",
-        "parameter.wiring",
+        "connection.state",
         *_SHUT,
     )
     by_layer: ClassVar[bool] = True
@@ -271,7 +271,7 @@ def _advice(why: str, layer: str) -> str:
 
 def _with(history: History, bit: Wiring) -> set[str]:
     """Return the parameters that had a connection in any reading of the window."""
-    wiring = history.at_sites("parameter.wiring")
+    wiring = history.at_sites("connection.state")
     here = ((connections(wiring) & bit) > 0).any(axis=0)
     return {wiring.sites[index] for index in np.flatnonzero(here)}
 

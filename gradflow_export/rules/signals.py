@@ -226,13 +226,13 @@ def owner(parameter: str) -> str:
 
 
 def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
-    """Return the bits of ``parameter.wiring`` or ``parameter.hidden``, 0 where none arrived.
+    """Return the bits of ``connection.state`` or ``hidden.state``, 0 where none arrived.
 
     Args:
         series: The past of one of them.
 
     Returns:
-        Sums of :class:`~gradflow_export.records.catalog.wiring.Wiring`. Shape: that of ``series.values``.
+        Sums of :class:`~gradflow_export.records.evidence.Wiring`. Shape: that of ``series.values``.
     """
     known = series.present & np.isfinite(series.values)
     return np.clip(np.where(known, series.values, 0.0), 0, 2**24).astype(np.int64)

@@ -12,6 +12,7 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
     gradflow/<session>/issues/<chunk>-0    string   issues that opened or healed, as JSON
     gradflow/<session>/histograms/<chunk>-0 string  histograms as JSON
     gradflow/<session>/notes/<chunk>-0     string   what was told beside the numbers, as JSON
+    gradflow/<session>/evidence/<chunk>-0  string   what checks saw, as JSON; ``tables`` of its content has the layers
     gradflow/<session>/gap/<n>             string   steps that could not be written, as JSON
     gradflow/<session>/end/0               string   the last step, as JSON: the session was closed
 
@@ -35,6 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.errors import StorageError
+from gradflow_export.records.evidence import evidence_from_json
+from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import (
     RUN_SITE,
     BoolArray,
@@ -163,6 +166,7 @@ class Unpacker:
     issues: dict[int, list[Issue]] = field(default_factory=dict)
     histograms: dict[int, list[Histogram]] = field(default_factory=dict)
     notes: dict[int, list[Note]] = field(default_factory=dict)
+    evidence: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
 
     def add(self, tag: Tag, data: npt.NDArray[Any] | str, content: Mapping[str, Any]) -> None:
         """Take in one blob.
@@ -175,25 +179,30 @@ class Unpacker:
                 f"{tag} has format {content['v']}, this version reads up to {FORMAT}; update gradflow-export."
             )
         if isinstance(data, str):
-            self._add_json(tag, json.loads(data))
+            self._add_json(tag, json.loads(data), content)
         else:
             self.arrays[f"{tag.name}/{tag.part}"] = data
             self.contents[f"{tag.name}/{tag.part}"] = content
 
-    def _add_json(self, tag: Tag, data: Any) -> None:
+    def _add_json(self, tag: Tag, data: Any, content: Mapping[str, Any]) -> None:
         if tag.name == "meta":
             self.info = info_from_json(data)
         elif tag.name == "sites":
             self.sites[int(tag.part)] = tuple(data)
-        elif tag.name == "issues":
+        elif tag.name in {"issues", "histograms", "notes"}:
             for step, item in data:
-                self.issues.setdefault(step, []).append(issue_from_json(item))
-        elif tag.name == "histograms":
-            for step, item in data:
-                self.histograms.setdefault(step, []).append(histogram_from_json(item))
-        elif tag.name == "notes":
-            for step, item in data:
-                self.notes.setdefault(step, []).append(note_from_json(item))
+                self._add_item(tag.name, step, item)
+        elif tag.name == "evidence":
+            for step, items in data:
+                self.evidence[step] = [(content["tables"][item["layers"]], item) for item in items]
+
+    def _add_item(self, kind: str, step: int, item: Any) -> None:
+        if kind == "issues":
+            self.issues.setdefault(step, []).append(issue_from_json(item))
+        elif kind == "histograms":
+            self.histograms.setdefault(step, []).append(histogram_from_json(item))
+        else:
+            self.notes.setdefault(step, []).append(note_from_json(item))
 
     def records(self) -> list[StepRecord]:
         """Return every record whose chunk is complete, in step order."""
@@ -217,6 +226,12 @@ class Unpacker:
                 phase,
                 rank,
                 tuple(self.notes.get(step, ())),
+                tuple(
+                    found
+                    for table, item in self.evidence.get(step, ())
+                    if table in self.sites
+                    for found in evidence_from_json(step, item, self.sites[table])
+                ),
             )
             for step, (seconds, phase, rank) in sorted(walls.items())
         ]
@@ -226,13 +241,13 @@ class Unpacker:
         values, present = unmask_values(stored)
         absent = stored.view(np.uint32) == ABSENT_BITS
         for row, step in enumerate(self.arrays[content["clock"]].tolist()):
-            if step not in readings:
+            if step not in readings or content["metric"] in RETIRED:
                 continue
             if content["metric"] != "run":
                 readings[step].append(Reading(content["metric"], sites, values[row], present[row]))
                 continue
             for column, name in enumerate(sites):
-                if not absent[row, column]:
+                if not absent[row, column] and name not in RETIRED:
                     cell = slice(column, column + 1)
                     readings[step].append(Reading(name, (RUN_SITE,), values[row, cell], present[row, cell]))
 

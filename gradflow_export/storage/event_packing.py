@@ -6,15 +6,17 @@ import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.evidence import evidence_to_json
 from gradflow_export.records.step_record import RUN_SITES, StepRecord, issue_to_json
 from gradflow_export.storage.event_chunks import ABSENT_BITS, FORMAT, PLUGIN_NAME, Blob, histogram_to_json, mask_values
 
-_TEXTS = ("issues", "histograms", "notes")
-_NOTHING: tuple[int, ...] = (0, 0, 0, 0)
+_TEXTS = ("issues", "histograms", "notes", "evidence")
+_NOTHING: tuple[int, ...] = (0, 0, 0, 0, 0)
 
 
 class SiteTables:
@@ -109,7 +111,7 @@ class Packer:
             table, new = known.number(sites)
             if new:
                 tables.append(self._table_blob(table, sites))
-            content = {
+            about = {
                 "v": FORMAT,
                 "kind": "values",
                 "metric": name,
@@ -119,11 +121,18 @@ class Packer:
                 "first": waiting.steps[rows[0]],
                 "last": waiting.steps[rows[-1]],
             }
-            values.append(Blob(f"{self._prefix}/{name}/{head}{part}", stored, content, last))
+            values.append(Blob(f"{self._prefix}/{name}/{head}{part}", stored, about, last))
         for kind, before in zip(_TEXTS, told, strict=True):
             items = waiting.texts[kind][before:]
             if items:
-                content = {"v": FORMAT, "kind": kind, "first": first, "last": last}
+                content: dict[str, Any] = {"v": FORMAT, "kind": kind, "first": first, "last": last}
+                if kind == "evidence":
+                    content["tables"] = []
+                    for layers in waiting.layers:
+                        table, new = known.number(layers)
+                        content["tables"].append(table)
+                        if new:
+                            tables.append(self._table_blob(table, layers))
                 values.append(Blob(f"{self._prefix}/{kind}/{head}0", f"[{', '.join(items)}]", content, last))
         return tables + clocks.blobs + values
 
@@ -166,6 +175,7 @@ class _Waiting:
         self.steps, self.wall = array("q"), array("d")
         self.phase, self.rank = "", 0
         self.texts: dict[str, list[str]] = {kind: [] for kind in _TEXTS}
+        self.layers: dict[tuple[str, ...], int] = {}  # tables of the evidence, numbered within the chunk
         self._run: dict[str, _Column] = {}
         self._wide: dict[tuple[str, tuple[str, ...]], _Column] = {}
 
@@ -191,6 +201,9 @@ class _Waiting:
         self.texts["issues"] += (json.dumps([record.step, issue_to_json(issue)]) for issue in record.issues)
         self.texts["histograms"] += (json.dumps([record.step, histogram_to_json(h)]) for h in record.histograms)
         self.texts["notes"] += (json.dumps([record.step, vars(note)]) for note in record.notes)
+        if record.evidence:
+            told = evidence_to_json(record.evidence, lambda layers: self.layers.setdefault(layers, len(self.layers)))
+            self.texts["evidence"].append(json.dumps([record.step, told]))
 
     def columns(self, row: int) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...], npt.NDArray[np.float32]]]:
         """Yield (name, sites, rows, stored values) from a row on: the table of run-level metrics, then each other."""

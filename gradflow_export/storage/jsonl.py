@@ -6,7 +6,7 @@ Each line is one object with a ``kind``::
     {"kind": "sites", "session": ..., "id": 0, "sites": ["fc1", "fc2"]}    a table of site names, before it is used
     {"kind": "step", "session": ..., "step": 7, "wall_time": ..., "phase": "train", "rank": 0,
      "run": {"loss": 0.25}, "sites": {"block.gain": [0, [1.5, null]]}, "issues": [...], "histograms": [...],
-     "notes": [...]}
+     "notes": [...], "evidence": [{"kind": "input", "layers": 1, "values": [{"rms": 1.2, "mean": 0.3}]}]}
     {"kind": "gap", "session": ..., "first": 8, "last": 9, "steps": 2, "reason": "..."}    steps that are missing
 
 Each line names its session, so that several may write to one file at the same time; older versions did not.
@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.errors import StorageError
+from gradflow_export.records.evidence import evidence_from_json, evidence_to_json
+from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import (
     RUN_SITE,
     Gap,
@@ -93,6 +95,8 @@ class LineEncoder:
             body["histograms"] = [histogram_to_json(histogram) for histogram in record.histograms]
         if record.notes:
             body["notes"] = [vars(note) for note in record.notes]
+        if record.evidence:
+            body["evidence"] = evidence_to_json(record.evidence, lambda layers: self._table(layers, tables))
         return b"".join([*tables, _line(body)])
 
     def _table(self, sites: tuple[str, ...], out: list[bytes]) -> int:
@@ -173,10 +177,12 @@ class LineDecoder:
 
     @staticmethod
     def _record(data: dict[str, Any], tables: Mapping[int, tuple[str, ...]]) -> StepRecord:
-        readings = [_reading(metric, (RUN_SITE,), [number]) for metric, number in data["run"].items()]
-        readings += [_reading(metric, tables[table], numbers) for metric, (table, numbers) in data["sites"].items()]
+        run = ((metric, (RUN_SITE,), [number]) for metric, number in data["run"].items())
+        wide = ((metric, tables[table], numbers) for metric, (table, numbers) in data["sites"].items())
+        readings = [_reading(*each) for each in (*run, *wide) if each[0] not in RETIRED]
+        step = int(data["step"])
         return StepRecord(
-            int(data["step"]),
+            step,
             float(data["wall_time"]),
             tuple(readings),
             tuple(histogram_from_json(item) for item in data.get("histograms", ())),
@@ -184,6 +190,9 @@ class LineDecoder:
             data["phase"],
             data["rank"],
             tuple(note_from_json(item) for item in data.get("notes", ())),
+            tuple(
+                e for item in data.get("evidence", ()) for e in evidence_from_json(step, item, tables[item["layers"]])
+            ),
         )
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.errors import ArgumentError, MissingPackageError, StorageError, nearest
+from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import (
     Issue,
     Reading,
@@ -305,7 +306,8 @@ def _runs(*columns: npt.NDArray[Any]) -> Iterator[slice]:
 
 
 def _record(step: int, wall: float, readings: Mapping[str, tuple[list[str], list[npt.NDArray[Any]]]]) -> StepRecord:
-    made = (Reading.of(metric, sites, np.concatenate(parts)) for metric, (sites, parts) in readings.items())
+    known = (item for item in readings.items() if item[0] not in RETIRED)
+    made = (Reading.of(metric, sites, np.concatenate(parts)) for metric, (sites, parts) in known)
     return StepRecord(step, wall, tuple(made))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.writers.base import Writer
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gradflow_export.writers.wandb import WandbWriter
 
 __all__ = ["ConsoleWriter", "JsonlWriter", "MemoryWriter", "TensorBoardWriter", "WandbWriter", "Writer", "make_writer"]
+
+Backend = Literal["console", "jsonl", "memory", "tensorboard", "wandb"]
+"""Names of backends, for type checkers; what :func:`make_writer` takes."""
 
 _WRITERS = (
     ("console", "ConsoleWriter", False),

@@ -1,13 +1,17 @@
-"""A writer that prints: one line per issue, and now and then a line of headline numbers."""
+"""A writer that speaks: what is watched, each issue as it opens and heals, and how the run ended."""
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
+from collections.abc import Callable, Sequence
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records.causes import with_causes
-from gradflow_export.records.step_record import Issue, RunInfo, StepRecord
+from gradflow_export.records.step_record import Issue, RunInfo, Severity, StepRecord
+from gradflow_export.writers.terminal import say
 
 _HEADLINES = (
     ("loss", "loss"),
@@ -20,40 +24,65 @@ _HEADLINES = (
     ("overhead", "overhead"),
 )
 
+BURST, REFILL_SECONDS = 10, 6.0
+"""Issue lines that may come at once, and the seconds of the run after which one more may."""
+_NAMED = 4
+"""Blocks that are named when watching begins."""
+
 
 @final
 class ConsoleWriter:
-    """Prints issues when they open and heal, and a line of headline numbers every few seconds of the run.
+    """Prints what is watched, issues as they open and heal, and at the end the verdict and the next command.
 
     Args:
-        stream: Where to print; ``None`` is whatever ``sys.stderr`` is at that moment, so that redirection works.
-        every: Seconds of the records' own clock between headline lines; 0 prints one per record.
+        stream: Where to print. ``None``: to ``logging`` where the program has set it up, else to whatever
+            ``sys.stderr`` is at that moment, above progress bars.
+        every: Seconds of the records' own clock between lines of headline numbers; 0 prints one per record.
+        verbose: 1: issues of severity HIGH and CRITICAL, at most ten at once and one every six seconds after that,
+            though the first of each type always. 2: every issue, with all of its advice, and headline numbers.
 
     Raises:
-        ArgumentError: ``every`` is negative or NaN.
+        ArgumentError: ``every`` is negative or NaN, or ``verbose`` is neither 1 nor 2.
     """
 
     name = "console"
 
-    def __init__(self, stream: TextIO | None = None, every: float = 10.0) -> None:
+    def __init__(self, stream: TextIO | None = None, every: float = 10.0, *, verbose: int = 2) -> None:
         if not every >= 0:
             raise ArgumentError(f"every expects seconds >= 0, got {every}; pass 0 for a line per record")
+        if verbose not in {1, 2}:
+            raise ArgumentError(f"verbose expects 1 or 2, got {verbose!r}; leave the writer out to print nothing")
         self._stream = stream
-        self._every = float(every)
+        self._every, self._verbose = float(every), int(verbose)
+        self._where = self._next = ""
+        self._verdict: Callable[[], str] | None = None
         self._printed: float | None = None
         self._last_step = 0
-        self._found = 0
         self._open: dict[tuple[str, str, int], Issue] = {}
+        self._types: set[str] = set()
+        self._found = self._left_out = 0
+        self._tokens, self._counted = float(BURST), 0.0
         self._closed = False
+
+    def about(self, where: str, following: str, verdict: Callable[[], str]) -> None:
+        """Complete what the first and the last line tell; an exporter does so.
+
+        Args:
+            where: Where records go, and what to open.
+            following: The next command, for the end.
+            verdict: Asked for at the end.
+        """
+        self._where, self._next, self._verdict = where, following, verdict
 
     def in_child(self) -> ConsoleWriter:
         """Return the writer of a forked child: this one, for the stream is shared."""
         return self
 
     def open(self, run: RunInfo) -> None:
-        """Print which model is watched."""
+        """Print which model is watched, its blocks, and where records go."""
         world = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
-        self._print(f"watching {run.model or 'a model'}, {run.parameters:,} parameters{world}")
+        blocks = f", {_listed(run.blocks)}" if run.blocks else ""
+        self._print(f"watching {run.model or 'a model'}, {run.parameters:,} parameters{blocks}{world}{self._where}")
 
     def write(self, record: StepRecord) -> None:
         """Print the record's issues, and its headline numbers when they are due."""
@@ -61,46 +90,114 @@ class ConsoleWriter:
             return
         self._last_step = record.step
         for issue in record.issues:
-            self._count(issue)
-        causes = {issue.key: issue.explained_by for issue in with_causes(self._open.values())}
-        for issue in record.issues:
-            self._print(_issue_line(issue, causes.get(issue.key)))
-        if self._printed is None or not 0 <= record.wall_time - self._printed < self._every:
+            self._tell(issue, record.wall_time)
+        due = self._printed is None or not 0 <= record.wall_time - self._printed < self._every
+        if due and self._verbose > 1:
             self._printed = record.wall_time
             self._print(_headline(record))
 
     def flush(self) -> None:
         """Flush the stream."""
-        if not self._closed:
-            self._target.flush()
+        target = sys.stderr if self._stream is None else self._stream
+        if not self._closed and target is not None:
+            target.flush()
 
     def close(self) -> None:
-        """Print how many issues there were; the stream stays open, for it is the user's."""
+        """Print the verdict and the next command; the stream stays open, for it is the user's."""
         if self._closed:
             return
         self._closed = True
-        found = f"issues: {self._found}, still open: {len(self._open)}" if self._found else "no issues"
-        self._print(f"closed after step {self._last_step}; {found}")
+        self._say_left_out()
+        if self._verdict is None:
+            found = f"issues: {self._found}, still open: {len(self._open)}" if self._found else "no issues"
+            self._print(f"closed after step {self._last_step}; {found}")
+            return
+        ended = f"after step {self._last_step}: {self._verdict()}" if self._last_step else "no step was recorded"
+        worst = max((issue.severity for issue in self._open.values()), default=Severity.INFO)
+        self._print(f"{ended}{self._next if self._last_step else _NO_STEP}", _level(worst))
 
-    def _count(self, issue: Issue) -> None:
+    def _tell(self, issue: Issue, now: float) -> None:
+        known = self._open.get(issue.key)
         if not issue.open:
             self._open.pop(issue.key, None)
         else:
-            self._found += issue.key not in self._open
+            self._found += known is None
             self._open[issue.key] = issue
+        grave = issue.severity >= Severity.HIGH and (not issue.open or known is None or issue.severity > known.severity)
+        if not (grave or self._verbose > 1):
+            return
+        cause = self._cause_of(issue)
+        if cause is not None:
+            also = f"also seen: {issue.issue_type} in {_place(issue)} since step {issue.step}, which {cause} explains"
+            self._print(also, _level(issue.severity))
+        elif self._verbose > 1:
+            self._print(_issue_line(issue), _level(issue.severity) if issue.open else logging.INFO)
+        else:
+            self._tell_shortly(issue, now)
 
-    @property
-    def _target(self) -> TextIO:
-        return sys.stderr if self._stream is None else self._stream
+    def _cause_of(self, issue: Issue) -> str | None:
+        """Return the type of the open issue that explains another one."""
+        known = with_causes(self._open.values()) if issue.open else ()
+        why = next((found.explained_by for found in known if found.key == issue.key), None)
+        return None if why is None else why[0]
 
-    def _print(self, line: str) -> None:
-        self._target.write(f"gradflow: {line}\n")
+    def _tell_shortly(self, issue: Issue, now: float) -> None:
+        self._tokens = min(self._tokens + max(now - self._counted, 0.0) / REFILL_SECONDS, float(BURST))
+        self._counted = now
+        first = issue.open and issue.issue_type.value not in self._types
+        if self._tokens < 1 and not first:
+            self._left_out += 1
+            return
+        self._tokens = max(self._tokens - 1, 0.0)
+        self._say_left_out()
+        if issue.open:
+            self._types.add(issue.issue_type.value)
+            self._print(_opened(issue), _level(issue.severity))
+        else:
+            what = f"{issue.issue_type} in {_place(issue)} since step {issue.step}"
+            self._print(f"healed at step {issue.healed_step}: {what}")
+
+    def _say_left_out(self) -> None:
+        if self._left_out:
+            self._print(f"{self._left_out} more lines about issues that came and went were left out")
+            self._left_out = 0
+
+    def _print(self, line: str, level: int = logging.INFO) -> None:
+        if self._stream is None:
+            say(f"gradflow: {line}", level)
+        else:
+            self._stream.write(f"gradflow: {line}\n")
 
 
-def _issue_line(issue: Issue, cause: tuple[str, str, int] | None) -> str:
-    if issue.open and cause is not None:
-        where = f"{issue.layer or 'whole model'}{f' (+{more} more)' if (more := len(issue.layers) - 1) else ''}"
-        return f"also seen: {issue.issue_type} in {where} since step {issue.step}, which {cause[0]} explains"
+_NO_STEP = ": no optimizer has stepped with this model's parameters. Next: gradflow doctor SCRIPT.py"
+
+
+def _listed(blocks: Sequence[str]) -> str:
+    if len(blocks) <= _NAMED:
+        return f"{len(blocks)} block{'s' * (len(blocks) > 1)} ({', '.join(blocks)})"
+    return f"{len(blocks)} blocks ({blocks[0]}, {blocks[1]}, ... {blocks[-1]})"
+
+
+def _place(issue: Issue) -> str:
+    more = f" (+{len(issue.layers) - 1} more)" if len(issue.layers) > 1 else ""
+    return f"{issue.layer or 'the whole model'}{more}"
+
+
+def _opened(issue: Issue) -> str:
+    """Return what is wrong and the first thing to do, on one line; all of the advice is in the report."""
+    fix = re.split(r"[;.:](?:\s|$)", issue.advice.strip(), maxsplit=1)[0]
+    what = " ".join(issue.message.split())
+    said = f"[{issue.severity.name}] {issue.issue_type} in {_place(issue)} since step {issue.step}: {what}"
+    return f"{said} Fix: {' '.join(fix.split())}." if fix else said
+
+
+def _level(severity: Severity) -> int:
+    if severity < Severity.HIGH:
+        return logging.INFO
+    return logging.ERROR if severity is Severity.CRITICAL else logging.WARNING
+
+
+def _issue_line(issue: Issue) -> str:
     line = " ".join(str(issue).split())
     return line if issue.open else f"healed {line}"
 

@@ -23,7 +23,11 @@ function sources() {
 function sourceHash() {
   const hash = createHash("sha256");
   for (const path of sources()) {
-    hash.update(path).update("\0").update(readFileSync(join(here, path))).update("\0");
+    hash
+      .update(path)
+      .update("\0")
+      .update(readFileSync(join(here, path)))
+      .update("\0");
   }
   return hash.digest("hex");
 }
@@ -40,14 +44,20 @@ const smallStyle = {
 };
 
 // Parts of uPlot that this panel does not use, but that are reached through an object, so that no bundler can leave them out.
-const unused = ["uPlot.join = join;", "(paths.stepped = stepped);", "(paths.bars    = bars);", "(paths.spline  = monotoneCubic);"];
+const unused = [
+  "uPlot.join = join;",
+  "(paths.stepped = stepped);",
+  "(paths.bars    = bars);",
+  "(paths.spline  = monotoneCubic);",
+];
 const lessOfUplot = {
   name: "less-of-uplot",
   setup(plugin) {
     plugin.onLoad({ filter: /uPlot\.esm\.js$/ }, ({ path }) => {
       let contents = readFileSync(path, "utf8");
       for (const line of unused) {
-        if (!contents.includes(line)) throw new Error(`uPlot has no line ${line} any more: look at what it is called now`);
+        if (!contents.includes(line))
+          throw new Error(`uPlot has no line ${line} any more: look at what it is called now`);
         contents = contents.replace(line, "");
       }
       return { contents, loader: "js" };
@@ -67,7 +77,9 @@ const result = await build({
   legalComments: "none",
   plugins: [smallStyle, lessOfUplot],
   absWorkingDir: here,
-  banner: { js: `// sources sha256:${sourceHash()}\n/* Contains uPlot, less what this panel does not draw with.\n${licence}\n*/` },
+  banner: {
+    js: `// sources sha256:${sourceHash()}\n/* Contains uPlot, less what this panel does not draw with.\n${licence}\n*/`,
+  },
 });
 const bundle = result.outputFiles[0].text;
 const size = gzipSync(bundle, { level: 9 }).length;

@@ -12,7 +12,11 @@ await build({
   outdir: "build/test",
   outExtension: { ".js": ".mjs" },
 });
-const run = spawnSync(process.execPath, ["--test", ...tests.map((name) => `build/test/${name.replace(/\.ts$/, ".mjs")}`)], {
-  stdio: "inherit",
-});
+const run = spawnSync(
+  process.execPath,
+  ["--test", ...tests.map((name) => `build/test/${name.replace(/\.ts$/, ".mjs")}`)],
+  {
+    stdio: "inherit",
+  },
+);
 process.exit(run.status ?? 1);

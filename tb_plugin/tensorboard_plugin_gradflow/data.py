@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.records.causes import with_causes
+from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import Issue, Severity, issue_from_json
 from tensorboard_plugin_gradflow.derived import DERIVED, stored_name
 from tensorboard_plugin_gradflow.errors import RequestError
@@ -228,9 +229,9 @@ def about(source: Source, index: RunIndex) -> dict[str, Any]:
 
 def _names(session: Session, chunk: Chunk, tables: Tables) -> tuple[str, ...]:
     """Return the metrics in one chunk: many for the table of run-level metrics, else one."""
-    if chunk.content["metric"] != "run":
-        return (str(chunk.content["metric"]),)
-    return tables.get((session.name, int(chunk.content["sites"])), ())
+    own = (str(chunk.content["metric"]),)
+    names = tables.get((session.name, int(chunk.content["sites"])), ()) if own == ("run",) else own
+    return tuple(name for name in names if name not in RETIRED)
 
 
 def _metrics(index: RunIndex, tables: Tables) -> dict[str, tuple[int, int, int]]:
@@ -271,7 +272,7 @@ def _sites_by_metric(index: RunIndex, tables: Tables) -> dict[str, tuple[str, ..
         str(chunk.content["metric"]): tables.get((session.name, int(chunk.content["sites"])), ())
         for session in index.sessions
         for chunk in session.of_kind("values")
-        if chunk.content["metric"] != "run"
+        if chunk.content["metric"] not in {"run", *RETIRED}
     }
 
 

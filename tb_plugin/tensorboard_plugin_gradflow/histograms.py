@@ -55,32 +55,72 @@ def read_histograms(
     Raises:
         RequestError: The run, the metric or the site is unknown, or the range is bad.
     """
+    most = _checked(first, last, most)
+    sites = _by_site(source, run, metric)
+    if site not in sites:
+        raise RequestError(404, f"Run {run!r} has no histogram of {site!r}{nearest(site, sites)}")
+    return {"v": FORMAT, "run": run, "metric": metric, "site": site, **_shown(sites[site], first, last, most)}
+
+
+def read_all_histograms(
+    source: Source,
+    run: str,
+    metric: str,
+    first: int | None = None,
+    last: int | None = None,
+    most: int | None = None,
+) -> dict[str, Any]:
+    """Return the histograms of every site, as ``read_histograms`` does those of one, in one pass over the log.
+
+    Args:
+        source: Where to read.
+        run: TensorBoard's name of the run.
+        metric: Such as ``"parameter.gradient"``.
+        first: First step wanted, ``None`` for the beginning.
+        last: Last step wanted, ``None`` for the end.
+        most: How many histograms of each site at most, ``None`` for the default.
+
+    Raises:
+        RequestError: The run or the metric is unknown, or the range is bad.
+    """
+    most = _checked(first, last, most)
+    sites = [
+        {"site": site, **_shown(found, first, last, most)} for site, found in _by_site(source, run, metric).items()
+    ]
+    return {"v": FORMAT, "run": run, "metric": metric, "sites": sites}
+
+
+def _checked(first: int | None, last: int | None, most: int | None) -> int:
     most = DEFAULT_HISTOGRAMS if most is None else most
     if not 1 <= most <= MOST_HISTOGRAMS:
         raise RequestError(400, f"Expected most between 1 and {MOST_HISTOGRAMS}; got {most}.")
     if first is not None and last is not None and first > last:
         raise RequestError(400, f"Expected first <= last; got first={first}, last={last}.")
+    return most
+
+
+def _by_site(source: Source, run: str, metric: str) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Return every histogram of a metric by site and step, the sites in the order in which they were written."""
     index = source.index(run)
-    found: dict[int, Mapping[str, Any]] = {}
     metrics: dict[str, None] = {}
-    sites: dict[str, None] = {}
+    sites: dict[str, dict[int, Mapping[str, Any]]] = {}
     for session in index.sessions:
         for step, item in _items(source, index, session, session.of_kind("histograms")):
             metrics[str(item["metric"])] = None
             if item["metric"] == metric:
-                sites[str(item["site"])] = None
-                if item["site"] == site:
-                    found[step] = item
+                sites.setdefault(str(item["site"]), {})[step] = item
     if metric not in metrics:
         raise RequestError(404, f"Run {run!r} has no histograms of {metric!r}{nearest(metric, metrics)}")
-    if site not in sites:
-        raise RequestError(404, f"Run {run!r} has no histogram of {site!r}{nearest(site, sites)}")
+    return sites
+
+
+def _shown(found: Mapping[int, Mapping[str, Any]], first: int | None, last: int | None, most: int) -> dict[str, Any]:
     steps = [step for step in sorted(found) if (first is None or step >= first) and (last is None or step <= last)]
-    chosen = _spread(steps, most)
     shown = [
-        {"step": step, **{name: found[step][name] for name in ("edges", "counts", "nonfinite")}} for step in chosen
+        {"step": step, **{name: found[step][name] for name in ("edges", "counts", "nonfinite")}}
+        for step in _spread(steps, most)
     ]
-    return {"v": FORMAT, "run": run, "metric": metric, "site": site, "total": len(steps), "histograms": shown}
+    return {"total": len(steps), "histograms": shown}
 
 
 def _spread(steps: list[int], most: int) -> list[int]:

@@ -21,7 +21,7 @@ from tensorboard_plugin_gradflow.cache import Damage, IndexCache, Remembered, Te
 from tensorboard_plugin_gradflow.drafts import WithDrafts
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.gate import check_request, check_size
-from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
+from tensorboard_plugin_gradflow.histograms import list_histograms, read_all_histograms, read_histograms
 from tensorboard_plugin_gradflow.metadata import PLUGIN_NAME, TAB_NAME
 from tensorboard_plugin_gradflow.moment import read_moment
 from tensorboard_plugin_gradflow.overview import overview
@@ -166,6 +166,8 @@ def _histograms(request: wrappers.Request, source: Source) -> dict[str, Any]:
     if "metric" not in request.args and "site" not in request.args:
         return list_histograms(source, run)
     first, last, most = (_number(request, name) for name in ("first", "last", "most"))
+    if "site" not in request.args:
+        return read_all_histograms(source, run, _text(request, "metric"), first, last, most)
     return read_histograms(source, run, _text(request, "metric"), _text(request, "site"), first, last, most)
 
 

@@ -122,7 +122,7 @@ def test_two_runs_are_compared_beside_each_other_and_by_difference(address, open
 
 def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_panel, logs):
     """One ridge per histogram written, the broken entries beside it; another parameter is one choice away."""
-    _, frame = open_panel(address, SICK)
+    page, frame = open_panel(address, SICK)
     expect(frame.locator("[data-part=histogram-site]")).to_have_value("transformer.h.7.mlp.weight")
     expect(frame.locator("[data-part=histogram-note]")).to_have_text("24 in all; each scaled to its own peak")
     ridges = frame.locator("[data-part=ridges] g")
@@ -132,10 +132,22 @@ def test_histograms_follow_the_pins_and_count_what_is_no_number(address, open_pa
         f"step 2\u202f400: {entries:_} entries, {broken} NaN or Inf".replace("_", "\u202f")
     )
     expect(frame.locator("[data-part=ridges] .bad")).to_have_text(["220 NaN/Inf", "230 NaN/Inf", "240 NaN/Inf"])
-    frame.locator("[data-part=histogram-form]").click()
+    form = frame.locator("[data-part=histogram-form]")
+    form.select_option("all")
+    maps = frame.locator("[data-part=spread] canvas")
+    expect(maps).to_have_count(2)
+    spread = frame.locator("[data-part=spread] [data-name='transformer.h.7.mlp.weight']")
+    expect(spread.locator("canvas")).to_have_attribute(
+        "aria-label", re.compile("^24 histograms from \u22122 to 2, 3 with NaN or Inf$")
+    )
+    colours = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+    assert [canvas.evaluate(colours) > 8 for canvas in maps.all()] == [True, True]
+    page.wait_for_function("location.hash.includes('p.gradflow.histograms=all')")
+    spread.locator("button").click()
+    expect(form).to_have_value("heat")
     expect(frame.locator("[data-part=ridges] .broken")).to_have_count(3)
     assert frame.locator("[data-part=ridges] .bin").count() > 24 * 10
-    frame.locator("[data-part=histogram-form]").click()
+    form.select_option("")
     frame.locator("[data-part=histogram-site]").select_option("head.weight")
     expect(frame.locator("[data-part=ridges] .bad")).to_have_count(0)
     frame.locator("[data-part=run]").select_option("known")
@@ -174,6 +186,32 @@ def test_what_is_shown_can_be_taken_away(address, open_panel):
         expect(info).to_contain_text(text)
     page.keyboard.press("Escape")
     expect(info).to_be_hidden()
+
+
+def test_a_figure_is_as_a_paper_prints_it(address, open_panel):
+    """White also in the dark, both axes named, one of two fonts; printed, it is the only thing on a page of its size."""
+    page, frame = open_panel(address, f"{SICK}&p.gradflow.metric=activation.dead_share")
+    page.emulate_media(color_scheme="dark")
+    expect(frame.locator("html")).to_have_class("dark")
+    for what, quantity in (("the map", "dead units (share)"), ("this chart", "loss"), ("the histograms", "gradient")):
+        text = downloaded(page, frame, what, "svg-serif")[1].decode()
+        assert 'fill="#fff"' in text
+        assert "Times New Roman" in text
+        assert f">{quantity}</text>" in text
+        assert ">optimizer step</text>" in text
+        assert "var(" not in text
+    assert '#39424e"' in downloaded(page, frame, "this chart", "svg")[1].decode()
+    page.evaluate("() => { window.print = () => document.body.dataset.printed = '1' }")
+    frame.get_by_label("Download the map").first.select_option("pdf")
+    page.locator("[data-printed]").wait_for()
+    sheet = page.locator(".sheet svg")
+    size = [round(int(sheet.get_attribute(name)) * 72 / 96) for name in ("width", "height")]
+    printed = page.pdf(prefer_css_page_size=True)
+    (box,) = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", printed)
+    assert [round(float(side)) for side in box] == size
+    assert b"/Count 1" in printed
+    expect(sheet).to_have_count(0)
+    expect(frame.locator("[data-part=verdict]")).to_be_visible()
 
 
 def test_the_panel_works_without_tensorboard(logdir, context, tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from gradflow_export.cli.checkup import findings
 from gradflow_export.records.causes import EXPLAINS, STANDING, Where, groups, layers_explained_by, with_causes
+from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord, issue_from_json, issue_to_json
 from gradflow_export.report.summary import RunSummary
-from gradflow_export.rules.ignored import ignored
 from gradflow_export.writers.console import ConsoleWriter
 from gradflow_export.writers.wandb.incidents import Incidents
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gradflow_export.errors import ArgumentError
 from gradflow_export.profiles import PROFILES, THRESHOLDS, profile
 from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import FixedDiversity, FixedEntropy
 from gradflow_export.rules.history import History
@@ -25,6 +26,12 @@ PARAMETERS = tuple(f"blocks.{i // 2}.{'weight' if i % 2 == 0 else 'bias'}" for i
 BLOCKS = tuple(f"blocks.{i}" for i in range(6))
 SPECIAL = (None, 0.0, math.nan, math.inf, -math.inf, 1e-38, 1e38, -1.0, 1.0)
 HEADS = tuple(f"{block}.head{head}" for block in BLOCKS for head in range(2))
+FACTS = {name for rule in ALL for name in rule.evidence} | {
+    "connection.state", "hidden.state", "layer.cell_calls", "layer.taken_sequences", "loss.over_constant",
+    "loss.samples", "loss.supervised", "parameter.foreign_gradient", "parameter.frozen_size", "parameter.initial_gain",
+    "parameter.initial_mean", "target.rms", "wiring.orphans",
+}  # fmt: skip
+"""What checks see; a rule remembers no other name that is no metric."""
 EACH = pytest.mark.parametrize("rule", ALL, ids=[rule.name for rule in ALL])
 
 
@@ -33,8 +40,14 @@ def sites_of(metric):
     return {"run": ("",), "parameter": PARAMETERS, "head": HEADS}.get(kind, BLOCKS)
 
 
+def layers_of(fact):
+    """Return where a fact is seen: at the whole model, at parameters or at layers."""
+    kind = fact.partition(".")[0]
+    return {"wiring": ("",), "connection": PARAMETERS, "hidden": PARAMETERS, "parameter": PARAMETERS}.get(kind, BLOCKS)
+
+
 def wanted(rule):
-    return sorted({*rule.needs, *rule.remembers} | {
+    return sorted({*rule.needs, *rule.evidence, *rule.remembers} | {
         "loss", "gradient.total_norm", "block.gradient_norm", "block.output_spread", "parameter.trainable",
         "parameter.learning_rate", "parameter.gradient_norm", "activation.dead_share",
     })  # fmt: skip
@@ -45,13 +58,20 @@ def reading(metric, pick):
     return Reading.of(metric, sites, tuple(pick() for _ in sites))
 
 
+def record(step, metrics, pick):
+    """A record of metrics, and of facts, which are no metrics."""
+    facts = {name: {layer: pick() for layer in layers_of(name)} for name in metrics if name not in CATALOG}
+    readings = tuple(reading(metric, pick) for metric in metrics if metric in CATALOG)
+    return StepRecord(step, 0.0, readings, evidence=evidence_of(step, facts))
+
+
 def wild(rule, steps, seed):
     """Records full of NaN, Inf, zeros and gaps."""
     rng = np.random.default_rng(seed)
     pool = (*SPECIAL, *np.exp(rng.normal(0, 3, 12)).tolist())
     for step in range(1, steps + 1):
         chosen = [metric for metric in wanted(rule) if rng.random() < 0.8]
-        yield StepRecord(step, 0.0, tuple(reading(m, lambda: pool[rng.integers(len(pool))]) for m in chosen))
+        yield record(step, chosen, lambda: pool[rng.integers(len(pool))])
 
 
 @EACH
@@ -60,8 +80,10 @@ def test_rule_is_frozen_and_describes_itself(rule):
     assert dataclasses.fields(rule)
     with pytest.raises(dataclasses.FrozenInstanceError):
         rule.patience = 0
-    assert rule.needs
+    assert rule.needs or rule.evidence
     assert set(rule.needs) <= set(CATALOG)
+    assert set(rule.evidence).isdisjoint(CATALOG)
+    assert {name for name in rule.remembers if name not in CATALOG} <= FACTS
     assert rule.patience >= 1
     assert rule.heal >= 1
     assert rule.cooldown >= 0
@@ -91,7 +113,7 @@ def test_rule_ignores_records_where_everything_is_missing(rule):
     """Missing is not zero: nothing arrived, nothing is wrong."""
     judge = Judge([rule], strict=True)
     for step in range(1, 60):
-        judge.check(StepRecord(step, 0.0, tuple(reading(metric, lambda: None) for metric in wanted(rule))))
+        judge.check(record(step, wanted(rule), lambda: None))
     found = [issue for issue in judge.issues if "not in an optimizer" not in issue.message]
     assert not found
 

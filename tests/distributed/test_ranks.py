@@ -18,14 +18,6 @@ SHARDED = ("fsdp", "fsdp clipped", "tensor parallel", "two-dimensional", "mixed"
 OWN_BATCH = {"block.effective_rank", "block.stable_rank", "block.output_spread", "logits.std"}
 """Taken within the batch of a rank: they need all rows at once."""
 
-OF_ONE_RANK = (
-    "input.", "target.", "loss.constant", "loss.over_constant", "layer.row", "parameter.initial_gain",
-    "parameter.initial_mean", "parameter.row_spread", "parameter.row_parting",
-    "parameter.row_doubles", "parameter.sibling_gap",
-    "parameter.stale_gradient", "parameter.kept_gradient", "parameter.foreign_gradient", "loss.samples",
-)  # fmt: skip
-"""What silent mistakes are told by, which rank 0 sees of its own batch and of parameters that lie on it whole."""
-
 WANTED = {
     "loss", "gradient.total_norm", "gradient.max_norm", "gradient.nonfinite", "gradient.with_grad", "block.gradient_norm",
     "block.gain", "gain.depth", "block.output_rms", "block.output_max", "parameter.gradient_norm",
@@ -66,7 +58,7 @@ def differences(one, other, but):
     """Return the metrics, sites and values that two records do not share."""
     found = []
     for metric in sorted({r.metric for r in one.readings} | {r.metric for r in other.readings}):
-        if metric.startswith(("runtime.", "overhead", *OF_ONE_RANK)) or metric in but:
+        if metric.startswith(("runtime.", "overhead")) or metric in but:
             continue
         a, b = one.get(metric), other.get(metric)
         if a is None or b is None or a.sites != b.sites:
@@ -88,8 +80,6 @@ def test_record_is_that_of_one_process_on_all_batches(name, together, alone):
         but |= {"gradient.cosine"}  # of rank 0's shards
     if name == "two-dimensional":
         but |= {"activation.dead_share"}  # a mean over ranks, because two share a batch and have units of their own
-    if name in {"fsdp", "fsdp clipped", "two-dimensional"}:
-        but |= {"loss.supervised"}  # what was gathered for a block's pass is no parameter of the model any more
     if name == "mixed":  # the loop averages by hand after backward, which is no clipping, and looks like it
         but |= {"gradient.norm_before_clip", "gradient.first_norm", "gradient.clip_scale", "gradient.clipped_share"}
     whole = alone(clip=True) if "clipped" in name else alone()

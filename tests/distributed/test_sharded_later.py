@@ -51,6 +51,6 @@ def test_watched_then_sharded(spread, group):
             optimizer.step()
     assert exporter.summary()["set_aside"] == []
     assert [record.value("gradient.total_norm") for record in memory.records] == pytest.approx(norms, rel=1e-5)
-    spreads = memory.records[0].get("parameter.row_spread")
-    assert set(spreads.sites) == {name for name, _ in model.named_parameters() if name.endswith("weight")}
-    assert all(0 < value < 3 for value in spreads.values)
+    spreads = memory.records[0].facts["parameter.row_spread"]
+    assert set(spreads) == {name for name, _ in model.named_parameters() if name.endswith("weight")}
+    assert all(0 < value < 3 for value in spreads.values())

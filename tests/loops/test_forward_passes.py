@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.modules import module as world
 
-from gradflow_export import ArgumentError, ArgumentTypeError, BackwardPassDiagnostics, Exporter, MemoryWriter
+from gradflow_export import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackwardPassDiagnostics,
+    Exporter,
+    IssueType,
+    MemoryWriter,
+)
 from gradflow_export.hooks.forward_inputs import ForwardUse
+from gradflow_export.metrics.discrete import SCORES, update_scores
 
 PLACES = ("inside the step", "after the step", "before the forward pass", "in a hook of the layer", "in forward")
 
@@ -253,9 +261,80 @@ def test_tensors_of_whole_numbers_hold_places_on_a_grid(kind):
     assert record.value("magnitude.change") == pytest.approx(0.5 / 6)
     assert record.value("update.changed_nodes") == 2
     assert record.get("node.phase_gradient") is None
+    assert record.get("parameter.changed_share").as_dict() == pytest.approx(
+        {"linear.weight": None, "linear.bias": None, "phase": 2 / 12, "size": 1 / 12}
+        if kind == "buffers"
+        else {"phase": 2 / 12, "size": 1 / 12, "linear.weight": None, "linear.bias": None}
+    )
+    assert record.value("parameter.change_norm", "phase") == pytest.approx(math.sqrt(2) * 2 * math.pi / 64)
+    assert record.value("parameter.grid", "size") == 0.5
+    assert record.value("parameter.numel", "phase") == 12
     assert summary["nodes"]["update_frequency"]["phase[2]"] == 0.25
     assert summary["nodes"]["update_frequency"]["size[5]"] == 1.0
     assert "effectiveness" not in summary["nodes"]
+
+
+class Table(nn.Module):
+    """Whole numbers in a buffer, which a rule of the loop's own moves along the gradient of what they stand for."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.register_buffer("places", torch.randint(-40, 40, (6, 3)))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        """Return the products with the rows, and remember the weights so that their gradient can be asked for."""
+        self.weights = (self.places.double() * self.step).requires_grad_()
+        return self.scale * (x @ self.weights.T)
+
+
+@pytest.mark.parametrize("rate", [0.3, 1e-6])
+def test_updates_that_a_rule_of_ones_own_means_are_scored_by_tensor_and_by_node(rate):
+    """``observe(intended=...)`` says what was meant before rounding; what places lose of it is an issue of its layer."""
+    torch.manual_seed(0)
+    step, model, memory, changes = 0.25, Table(0.25), MemoryWriter(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    exporter = Exporter(model, backends=[memory], intervals={"discrete": 1}, strict=True)
+    with exporter.watch(grids={"places": step}):
+        for _ in range(30):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 3, dtype=torch.float64)) - 3).square().mean().backward()
+            meant = -rate * model.weights.grad
+            exporter.observe(intended={"places": meant})
+            optimizer.step()
+            before = model.places.clone()
+            model.places += (meant / step).round().long()
+            changes.append(((model.places - before).double() * step, meant))
+    scores = update_scores(*zip(*changes, strict=True))[SCORES.index("effectiveness")].tolist()
+    for record, score, (change, meant) in zip(memory.records, scores, changes, strict=True):
+        assert record.value("parameter.update_effectiveness", "places") == pytest.approx(score, rel=1e-6)
+        assert record.value("update.effectiveness") == pytest.approx(score, rel=1e-6)
+        lost = ((change == 0) & (meant != 0)).double().mean()
+        assert record.value("update.lost_share") == pytest.approx(float(lost))
+        rows = update_scores(list(change), list(meant))[SCORES.index("effectiveness")].tolist()
+        nodes = {f"places[{row}]": pytest.approx(value, rel=1e-6) for row, value in enumerate(rows)}
+        assert record.get("node.effectiveness").as_dict() == nodes
+    resting = [i.layers for i in exporter.issues if i.issue_type is IssueType.STAGNATION]
+    assert (("places",) in resting) == (rate < 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"place": torch.zeros(6, 3)}, "'place', which is no tensor of whole numbers.*did you mean 'places'"),
+        ({"scale": torch.zeros(())}, "'scale', which is no tensor of whole numbers"),
+        ({"places": torch.zeros(3)}, r"must have the shape of the tensor, \(6, 3\), got \(3,\)"),
+    ],
+)
+def test_wrong_intended_updates_are_named(given, text):
+    """The message says what was expected, what came and what to do."""
+    model = Table(0.25)
+    with (
+        Exporter(model, backends=(), strict=True).watch(grids={"places": 0.25}) as exporter,
+        pytest.raises(ArgumentError, match=text),
+    ):
+        exporter.observe(intended=given)
 
 
 def test_a_loop_without_an_optimizer_is_measured_between_its_forward_passes():

@@ -266,7 +266,7 @@ def test_what_is_of_one_micro_batch_says_so(watching, recorded):
 
     every, first, last = read(data), read(data[:1]), read(data[-1:])
     of_one = {name for name, spec in CATALOG.items() if spec.batches != "all" and name in every}
-    assert {"block.output_rms", "input.rms", "policy.entropy", "attention.entropy", "activation.zero_share"} <= of_one
+    assert {"block.output_rms", "policy.entropy", "attention.entropy", "activation.zero_share"} <= of_one
     for name in of_one:
         same = first if CATALOG[name].batches == "first" else last
         assert list(every[name].values) == pytest.approx(list(same[name].values), rel=1e-5, abs=1e-7), name

@@ -342,8 +342,9 @@ def test_every_tenth_step_is_the_tenth_step(watching, recorded):
         losses.append(loss.item())
         norms.append(float(model[0].weight.grad.norm()))
         optimizer.step()
-    records = recorded(exporter)
+    *records, end = recorded(exporter)
     assert [r.step for r in records] == [1, 4, 8]
+    assert (end.step, end.value("loss")) == (9, None)
     assert [r.value("loss") for r in records] == pytest.approx([losses[0], losses[3], losses[7]])
     seen = [r.value("parameter.gradient_norm", "0.weight") for r in records]
     assert seen == pytest.approx([norms[0], norms[3], norms[7]])

@@ -107,7 +107,7 @@ ORDERS = {
     "critic first": ("critic", "actor"),
     "actor first": ("actor", "critic"),
     "critic twice": ("critic", "critic", "actor"),
-    "actor seldom": ("critic", "critic", "critic", "critic", "actor"),
+    "five critic steps for one of the actor": (*["critic"] * 5, "actor"),
 }
 
 

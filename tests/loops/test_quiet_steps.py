@@ -57,10 +57,11 @@ def test_records_are_those_of_the_same_steps_without_a_budget(spacing, every):
         exporter.close()
         assert exporter._loop.steps == 400
         found.append({r.step: (r.value("loss"), r.value("gradient.total_norm")) for r in memory.records})
+        assert memory.records[-1].step == 400
     everything, few = found
     wanted = [s for s in everything if s <= DENSE or s % (every * spacing) == 0]
     assert [s for s in few if s != 400] == [s for s in wanted if s != 400]
-    assert all(few[s] == pytest.approx(everything[s], rel=1e-6) for s in few)
+    assert all(few[s] == pytest.approx(everything[s], rel=1e-6) for s in few if s != 400)
     skipped = exporter.summary()["skipped"]
     assert sum(skipped.values()) + len(few) == 400
     assert skipped["budget"] > 0
@@ -196,7 +197,7 @@ def test_another_models_optimizer_does_not_disturb():
         step(other, stranger)
     exporter.close()
     assert exporter._loop.steps == 300
-    assert [s for s in steps_of(memory) if s > DENSE] == list(range(128, 300, 32))
+    assert [s for s in steps_of(memory) if s > DENSE] == [*range(128, 300, 32), 300]
 
 
 @pytest.mark.parametrize("when", [104, 127, 130])
@@ -283,7 +284,7 @@ def test_closing_between_two_records_leaves_nothing_behind():
         step(model, optimizer)
     exporter.close()
     assert exporter._loop.steps == 120
-    assert exporter.summary()["skipped"]["budget"] == 20
+    assert exporter.summary()["skipped"]["budget"] == 19  # the last has a record after all
     again, memory = watched(model)
     step(model, optimizer)
     again.close()
@@ -303,3 +304,51 @@ def test_nan_that_begins_between_two_records_is_not_blamed_on_the_weights():
     assert issue.step == 192
     assert "begins in one of the steps 129 to 191, which were not recorded" in issue.message
     assert "overflowed" not in issue.advice
+
+
+LEAVES_OUT = {"budget": {"budget": 1e-6}, "every": {"every": 7, "budget": None}}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("why", LEAVES_OUT)
+def test_a_run_ends_with_its_last_step(why, broken):
+    """Where the last step was passed by, its record has the weights it left, and the verdict says what loss is the last."""
+    model, optimizer = make()
+    exporter, memory = watched(model, **LEAVES_OUT[why])
+    steps = 1003
+    losses = [step(model, optimizer) for _ in range(steps - 1)]
+    losses.append(step(model, optimizer, torch.full((2, 4), float("nan")) if broken else None))
+    exporter.close()
+    record, before = memory.records[-1], [r.step for r in memory.records if r.value("loss") is not None]
+    assert (record.step, record.value("loss")) == (steps, None)
+    assert before[-1] < steps
+    sizes = {name: float(p.detach().norm()) for name, p in model.named_parameters()}
+    assert record.get("parameter.weight_norm").as_dict() == pytest.approx(sizes, rel=1e-6, nan_ok=True)
+    summary = exporter.summary()
+    assert summary["steps"]["last"] == steps
+    assert sum(summary["skipped"].values()) + len(memory.records) == steps
+    ends = [sorted(losses[s - 1] for s in some)[2] for some in (before[:5], before[-5:])]
+    assert summary["loss"] == {
+        "first": pytest.approx(ends[0], rel=1e-6),
+        "last": pytest.approx(ends[1], rel=1e-6),
+        "last_step": before[-1],
+    }
+    found = [i.message for i in exporter.issues if i.issue_type is IssueType.NUMERICAL]
+    if broken:
+        assert f"in one of the steps {before[-1] + 1} to {steps}, which were not recorded" in found[0]
+    else:
+        assert found == []
+        assert summary["verdict"].endswith(f", read up to step {before[-1]}")
+
+
+def test_no_record_is_made_up_for_steps_that_were_not_to_be_recorded():
+    """What was recorded has one record, and what was paused has none."""
+    for pause in (False, True):
+        model, optimizer = make()
+        exporter, memory = watched(model, budget=None)
+        step(model, optimizer)
+        if pause:
+            exporter.pause()
+            step(model, optimizer)
+        exporter.close()
+        assert steps_of(memory) == [1]

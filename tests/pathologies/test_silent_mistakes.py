@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.checks.not_learning import NotLearning
+from gradflow_export.checks.wrong_loss import WrongLoss
+from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.silent.learning import NotLearning
-from gradflow_export.rules.silent.wrong_loss import WrongLoss
 
 KINDS = {
     IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.BAD_TARGETS, IssueType.CAPACITY, IssueType.NOT_LEARNING,
@@ -425,10 +426,9 @@ def judged(level, *rules, steps=160):
     judge, noise = Judge(rules, strict=True), np.random.default_rng(0)
     for step in range(1, steps + 1):
         loss = level(step) + 0.05 * noise.normal()
-        readings = [Reading.run("loss", loss), Reading.of("loss.mistake", ("softmax over one class",), (1.0,))]
-        for metric, value in (("over_constant", loss), ("known", 1.0)):
-            readings.append(Reading.of(f"loss.{metric}", ("head",), (value,)))
-        judge.check(StepRecord(step, 0.0, tuple(readings)))
+        facts = {"mistake.softmax over one class": 1.0, "loss.over_constant": loss, "loss.known": 1.0}
+        evidence = evidence_of(step, {name: {"head": value} for name, value in facts.items()})
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss),), evidence=evidence))
     return [issue.issue_type for issue in judge.issues]
 
 

@@ -99,8 +99,10 @@ def test_doubles_are_counted_whatever_the_entries():
         model(torch.ones(2, 4)).square().sum().backward()
         optimizer.step()
     exporter.close()
-    read = [record.get("parameter.row_doubles") for record in memory.records]
-    assert [reading.values.tolist() for reading in read if reading is not None] == [[pytest.approx(2 / 6)]]
+    read = [
+        record.facts["parameter.row_doubles"] for record in memory.records if "parameter.row_doubles" in record.facts
+    ]
+    assert [list(values.values()) for values in read] == [[pytest.approx(2 / 6)]]
 
 
 class _Own(nn.Module):

@@ -265,8 +265,7 @@ def thrown_away(model, loss):
             optimizer.zero_grad()
             loss().backward()
             optimizer.step()
-    readings = [record.get("layer.discarded") for record in memory.records]
-    return {site for reading in readings if reading is not None for site in reading.sites}
+    return {layer for record in memory.records for layer in record.facts.get("layer.discarded", {})}
 
 
 class Throws(nn.Module):

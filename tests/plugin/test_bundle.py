@@ -49,6 +49,16 @@ def test_metrics_that_the_panel_knows_by_name_exist():
     assert named <= {*CATALOG, "block.gain_from_loss"}
 
 
+def test_the_sources_of_the_panel_stay_small():
+    """No module and no style sheet is longer than 400 lines."""
+    lines = {
+        path.relative_to(FRONTEND).as_posix(): path.read_text(encoding="utf-8").count("\n")
+        for folder in ("src", "test")
+        for path in (FRONTEND / folder).rglob("*.*")
+    }
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+
+
 def test_the_bundle_keeps_to_its_budget():
     """90 kB gzip at most."""
     assert len(gzip.compress(BUNDLE.read_bytes())) <= 90_000

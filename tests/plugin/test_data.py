@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,14 @@ def test_a_metric_outside_the_catalogue_is_described_plainly(tmp_path, logs, ope
     logs.write_run(tmp_path / "a", logs.plain_records(range(1, 5), metric="parameter.of_tomorrow"))
     names = {item["name"]: item["kind"] for item in run_meta(open_source(tmp_path), "a")["metrics"]}
     assert names["parameter.of_tomorrow"] == "parameter"
+
+
+def test_what_is_evidence_today_is_no_metric_of_an_old_log(tmp_path, logs, open_source):
+    """Runs of earlier versions hold it as metrics: the panel lists the others, of layers and of the whole run."""
+    layers = logs.plain_records(range(1, 5), metric="parameter.wiring")
+    records = [replace(r, readings=(*r.readings, Reading.run("loss.nested", 1.0))) for r in layers]
+    logs.write_run(tmp_path / "a", records)
+    assert {item["name"] for item in run_meta(open_source(tmp_path), "a")["metrics"]} == {"loss"}
 
 
 def test_issues_come_open_first_and_worst_first(tmp_path, logs, open_source):

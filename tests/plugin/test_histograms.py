@@ -5,7 +5,7 @@ import pytest
 
 from gradflow_export.records.step_record import Histogram, StepRecord
 from tensorboard_plugin_gradflow.errors import RequestError
-from tensorboard_plugin_gradflow.histograms import list_histograms, read_histograms
+from tensorboard_plugin_gradflow.histograms import list_histograms, read_all_histograms, read_histograms
 
 METRIC = "parameter.gradient"
 
@@ -47,6 +47,15 @@ def test_a_range_and_a_bound_choose_evenly_and_keep_the_last(source):
     assert [item["step"] for item in answer["histograms"]] == [20, 50, 80]
     assert answer["total"] == 7
     assert [item["step"] for item in read_histograms(source, "a", METRIC, "w", most=1)["histograms"]] == [90]
+
+
+def test_all_sites_come_in_one_answer(source):
+    """Each as it comes alone, in the order of writing; an unknown metric is refused."""
+    answer = read_all_histograms(source, "a", METRIC, 20, 85, 3)
+    alone = [read_histograms(source, "a", METRIC, site, 20, 85, 3) for site in "vw"]
+    assert answer["sites"] == [{name: one[name] for name in ("site", "total", "histograms")} for one in alone]
+    with pytest.raises(RequestError, match="has no histograms"):
+        read_all_histograms(source, "a", "parameter.weight")
 
 
 @pytest.mark.parametrize(

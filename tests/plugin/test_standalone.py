@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from werkzeug.test import Client
 
 from gradflow_export.cli import main
-from gradflow_export.records.step_record import Histogram, StepRecord
+from gradflow_export.records.step_record import Histogram, Note, StepRecord
 from tensorboard_plugin_gradflow import standalone
 from tensorboard_plugin_gradflow.snapshot import render_snapshot
 
@@ -82,6 +83,28 @@ def test_a_snapshot_carries_what_was_written_and_loads_nothing(tmp_path, logs, d
     assert run["moment"]["block.gain"]["values"][0] == 8.0
     assert run["issues"][0]["layer"] == issue.layer
     assert run["histograms"][0]["histograms"] == [{"step": 9, "edges": [0.0, 1.0], "counts": [3], "nonfinite": 2}]
+
+
+def test_a_snapshot_has_the_remarks_the_model_and_the_table_of_runs(tmp_path, logs):
+    """What the server answers about annotations, architecture and overview lies in the file unchanged."""
+    modules = [
+        {"name": name, "kind": "Linear", "parent": parent, "order": 0, "calls": 1, "parameters": 3, "trainable": 3,
+         "own": 3, "file": None, "line": None, "block": False, "shared": None}
+        for name, parent in (("", None), ("up", 0))
+    ]  # fmt: skip
+    notes = (
+        Note("architecture", "", 1, {"modules": modules, "total": 2}),
+        Note("mark", "longer sequences", 4, {}),
+    )
+    first, *rest = logs.plain_records(range(1, 9))
+    logs.write_run(tmp_path / "a", [replace(first, notes=notes), *rest])
+    held = kept(render_snapshot(standalone.open_source(tmp_path), "t", logdir=tmp_path))
+    run, client = held["kept"]["a"], Client(standalone.ViewerApp(tmp_path))
+    assert run["annotations"] == client.get("/annotations?run=a").json["annotations"]
+    assert [item["text"] for item in run["annotations"]] == ["longer sequences"]
+    assert run["architecture"] == client.get("/architecture?run=a").json["modules"]
+    assert [module["name"] for module in run["architecture"]] == ["", "up"]
+    assert held["overview"] == client.get("/overview").json
 
 
 def test_the_command_writes_a_snapshot(tmp_path, logs, capsys):

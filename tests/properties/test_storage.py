@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradflow_export.records.evidence import Evidence, Wiring
 from gradflow_export.records.step_record import Histogram, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter
@@ -44,6 +45,13 @@ def histograms(draw, site):
 
 
 @st.composite
+def evidence(draw, step):
+    """Draw what was seen of one kind at one layer."""
+    values = st.dictionaries(NAMES, st.none() | st.booleans() | st.floats() | st.sampled_from([Wiring(0), Wiring(263)]))
+    return Evidence(draw(st.sampled_from(["input", "connection"])), draw(NAMES), step, draw(values))
+
+
+@st.composite
 def runs(draw):
     """Draw records whose metrics, sites and phases come and go."""
     out, step = [], 0
@@ -62,6 +70,7 @@ def runs(draw):
                 tuple(draw(st.lists(issues(), max_size=2))),
                 draw(st.sampled_from(["train", "evaluation"])),
                 draw(st.integers(0, 1)),
+                evidence=tuple(draw(st.lists(evidence(step), max_size=3))),
             )
         )
     return out

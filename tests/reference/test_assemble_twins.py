@@ -15,7 +15,7 @@ SITES = ("a", "b", "c", "d")
 
 def assemble(*items, step=1, assembler=None):
     """Return readings by metric and the histograms of one step."""
-    readings, histograms = (assembler or Assembler()).assemble(Bundle(step, 0.0, packed=pack(list(items))))
+    readings, histograms, _ = (assembler or Assembler()).assemble(Bundle(step, 0.0, packed=pack(list(items))))
     return {reading.metric: reading for reading in readings}, histograms
 
 

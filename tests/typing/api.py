@@ -34,6 +34,11 @@ criterion = nn.CrossEntropyLoss()
 exporter: Exporter = Exporter(model).watch()
 exporter = Exporter(model, backends=["tensorboard"], logdir="runs/a", every=10).watch(criterion)
 exporter = Exporter(model, profile="seed", gradient_explosion_threshold=10.0).watch(optimizer=optimizer)
+exporter = Exporter(model, backends="jsonl", intervals={"blocks": 50}, compiled="never", budget=None, verbose=0)
+Exporter(model, backends=["wnadb"])  # type: ignore[list-item]
+Exporter(model, profile="robst")  # type: ignore[arg-type]
+Exporter(model, intervals={"block": 50})  # type: ignore[dict-item]
+Exporter(model, gradient_explosion_treshold=10.0)  # type: ignore[call-arg]
 exporter.observe(loss=torch.tensor(1.0), logits=torch.zeros(2, 3), targets=torch.zeros(2, dtype=torch.long))
 
 issues: tuple[Issue, ...] = exporter.issues

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from gradflow_export.cli import main
@@ -38,11 +37,3 @@ def test_json_and_text_list_the_catalogue(capsys):
     assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == list(CATALOG)
     assert main(["schema"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(CATALOG)
-
-
-def test_the_readme_lists_every_metric_once():
-    """The README's table of metrics is the catalogue's, no more and no less."""
-    text = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
-    section = text.partition("## What is measured\n")[2].partition("\n## ")[0]
-    listed = [name for line in section.splitlines() if line.startswith("| ") for name in re.findall(r"`([^`]+)`", line)]
-    assert sorted(listed) == sorted(CATALOG)

@@ -107,6 +107,14 @@ class Backwards(nn.Module):
         return self.last(self.middle(self.first(x)))
 
 
+def test_a_layer_with_observers_inside_is_a_layer():
+    """What a layer holds without parameters, as in quantisation-aware training, does not hide it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    for layer in (model[0], model[2]):
+        layer.observer = nn.Identity()
+    assert [name for name, _ in find_blocks(model)[0]] == ["0", "2"]
+
+
 def test_leaves_come_in_the_order_they_are_called_in():
     """Depth is the order of calls, and the gains follow it."""
     torch.manual_seed(0)

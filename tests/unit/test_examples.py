@@ -1,4 +1,4 @@
-"""Every example runs, says what it should, and stands in the README word for word."""
+"""Every example runs, says what it should, and stands in the README or a page word for word."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 
 SAYS = {
-    "quick_start.py": [r"\bloss\b"],
+    "quick_start.py": [
+        r"^gradflow: watching Sequential",
+        r"\[CRITICAL\] VANISHING in 0\.0",
+        r"Next: gradflow report runs/",
+    ],
+    "tutorial.py": [r"^sick: [45]\d% ", r"^mended: (9\d|100)% ", r"VANISHING in 0\.0", r"after step 320: healthy"],
     "tensorboard_runs.py": [r"^relu nothing wrong$", r"^sigmoid .*VANISHING in 0\.\d", r"tensorboard --logdir runs"],
     "gain_monitor.py": [r"Transition  0 to  1: gamma=\d", r"damping transitions: 7"],
     "compare_architectures.py": [r"^Pre-LN: mean gain \d", r"^Post-LN: mean gain \d"],
@@ -29,22 +41,58 @@ def test_every_example_is_run():
     assert sorted(SAYS) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
-@pytest.mark.parametrize("name", sorted(SAYS))
-def test_an_example_runs_and_says_what_it_should(name, tmp_path):
-    """An example works from an empty folder, on the CPU, and prints what its text promises."""
+def run(script, folder, **environment):
+    """Run a script in a folder as a user does; both streams as one text."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={key: value for key, value in os.environ.items() if key != "GRADFLOW_VERBOSE"}
+        | {"OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
         timeout=250,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stdout
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_runs_and_says_what_it_should(name, tmp_path):
+    """An example works from an empty folder, on the CPU, and prints what its text promises."""
+    said = run(EXAMPLES / name, tmp_path)
     for pattern in SAYS[name]:
-        assert re.search(pattern, done.stdout, re.MULTILINE), f"{pattern} is not in:\n{done.stdout}"
+        assert re.search(pattern, said, re.MULTILINE), f"{pattern} is not in:\n{said}"
+    if name == "quick_start.py":
+        shown = re.search(r"<!-- what examples/quick_start.py prints -->\n```text\n(.*?)```", README, re.DOTALL)[1]
+        assert words(said) == words(shown)
+
+
+def words(text):
+    """A text without its numbers and times, and without how many layers are worst, which rounding decides."""
+    return re.sub(r"\(\+\d+ more\)", "", re.sub(r"\d[\d.,e_-]*", "0", text)).split()
+
+
+def test_the_quick_start_needs_nothing_but_the_package(tmp_path):
+    """It runs with what `pip install gradflow-export` brings: no extra is imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {re.split(r"[<>=\[; ]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
+    modules = {"scikit-learn": "sklearn"}
+    absent = sorted({modules.get(name, name.replace("-", "_")) for name in extras} - {"gradflow_export", "triton"})
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    assert "VANISHING" in run(EXAMPLES / "quick_start.py", tmp_path, PYTHONPATH=path)
+
+
+@pytest.mark.parametrize("page", TASKS, ids=lambda page: page.stem)
+def test_the_code_of_a_task_runs(page, tmp_path):
+    """The Python of a page, put together, runs from an empty folder, and what it asserts is true."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks or page.stem in {"frameworks", "notebooks"}
+    (tmp_path / "task.py").write_text("\n".join(blocks), encoding="utf-8")
+    run(tmp_path / "task.py", tmp_path)
 
 
 def marked_blocks(text: str) -> dict[str, str]:
@@ -52,16 +100,37 @@ def marked_blocks(text: str) -> dict[str, str]:
     return dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```\n", text, re.DOTALL))
 
 
-def test_the_readme_shows_the_examples_as_they_are():
-    """Code in the README is the code that the tests run."""
-    blocks = marked_blocks(README)
-    assert {f"examples/{name}" for name in SAYS} | {"examples/diagnostics.yaml"} == set(blocks)
-    for path, code in blocks.items():
-        assert code == (ROOT / path).read_text(encoding="utf-8"), f"README.md and {path} differ"
+def test_pages_show_the_examples_as_they_are():
+    """Code in the README and in the pages is the code that the tests run."""
+    texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]
+    shown = [item for text in texts for item in marked_blocks(text).items()]
+    assert {f"examples/{name}" for name in SAYS} | {"examples/diagnostics.yaml"} == {path for path, _ in shown}
+    for path, code in shown:
+        assert code == (ROOT / path).read_text(encoding="utf-8"), f"{path} and the page that shows it differ"
 
 
-def test_the_readme_names_only_files_that_exist():
-    """Every relative link and picture of the README leads somewhere."""
-    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", README)
+def test_links_of_the_readme_are_absolute_and_lead_to_files():
+    """They work on PyPI too: each is the repository's address and a file that exists."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    home = project["urls"]["Repository"]
+    raw = home.replace("https://github.com/", "https://raw.githubusercontent.com/")
+    targets = re.findall(r"\]\(([^)]+)\)", README)
     assert targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    paths = [
+        target.removeprefix(f"{home}/blob/main/").removeprefix(f"{raw}/main/").partition("#")[0] for target in targets
+    ]
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+def test_the_readme_is_one_screen_and_a_half():
+    """What is longer has a page."""
+    assert len(README.splitlines()) <= 95
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_only_files_that_exist(page):
+    """Every relative link and picture leads somewhere, and none out of the folder of the site."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", text)
+    places = [(page.parent / target).resolve() for target in targets]
+    assert [str(place) for place in places if not place.exists() or ROOT / "docs" not in place.parents] == []

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, Issue, IssueType, MemoryWriter, Severity
-from gradflow_export.rules.ignored import Ignored, ignored
+from gradflow_export.records.ignored import Ignored, ignored
 
 
 class Unused(nn.Module):
@@ -59,7 +59,7 @@ def test_what_is_ignored_is_listed_and_is_no_issue(ignore, told, meant):
     assert (layers(exporter.issues), layers(exporter.ignored)) == (told, meant)
     assert {layer for record in memory.records for layer in layers(record.issues)} == told
     assert ("ignored  NOT_TRAINING" in exporter.report()) is bool(meant)
-    assert [item["issue_type"] for item in exporter.summary()["ignored"]] == ["NOT_TRAINING"] * bool(meant)
+    assert ("NOT_TRAINING" in {item["issue_type"] for item in exporter.summary()["ignored"]}) is bool(meant)
 
 
 def test_a_configuration_and_the_argument_add_up():

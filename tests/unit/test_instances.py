@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.debugging import TensorCensus
 from gradflow_export.hooks.instances import instances
 
 
@@ -59,6 +60,7 @@ def test_other_threads_build_tuples_meanwhile():
                     model(torch.ones(3, 2)).square().sum().backward()
                     optimizer.step()
             assert exporter._worker.error is None
+            TensorCensus().take()
     finally:
         over.set()
         for thread in threads:

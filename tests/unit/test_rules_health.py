@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.bottleneck import Bottleneck
 from gradflow_export.rules.judge import Judge
@@ -9,17 +11,20 @@ from gradflow_export.rules.stability import LossSpike, Unstable
 
 
 def issues(rule, **series):
-    """Judge a run; each series is the values of one metric, numbers or mappings from site to value."""
+    """Judge a run; each series is the values of one metric or fact, numbers or mappings from site to value."""
     judge = Judge([rule], strict=True)
     for index, values in enumerate(zip(*series.values(), strict=True)):
-        readings = []
+        readings, facts = [], {}
         for key, value in zip(series, values, strict=True):
             name = key.replace("__", ".")
-            if isinstance(value, dict):
+            if name not in CATALOG:
+                facts[name] = value
+            elif isinstance(value, dict):
                 readings.append(Reading.of(name, tuple(value), tuple(value.values())))
             else:
                 readings.append(Reading.run(name, value))
-        judge.check(StepRecord(index + 1, float(index + 1), tuple(readings)))
+        evidence = evidence_of(index + 1, facts)
+        judge.check(StepRecord(index + 1, float(index + 1), tuple(readings), evidence=evidence))
     return judge.issues
 
 

@@ -4,20 +4,24 @@ import numpy as np
 import pytest
 
 from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.history import History
+from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.sampled import SURE, margin, margins, site_margins
-from gradflow_export.rules.silent.rate import LearningRate
 from gradflow_export.rules.stability import Unstable
 
 
 def record(step, **metrics):
-    """Build a record; ``a__b=1.0`` is a run metric ``a.b``, ``a__b={site: value}`` one with sites."""
-    readings = []
+    """Build a record; ``a__b=1.0`` is a run metric ``a.b``, ``a__b={site: value}`` one with sites, or a fact."""
+    readings, facts = [], {}
     for key, value in metrics.items():
         name, sites = key.replace("__", "."), value if isinstance(value, dict) else {"": value}
-        readings.append(Reading.of(name, tuple(sites), tuple(sites.values())))
-    return StepRecord(step, 0.0, tuple(readings))
+        if name in CATALOG:
+            readings.append(Reading.of(name, tuple(sites), tuple(sites.values())))
+        else:
+            facts[name] = sites
+    return StepRecord(step, 0.0, tuple(readings), evidence=evidence_of(step, facts))
 
 
 def test_every_error_is_a_metric_of_the_same_sites():

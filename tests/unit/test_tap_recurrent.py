@@ -129,7 +129,7 @@ def test_a_failing_analysis_is_told_once_and_leaves_the_rest(caplog):
                 Sample("whole", "b", torch.ones(3), works),
                 Pending("loss", ("",), torch.ones(1)),
             ]
-            readings, histograms = assembler.assemble(Bundle(step, 0.0, packed=pack(drained)))
+            readings, histograms, _ = assembler.assemble(Bundle(step, 0.0, packed=pack(drained)))
             assert histograms == []
             assert {r.metric: r.as_dict() for r in readings} == {"recurrent.length": {"b": 3.0}, "loss": {"": 1.0}}
     assert [r.getMessage() for r in caplog.records] == ["gradflow: the analysis of broken failed and is set aside"]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
-from gradflow_export.records.catalog import mistakes as known
+from gradflow_export.records import loss_mistakes as known
 
 BATCH, CLASSES = 8, 5
 

@@ -84,6 +84,7 @@ class LoopbackServer:
         artifacts: Artifacts by identity.
         views: Workspaces that were saved.
         projects: Names of the projects that may have workspaces.
+        trials: How many trials the agent of each sweep was given.
         unknown: What could not be answered.
     """
 
@@ -94,7 +95,7 @@ class LoopbackServer:
         self.connections = []
         self.stopped = threading.Event()
         self.alerts, self.unknown, self.runs, self.uploads, self.artifacts = [], [], {}, {}, {}
-        self.views, self.projects = [], {"test"}
+        self.views, self.projects, self.trials = [], {"test"}, {}
         self.streams = defaultdict(lambda: defaultdict(dict))
         self.http = Listener(("127.0.0.1", 0), Handler)
         self.http.owner = self
@@ -217,6 +218,24 @@ class LoopbackServer:
             "config": run.get("config"), "sweepName": None, "historyLineCount": 0,
             "project": {"id": identity("Project:1"), "name": run["project"] or "test", "entity": entity},
         }}}  # fmt: skip
+
+    def do_RewindRun(self, v):
+        name, kept = v["runName"], int(v["metricValue"]) + 1
+        rows = self.streams[name]["wandb-history.jsonl"]
+        for number in [number for number, row in rows.items() if json.loads(row)["_step"] >= kept]:
+            del rows[number]
+        made = self.do_UpsertBucket({"name": name})["upsertBucket"]["bucket"]
+        return {"rewindRun": {"rewoundRun": {**made, "historyLineCount": len(rows)}}}
+
+    def do_CreateAgent(self, v):
+        return {"createAgent": {"agent": {"id": identity(f"Agent:{v['sweep']}")}}}
+
+    def do_Heartbeat(self, v):
+        sweep = base64.b64decode(v["id"]).decode().partition(":")[2]
+        trial = self.trials[sweep] = self.trials.get(sweep, 0) + 1
+        command = {"type": "run", "run_id": f"{sweep}-{trial}", "args": {"lr": {"value": trial}}}
+        commands = [command] if trial < 3 else []
+        return {"agentHeartbeat": {"agent": {"id": v["id"]}, "commands": json.dumps(commands)}}
 
     def do_RunStoppedStatus(self, v):
         return {"project": {"run": {"stopped": False}}}

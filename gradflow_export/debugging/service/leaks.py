@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ import psutil
 import torch
 from torch import Tensor
 
+from gradflow_export.hooks.instances import instances
 from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.memory import MemoryLeak
-
-OBJECTS = 2_000_000
-"""Python objects that one count looks at."""
 
 
 def no_memory() -> dict[str, dict[str, float | None]]:
@@ -88,11 +85,9 @@ def _count() -> dict[_Key, tuple[int, float]]:
     counts: Counter[_Key] = Counter()
     sizes: Counter[_Key] = Counter()
     seen: set[tuple[str, int]] = set()
-    for item in itertools.islice(gc.get_objects(), OBJECTS):
-        # isinstance() would ask proxies for their class and so wake what is lazy.
-        if not issubclass(type(item), Tensor):
-            continue
-        try:
+    for item in instances(Tensor):
+        # Sparse, fake and functional tensors own no storage.
+        with contextlib.suppress(RuntimeError, NotImplementedError, ReferenceError):
             key = _key(item)
             storage = item.untyped_storage()
             place = str(item.device), storage.data_ptr()
@@ -100,8 +95,6 @@ def _count() -> dict[_Key, tuple[int, float]]:
             if place not in seen:
                 seen.add(place)
                 sizes[key] += storage.nbytes()
-        except (RuntimeError, NotImplementedError, ReferenceError):  # sparse, fake, functional tensors own no storage
-            continue
     return {key: (count, sizes[key] / MEGABYTE) for key, count in counts.items()}
 
 

@@ -63,6 +63,30 @@ def check_grids(model: nn.Module, grids: Grids, paired: tuple[str, ...] = ()) ->
     return out
 
 
+def check_intended(updates: Mapping[str, Tensor], stores: Mapping[str, Tensor | None]) -> None:
+    """Check the updates that a user means for tensors of whole numbers.
+
+    Args:
+        updates: By name.
+        stores: What is there, by name.
+
+    Raises:
+        ArgumentError: A name is none of them, or a shape is another one.
+    """
+    for name, update in updates.items():
+        if name not in stores:
+            raise ArgumentError(
+                f"intended names {name!r}, which is no tensor of whole numbers named in grids or pairs"
+                f"{nearest(str(name), stores)}"
+            )
+        tensor = stores[name]
+        if tensor is not None and tensor.shape != update.shape:
+            raise ArgumentError(
+                f"intended[{name!r}] must have the shape of the tensor, {tuple(tensor.shape)}, got "
+                f"{tuple(update.shape)}; pass the update of every entry, before rounding."
+            )
+
+
 def _step(name: str, step: object) -> float:
     if isinstance(step, bool) or not isinstance(step, (int, float)):
         raise ArgumentTypeError(f"{name} must be the width of a grid, got {step!r}; for example 2 * math.pi / 512.")

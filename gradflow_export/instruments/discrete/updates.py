@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +18,7 @@ from gradflow_export.hooks.forward_inputs import ForwardUse
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Drained
-from gradflow_export.instruments.discrete.declared_grids import Grids, check_grids, is_store
+from gradflow_export.instruments.discrete.declared_grids import Grids, check_grids, check_intended, is_store
 from gradflow_export.instruments.discrete.expected_update import Meant, master_of, meant_update
 from gradflow_export.instruments.discrete.nodes import ROWS, Moved, Pairs, check_pairs
 from gradflow_export.instruments.discrete.used_updates import METRICS, SeenUpdate, SeenUpdates, real
@@ -101,19 +101,19 @@ class DiscreteTap:
         steps = check_grids(model, grids, tuple(paired))
         self._sites = tuple(named)
         every = (*self._sites, *stores)
-        self._whole = {place for place, n in enumerate(every) if is_store(known[n])}
+        self._whole = {place: n for place, n in enumerate(every) if is_store(known[n])}
         rows = {n for n in self._sites if self._all_rows and known[n].is_floating_point() and known[n].dim() > 1}
         complexes = {n for n in self._sites if known[n].is_complex()}
         nodes = ({*rows, *complexes, *steps} - paired) | set(magnitude_of)
         scored = {n for n in self._sites if self._all_rows or n in steps or is_coarse(known[n])}
-        self._scored = {every.index(n) for n in scored} - self._whole
+        self._scored = {every.index(n) for n in scored} - self._whole.keys()
         self._wanted = {every.index(n) for n in {*scored, *nodes, *paired}}
         # Nodes belong together, and rows were asked for: only parameters that are scored alone can wait.
         self._turns = max(-(-len(self._wanted) // AT_ONCE), 1) if not (self._all_rows or nodes) else 1
         self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._share = max(entries // max(len(self._wanted), 1), 1)
         self._steps = {every.index(n): step for n, step in steps.items()}
-        self._rounding = {p: torch.finfo(known[every[p]].dtype).eps for p in self._steps.keys() - self._whole}
+        self._rounding = {p: torch.finfo(known[every[p]].dtype).eps for p in self._steps.keys() - self._whole.keys()}
         self._updates = SeenUpdates(every, len(self._sites), known, magnitude_of, nodes)
         raw = {**stores, **named}
         self._use = ForwardUse(
@@ -122,6 +122,7 @@ class DiscreteTap:
         self._armed = False
         self._open: weakref.WeakKeyDictionary[object, list[_Entry]] = weakref.WeakKeyDictionary()
         self._seen: dict[int, Tensor] = {}
+        self._intended: dict[int, Tensor] = {}
         self._waiting: dict[int, _Entry] = {}
         self._done: dict[int, SeenUpdate] = {}
         self._out: Drained = []
@@ -152,6 +153,7 @@ class DiscreteTap:
         self._armed = on
         if not on:
             self._seen.clear()
+            self._intended.clear()
         self._use.arm(on=on or bool(self._waiting))
 
     def settle(self) -> None:
@@ -176,6 +178,22 @@ class DiscreteTap:
         """Forget what was settled, and weights that were seen: the step makes no record."""
         self._out = []
         self._seen.clear()
+        self._intended.clear()
+
+    def intend(self, updates: Mapping[str, Tensor]) -> None:
+        """Take the updates that a rule of the user's own means for tensors of whole numbers, before the step ends.
+
+        Args:
+            updates: By name, in the unit of the grid's width. Shape of each: that of the tensor.
+
+        Raises:
+            ArgumentError: A name is no tensor of whole numbers that is looked at, or a shape is another one.
+        """
+        places = {self._whole[place]: place for place in self._wanted & self._whole.keys()}
+        check_intended(updates, {name: self._use.tensor(place) for name, place in places.items()})
+        if self._armed:
+            with torch.no_grad():
+                self._intended.update((places[name], self._take(update)) for name, update in updates.items())
 
     def _close(self) -> None:
         self._armed = False
@@ -263,8 +281,10 @@ class DiscreteTap:
                 entries = [_Entry(place, seen) for place, seen in self._seen.items() if place in by_place]
             for entry in entries:
                 self._wait(entry, by_place[entry.place])
-            for place in self._whole & self._seen.keys():
-                self._waiting.setdefault(place, _Entry(place, self._seen[place]))
+            for place in self._whole.keys() & self._seen.keys():
+                seen, expected = self._seen[place], self._intended.pop(place, None)
+                self._waiting.setdefault(place, _Entry(place, seen, expected=expected))
+            self._intended.clear()
             for place in (*by_place, *self._whole):
                 self._seen.pop(place, None)
 

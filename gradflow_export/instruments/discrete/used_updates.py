@@ -57,7 +57,8 @@ class SeenUpdates:
 
     Args:
         sites: Names of all tensors, parameters first.
-        parameters: How many of them are parameters.
+        parameters: How many of them are parameters; of the others, which are buffers, those that are nodes or lie on a
+            grid have readings too.
         tensors: All of them by name; only their shapes are kept.
         magnitude_of: Names of magnitudes by those of their phases.
         nodes: Names of tensors whose rows are nodes; of a pair, the phase.
@@ -72,11 +73,12 @@ class SeenUpdates:
         nodes: Collection[str],
     ) -> None:
         self._sites = tuple(sites)
-        self._parameters = self._sites[:parameters]
-        self._places = {site: place for place, site in enumerate(self._parameters)}
         self._magnitude_of = dict(magnitude_of)
         self._node_sites = tuple(n for n in sites if n in nodes)
         self._single = {*nodes, *magnitude_of.values()}
+        stores = tuple(site for site in self._sites[parameters:] if site in self._single)
+        self._shown = (*self._sites[:parameters], *stores)
+        self._places = {site: place for place, site in enumerate(self._shown)}
         self._counts = {n: float(tensors[n].shape[0]) if tensors[n].dim() else 1.0 for n in self._node_sites}
         self._sizes = {n: tensors[n].numel() for n in sites}
         self._local = {n: local(tensors[n]).numel() for n in sites}
@@ -105,7 +107,7 @@ class SeenUpdates:
             expected = [u.expected.to(device) for u in scored.values() if u.expected is not None]
             where = self._where(scored)
             for metric, values in zip(_SCORE_METRICS, update_scores(actual, expected), strict=True):
-                out.append(Pending(metric, self._parameters, values, where, nan_is_missing=True))
+                out.append(Pending(metric, self._shown, values, where, nan_is_missing=True))
         if others:
             out.append(self._each("parameter.changed_share", others, _changed_share))
         if mine:
@@ -116,13 +118,12 @@ class SeenUpdates:
         where = self._where(mine)
         sizes = {site: float(self._sizes[site]) for site in mine}
         looked = {site: float(update.moved.after.numel()) for site, update in mine.items()}
+        every = np.array([float(self._sizes[site]) for site in self._shown])
         shares = [looked[site] / max(looked[site], self._local[site]) for site in mine]
         out: Drained = [
-            Pending("parameter.numel", self._parameters, np.array(list(sizes.values())), where),
-            Pending("parameter.read_share", self._parameters, np.array(shares), where),
-            Pending(
-                "parameter.master", self._parameters, np.array([float(u.has_master) for u in mine.values()]), where
-            ),
+            Pending("parameter.numel", self._shown, every),
+            Pending("parameter.read_share", self._shown, np.array(shares), where),
+            Pending("parameter.master", self._shown, np.array([float(u.has_master) for u in mine.values()]), where),
         ]
         scale = {site: (sizes[site] / looked[site]) ** 0.5 for site in mine}
         out.append(
@@ -131,7 +132,7 @@ class SeenUpdates:
         grids = {site: update for site, update in mine.items() if update.step is not None}
         if grids:
             steps = np.array([update.step for update in grids.values()], dtype=np.float64)
-            out.append(Pending("parameter.grid", self._parameters, steps, self._where(grids)))
+            out.append(Pending("parameter.grid", self._shown, steps, self._where(grids)))
         laid = {site: update for site, update in grids.items() if update.between is not None}
         if laid:
             out.append(self._each("parameter.between", laid, _between))
@@ -150,7 +151,7 @@ class SeenUpdates:
         values = [read(update).double() * scale.get(site, 1.0) for site, update in updates.items()]
         device = values[0].device
         stacked = torch.stack([value.to(device) for value in values])
-        return Pending(metric, self._parameters, stacked, self._where(updates))
+        return Pending(metric, self._shown, stacked, self._where(updates))
 
     def _nodes(self, by_site: Mapping[str, SeenUpdate]) -> Drained:
         nodes: dict[int, Nodes] = {}

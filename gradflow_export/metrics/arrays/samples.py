@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.arrays.norms import dense_entries
 from gradflow_export.metrics.arrays.sketch import mixed
 
 
@@ -16,13 +17,13 @@ def even_sample(tensor: Tensor, limit: int) -> Tensor:
     """Return at most ``limit`` evenly spaced entries.
 
     Args:
-        tensor: Dense, real. Shape: any.
+        tensor: Real; of a sparse one the entries that it holds. Shape: any.
         limit: Greatest number of entries.
 
     Returns:
         A view where the tensor is contiguous. Shape: ``[min(numel, limit)]`` at most.
     """
-    flat = local(tensor).detach().reshape(-1)
+    flat = dense_entries(tensor).reshape(-1)
     count = flat.numel()
     if count <= limit:
         return flat

@@ -13,7 +13,6 @@ from gradflow_export.records.catalog import (
     discrete,
     flow,
     gradients,
-    mistakes,
     moments,
     origin,
     outputs,
@@ -22,7 +21,6 @@ from gradflow_export.records.catalog import (
     replicas,
     runtime,
     updates,
-    wiring,
 )
 from gradflow_export.records.catalog.metric import SITE_KINDS, UNITS, MetricSpec
 
@@ -31,7 +29,6 @@ __all__ = ["CATALOG", "CUSTOM_PREFIX", "SITE_KINDS", "UNITS", "MetricSpec", "spe
 CUSTOM_PREFIX = "custom."
 _FAMILIES = (
     outputs,
-    mistakes,
     gradients,
     updates,
     moments,
@@ -43,7 +40,6 @@ _FAMILIES = (
     policy,
     origin,
     replicas,
-    wiring,
     debugging,
     runtime,
 )

@@ -10,8 +10,9 @@ def specs() -> tuple[MetricSpec, ...]:
     s = MetricSpec
     # fmt: off
     return (
-        s("parameter.weight_norm", "weight norm", "weight", "parameter", "||w||_2 before the step",
-          "definition", "1P", low=0.0, scale="log", across="root", error="parameter.weight_norm_error"),
+        s("parameter.weight_norm", "weight norm", "weight", "parameter", "||w||_2 before the step; after it "
+          "at the last step of a run, where that was passed by", "definition", "1P", low=0.0, scale="log",
+          across="root", error="parameter.weight_norm_error"),
         s("parameter.update_norm", "update norm", "weight/step", "parameter",
           "||w_after - w_before||_2; of tensors beyond the smallest that have 2^20 entries together, over the rows "
           "that the gradient touches and over 2^12 signed sums of all others",

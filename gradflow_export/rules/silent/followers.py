@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.rules.signals import owner
 
 
@@ -16,7 +16,7 @@ def follows(sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray
 
     Args:
         sites: Names of parameters.
-        codes: Sums of :class:`~gradflow_export.records.catalog.wiring.Wiring` over all readings. Shape: ``[sites]``.
+        codes: Sums of :class:`~gradflow_export.records.evidence.Wiring` over all readings. Shape: ``[sites]``.
 
     Returns:
         Shape: ``[sites]``.

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, some
 from gradflow_export.rules.history import History
@@ -37,18 +37,18 @@ class LeftFrozen(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "left-frozen"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring",)
-    remembers: ClassVar[tuple[str, ...]] = ("parameter.wiring", "parameter.frozen_size")
+    evidence: ClassVar[tuple[str, ...]] = ("connection.state",)
+    remembers: ClassVar[tuple[str, ...]] = ("connection.state", "parameter.frozen_size")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the connections of this record and of those before it."""
-        if record.get("parameter.wiring") is None:
+        if not record.facts.get("connection.state"):
             return ()
         return (*self._never_freed(record, history), *self._at_zero(record, history))
 
     def _never_freed(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        series = history.at_sites("parameter.wiring")
+        series = history.at_sites("connection.state")
         early = series.steps <= self.brief
         if not early.any() or early.sum() + self.readings > len(series.steps) or record.step < self.brief + self.span:
             return ()
@@ -74,7 +74,7 @@ class LeftFrozen(Rule):
         return (_finding(names, message, advice, since, "never unfrozen"),)
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        sizes, series = history.at_sites("parameter.frozen_size"), history.at_sites("parameter.wiring")
+        sizes, series = history.at_sites("parameter.frozen_size"), history.at_sites("connection.state")
         if not len(sizes.steps) or record.step < self.span:
             return ()
         codes = np.bitwise_or.reduce(connections(series))

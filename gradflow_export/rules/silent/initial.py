@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import no_better
+from gradflow_export.rules.evidence import no_better, values_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections
 
@@ -77,20 +77,21 @@ class BadInit(Rule):
     heal: int = 1000
 
     name: ClassVar[str] = "bad-init"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant", "gain.depth")
+    needs: ClassVar[tuple[str, ...]] = ("gain.depth",)
+    evidence: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "gain.depth",
         "input.rms",
         "loss.over_constant",
-        "parameter.wiring",
+        "connection.state",
         "parameter.initial_gain",
         "parameter.initial_mean",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
-        first = record.get("parameter.initial_gain") is not None
+        first = "parameter.initial_gain" in record.facts
         later = (
             ()
             if first
@@ -103,21 +104,16 @@ class BadInit(Rule):
         return (*later, *large, *self._small(record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        spread = record.get("parameter.row_spread")
-        if spread is None:
+        spread = record.facts.get("parameter.row_spread")
+        if not spread:
             return
         updates = record.get("parameter.update_norm")
         moved = {} if updates is None else updates.as_dict()
-        read = dict(zip(spread.sites, spread.values.tolist(), strict=True))
-        here = {site for site, told in zip(spread.sites, spread.present, strict=True) if told}
-        parting = record.get("parameter.row_parting")
-        parted = {} if parting is None else parting.as_dict()
+        read, parted = values_of(record, "parameter.row_spread"), values_of(record, "parameter.row_parting")
         copies = tuple(
             site
-            for site in spread.sites
-            if site in here
-            and moved.get(site)
-            and (read[site] <= self.alike or _or_inf(parted.get(site)) <= self.together)
+            for site, apart in read.items()
+            if moved.get(site) and (apart <= self.alike or parted.get(site, math.inf) <= self.together)
         )
         if copies:
             message = (
@@ -131,7 +127,7 @@ class BadInit(Rule):
             yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
         sizes, wired = record.get("parameter.weight_norm"), _reached(history)
         zero = {} if sizes is None else {site for site, value in sizes.as_dict().items() if value == 0.0}
-        blank = tuple(site for site in spread.sites if site in zero and site not in here and site in wired)
+        blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
         if blank:
             message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
             advice = (
@@ -142,7 +138,7 @@ class BadInit(Rule):
 
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
-        if record.get("loss.over_constant") is None or record.step < self.after:
+        if not record.facts.get("loss.over_constant") or record.step < self.after:
             return
         if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
             return
@@ -169,7 +165,7 @@ class BadInit(Rule):
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
         over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
-        if record.get("loss.over_constant") is None or record.step < self.after or means.sites != gains.sites:
+        if not record.facts.get("loss.over_constant") or record.step < self.after or means.sites != gains.sites:
             return
         if not len(means.steps) or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
             return
@@ -194,7 +190,7 @@ class BadInit(Rule):
     def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
         sizes = history.at_sites("input.rms").first
-        if record.get("loss.over_constant") is None or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+        if not record.facts.get("loss.over_constant") or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
             return
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
@@ -216,7 +212,7 @@ class BadInit(Rule):
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
         over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
-        if record.get("loss.over_constant") is None or record.step < self.after or not len(gains.steps):
+        if not record.facts.get("loss.over_constant") or record.step < self.after or not len(gains.steps):
             return
         if not depth.first >= self.steep or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
             return
@@ -262,14 +258,11 @@ class BadInit(Rule):
 
 
 def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
-    doubles, spread = record.get("parameter.row_doubles"), record.get("parameter.row_spread")
-    if doubles is None or spread is None:
-        return
-    apart, moving = spread.as_dict(), _moving(record)
+    apart, moving = values_of(record, "parameter.row_spread"), _moving(record)
     names = tuple(
         name
-        for name, share in doubles.as_dict().items()
-        if share == 1.0 and name in moving and (apart.get(name) or 0.0) > alike
+        for name, share in values_of(record, "parameter.row_doubles").items()
+        if share == 1.0 and name in moving and apart.get(name, 0.0) > alike
     )
     if names:
         message = (
@@ -285,10 +278,8 @@ def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
 
 def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
     """Yield layers that only the numbers in their names tell apart."""
-    gaps, moving = record.get("parameter.sibling_gap"), _moving(record)
-    if gaps is None:
-        return
-    names = [name for name, gap in gaps.as_dict().items() if gap is not None and gap <= alike and name in moving]
+    gaps, moving = values_of(record, "parameter.sibling_gap"), _moving(record)
+    names = [name for name, gap in gaps.items() if gap <= alike and name in moving]
     kin = Counter(map(pattern, names))
     names = [name for name in names if kin[pattern(name)] > 1]
     if names:
@@ -312,13 +303,9 @@ def _moving(record: StepRecord) -> set[str]:
     return {site for site, size in updates.as_dict().items() if size and along.get(site)}
 
 
-def _or_inf(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def _reached(history: History) -> set[str]:
     """Return the parameters that are in an optimizer and have a gradient."""
-    wiring = history.at_sites("parameter.wiring")
+    wiring = history.at_sites("connection.state")
     wanted = Wiring.OWNED | Wiring.GRADIENT
     both = ((connections(wiring) & wanted) == wanted).any(axis=0)
     return {wiring.sites[index] for index in np.flatnonzero(both)}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import sites_of
+from gradflow_export.rules.evidence import layers_of, seen, sites_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import owner
 
@@ -30,12 +30,12 @@ class SeenAnswers(Rule):
     heal: int = 100
 
     name: ClassVar[str] = "seen-answers"
-    needs: ClassVar[tuple[str, ...]] = ("target.ahead",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.ahead",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
         del history
-        values = {site: record.value("target.ahead", site) or 0.0 for site in sites_of(record, "target.ahead")}
+        values = {site: seen(record, "target.ahead", site) or 0.0 for site in layers_of(record, "target.ahead")}
         layers = tuple(site for site, value in values.items() if value >= self.share)
         if not layers:
             return ()
@@ -72,13 +72,13 @@ class CutOff(Rule):
     heal: int = 100
 
     name: ClassVar[str] = "cut-off"
-    needs: ClassVar[tuple[str, ...]] = ("layer.cut_off",)
+    evidence: ClassVar[tuple[str, ...]] = ("cut_off.receives",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record, and what gradients there are."""
         del history
-        layers = sites_of(record, "layer.cut_off")
-        given = tuple(site for site in layers if record.value("layer.cut_off", site) == 2)
+        layers = layers_of(record, "cut_off.receives")
+        given = tuple(site for site in layers if record.fact("cut_off.receives", site))
         made = tuple(site for site in layers if site not in given)
         if not layers or set(made) <= _without_gradient(record):
             return ()
@@ -110,15 +110,15 @@ class RepeatedLayer(Rule):
     heal: int = 100
 
     name: ClassVar[str] = "repeated-layer"
-    needs: ClassVar[tuple[str, ...]] = ("layer.repeated",)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.repeated",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the calls of this record."""
         del history
-        layers = sites_of(record, "layer.repeated")
+        layers = layers_of(record, "layer.repeated")
         if not layers:
             return ()
-        count = max(record.value("layer.repeated", site) or 0.0 for site in layers)
+        count = max(seen(record, "layer.repeated", site) or 0.0 for site in layers)
         return (
             Finding(
                 IssueType.CAPACITY,
@@ -148,12 +148,12 @@ class DiscardedActivation(Rule):
     heal: int = 100
 
     name: ClassVar[str] = "discarded-activation"
-    needs: ClassVar[tuple[str, ...]] = ("layer.discarded",)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.discarded",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
         del history
-        layers = sites_of(record, "layer.discarded")
+        layers = layers_of(record, "layer.discarded")
         if not layers:
             return ()
         return (

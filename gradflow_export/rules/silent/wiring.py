@@ -10,10 +10,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.catalog.wiring import Wiring
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
 from gradflow_export.rules.signals import connections, owner, taking_turns
@@ -60,30 +61,30 @@ class NotTraining(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "not-training"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.wiring", "wiring.lonely_passes", "wiring.gathering_passes")
+    evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share",
         "activation.zero_share",
         "layer.cell_calls",
         "loss",
         "parameter.gradient_norm",
-        "parameter.hidden",
+        "hidden.state",
         "parameter.weight_norm",
-        "parameter.wiring",
+        "connection.state",
         "wiring.orphans",
     )
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the connections of this record and of those before it."""
-        lonely = record.value("wiring.lonely_passes")
+        lonely = seen(record, "wiring.lonely_passes")
         if lonely is not None and lonely > 0:
-            return (lonely_passes(lonely, record.value("wiring.foreign") or 0.0),)
-        gathered = record.value("wiring.gathering_passes")
+            return (lonely_passes(lonely, seen(record, "wiring.foreign") or 0.0),)
+        gathered = seen(record, "wiring.gathering_passes")
         if gathered is not None and gathered > 0:
             return (gathering_passes(gathered),)
-        series = history.at_sites("parameter.wiring")
-        if record.get("parameter.wiring") is None or len(series.steps) < self.readings:
+        series = history.at_sites("connection.state")
+        if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()
         codes = connections(series)
         span, since = int(series.steps[-1] - series.steps[0]) + 1, int(series.steps[0])
@@ -92,7 +93,7 @@ class NotTraining(Rule):
         trainable = (ever & Wiring.TRAINABLE) > 0
         total = int(trainable.sum())
         owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
-        blind = record.value("wiring.blind_passes")
+        blind = seen(record, "wiring.blind_passes")
         if blind is not None and blind >= self.readings and (trainable & owned).any() and not reached.any():
             return (blind_passes(blind, since),)
         findings = [
@@ -120,7 +121,7 @@ class NotTraining(Rule):
         )
 
     def _hidden(self, history: History) -> Iterable[_Told]:
-        series = history.at_sites("parameter.hidden")
+        series = history.at_sites("hidden.state")
         if len(series.steps) < self.readings:
             return
         ever = np.bitwise_or.reduce(connections(series))
@@ -285,11 +286,11 @@ class Reloaded(Rule):
     heal: int = 1000
 
     name: ClassVar[str] = "reloaded"
-    needs: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
+    evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
         """Judge how often the first weights came back."""
-        count = record.value("wiring.reloads")
+        count = seen(record, "wiring.reloads")
         if count is None or not count >= self.times:
             return ()
         message = (

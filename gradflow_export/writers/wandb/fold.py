@@ -91,6 +91,7 @@ class Fold:
     def __init__(self, run: Any, call: Callable[..., Any]) -> None:
         self._call, self._pid = call, os.getpid()
         self._row = int(getattr(run, "starting_step", 0) or 0)
+        self._steps = getattr(getattr(run, "settings", None), "mode", None) != "shared"  # W&B leaves step= out there
         self._lock = threading.Lock()
         self._open = self._told = False
         self.sources: dict[str, Source] = {}
@@ -112,7 +113,7 @@ class Fold:
         """Log a row of the user's, with ours in it."""
         try:
             step, commit = (*more, *(named.get(name) for name in ("step", "commit")[len(more) :]))[:2]
-            data = self._joined(data, step, commit)
+            data = self._joined(data, step if self._steps else None, commit)
         except Exception:
             if not self._told:
                 self._told = True

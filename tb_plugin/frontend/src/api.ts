@@ -1,7 +1,7 @@
 // The plugin's routes. Addresses are relative to the frame's base, so that --path_prefix and experiments work.
 import type { Module } from "./model/architecture";
 import type { Moment } from "./model/health";
-import type { Histograms } from "./model/ridge";
+import type { Histograms, SiteHistograms } from "./model/ridge";
 import type { Overview } from "./model/overview";
 import { offline } from "./offline";
 import { columnAt, decodeSeries, type Series } from "./model/series";
@@ -75,7 +75,7 @@ export async function fetchRuns(): Promise<readonly RunSummary[]> {
 
 export async function fetchOverview(): Promise<Overview> {
   const kept = offline();
-  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview();
+  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview;
 }
 
 export async function fetchCatalog(): Promise<readonly CatalogEntry[]> {
@@ -127,27 +127,44 @@ export interface Annotation {
 
 export async function fetchAnnotations(run: string): Promise<readonly Annotation[]> {
   const kept = offline();
-  if (kept !== null) return kept.run(run).annotations ?? [];
-  return ((await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }).annotations;
+  if (kept !== null) return kept.run(run).annotations;
+  return (
+    (await getJson(`annotations?${new URLSearchParams({ run })}`)) as { readonly annotations: readonly Annotation[] }
+  ).annotations;
 }
 
 export async function fetchArchitecture(run: string): Promise<readonly Module[]> {
   const kept = offline();
-  if (kept !== null) return kept.run(run).architecture ?? [];
-  return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] }).modules;
+  if (kept !== null) return kept.run(run).architecture;
+  return ((await getJson(`architecture?${new URLSearchParams({ run })}`)) as { readonly modules: readonly Module[] })
+    .modules;
 }
 
 /** First and last step of the readings of a metric before and after a step. */
-export async function fetchAround(run: string, metric: string, step: number, count: number): Promise<readonly [number, number]> {
+export async function fetchAround(
+  run: string,
+  metric: string,
+  step: number,
+  count: number,
+): Promise<readonly [number, number]> {
   const kept = offline();
   const args = new URLSearchParams({ run, metric, step: String(step), count: String(count) });
-  const series = kept === null ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer()) : await kept.series(run, metric, "extreme", []);
+  const series =
+    kept === null
+      ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer())
+      : await kept.series(run, metric, "extreme", []);
   const at = columnAt(series.first, step);
-  const [from, to] = kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
+  const [from, to] =
+    kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
   return [series.first[from] ?? step, series.last[to] ?? step];
 }
 
-export async function fetchMoment(run: string, step: number, metrics: readonly string[], phase: string): Promise<Moment> {
+export async function fetchMoment(
+  run: string,
+  step: number,
+  metrics: readonly string[],
+  phase: string,
+): Promise<Moment> {
   const kept = offline();
   if (kept !== null) return kept.moment(run, step, metrics);
   const args = new URLSearchParams({ run, step: String(Math.round(step)) });
@@ -156,21 +173,62 @@ export async function fetchMoment(run: string, step: number, metrics: readonly s
   return (await getJson(`moment?${args}`)) as Moment;
 }
 
-export async function listHistograms(run: string): Promise<readonly { readonly metric: string; readonly site: string }[]> {
+export async function listHistograms(
+  run: string,
+): Promise<readonly { readonly metric: string; readonly site: string }[]> {
   const kept = offline();
   if (kept !== null) return kept.run(run).histograms;
-  return ((await getJson(`histograms?${new URLSearchParams({ run })}`)) as { readonly items: readonly { metric: string; site: string }[] }).items;
+  return (
+    (await getJson(`histograms?${new URLSearchParams({ run })}`)) as {
+      readonly items: readonly { metric: string; site: string }[];
+    }
+  ).items;
 }
 
-export async function fetchHistograms(run: string, metric: string, site: string, most: number, range: readonly [number, number] | null): Promise<Histograms> {
-  const found = offline()?.run(run).histograms.find((item) => item.metric === metric && item.site === site);
-  if (found !== undefined) return { ...found, histograms: found.histograms.filter(({ step }) => range === null || (step >= range[0] && step <= range[1])) };
+export async function fetchHistograms(
+  run: string,
+  metric: string,
+  site: string,
+  most: number,
+  range: readonly [number, number] | null,
+): Promise<Histograms> {
+  const found = offline()
+    ?.run(run)
+    .histograms.find((item) => item.metric === metric && item.site === site);
+  if (found !== undefined)
+    return {
+      ...found,
+      histograms: found.histograms.filter(({ step }) => range === null || (step >= range[0] && step <= range[1])),
+    };
   const args = new URLSearchParams({ run, metric, site, most: String(most) });
   if (range !== null) {
     args.set("first", String(range[0]));
     args.set("last", String(range[1]));
   }
   return (await getJson(`histograms?${args}`)) as Histograms;
+}
+
+/** The histograms of every parameter, each evenly thinned out. */
+export async function fetchAllHistograms(
+  run: string,
+  metric: string,
+  most: number,
+  range: readonly [number, number] | null,
+): Promise<readonly SiteHistograms[]> {
+  const inRange = ({ step }: { readonly step: number }): boolean =>
+    range === null || (step >= range[0] && step <= range[1]);
+  const kept = offline();
+  if (kept !== null)
+    return kept
+      .run(run)
+      .histograms.filter((item) => item.metric === metric)
+      .map((item) => ({ ...item, histograms: item.histograms.filter(inRange) }));
+  const args = new URLSearchParams({ run, metric, most: String(most) });
+  if (range !== null) {
+    args.set("first", String(range[0]));
+    args.set("last", String(range[1]));
+  }
+  return ((await getJson(`histograms?${args}`)) as { readonly sites: readonly SiteHistograms[] }).sites;
 }
 
 async function getJson(address: string): Promise<unknown> {

@@ -36,11 +36,21 @@ export class Choice {
   constructor(private readonly mostPins: number) {}
 
   restore(wanted: UrlState): void {
-    [this.run, this.metric, this.step, this.pins] = [wanted.run ?? "", wanted.metric ?? "", wanted.step ?? null, wanted.pins ?? []];
+    [this.run, this.metric, this.step, this.pins] = [
+      wanted.run ?? "",
+      wanted.metric ?? "",
+      wanted.step ?? null,
+      wanted.pins ?? [],
+    ];
     [this.other, this.mode, this.range] = [wanted.other ?? "", wanted.mode ?? "beside", wanted.zoom ?? null];
     [this.reduce, this.phase] = [wanted.reduce ?? "extreme", wanted.phase ?? ""];
     this.placed = wanted.step !== undefined;
-    this.depth = { ...ALL_ROWS, fold: wanted.fold ?? ALL_ROWS.fold, rows: wanted.rows ?? null, colour: wanted.colour ?? "auto" };
+    this.depth = {
+      ...ALL_ROWS,
+      fold: wanted.fold ?? ALL_ROWS.fold,
+      rows: wanted.rows ?? null,
+      colour: wanted.colour ?? "auto",
+    };
   }
 
   /** What belongs into the address. */
@@ -48,7 +58,18 @@ export class Choice {
     const { run, metric, other, mode, pins, reduce, phase, range, step } = this;
     const { fold, rows, colour } = this.depth;
     const map = { fold, colour, ...(rows === null ? {} : { rows }) };
-    return { run, metric, other, mode, pins, reduce, phase, ...map, ...(range === null ? {} : { zoom: range }), ...(step === null ? {} : { step }) };
+    return {
+      run,
+      metric,
+      other,
+      mode,
+      pins,
+      reduce,
+      phase,
+      ...map,
+      ...(range === null ? {} : { zoom: range }),
+      ...(step === null ? {} : { step }),
+    };
   }
 
   /** Another run, seen as a whole. */
@@ -67,11 +88,14 @@ export class Choice {
   }
 
   togglePin(site: string): void {
-    this.pins = this.pins.includes(site) ? this.pins.filter((pin) => pin !== site) : [...this.pins, site].slice(-this.mostPins);
+    this.pins = this.pins.includes(site)
+      ? this.pins.filter((pin) => pin !== site)
+      : [...this.pins, site].slice(-this.mostPins);
   }
 
   zoom(range: Range | null): void {
-    this.range = range === null || range[1] - range[0] < 2 ? null : [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])];
+    this.range =
+      range === null || range[1] - range[0] < 2 ? null : [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])];
   }
 
   setPhase(word: string): void {

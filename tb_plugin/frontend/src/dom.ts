@@ -25,7 +25,11 @@ export function el<K extends keyof HTMLElementTagNameMap>(
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export function svg(tag: string, attrs: Readonly<Record<string, string | number>>, ...children: readonly Child[]): SVGElement {
+export function svg(
+  tag: string,
+  attrs: Readonly<Record<string, string | number>>,
+  ...children: readonly Child[]
+): SVGElement {
   const node = document.createElementNS(SVG, tag) as SVGElement;
   for (const [name, value] of Object.entries(attrs)) node.setAttribute(name, String(value));
   node.append(...children.filter((child): child is Node | string => child !== null));

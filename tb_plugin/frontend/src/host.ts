@@ -24,7 +24,9 @@ export function hostHash(): string {
 export function saveState(state: UrlState): void {
   const page = host();
   if (page === null) {
-    const parts = toStorage(state).filter(([, value]) => value !== "").map(([key, value]) => `${key}=${encodeURIComponent(value)}`);
+    const parts = toStorage(state)
+      .filter(([, value]) => value !== "")
+      .map(([key, value]) => `${key}=${encodeURIComponent(value)}`);
     // The page has a base address, to which a bare "#" would be relative.
     window.history.replaceState(null, "", `${window.location.pathname}${window.location.search}#${parts.join("&")}`);
     return;
@@ -51,6 +53,21 @@ export function watchTheme(changed: (dark: boolean) => void): void {
 /** Whether somebody can see the panel: TensorBoard keeps hidden tabs alive in a frame without size. */
 export function isVisible(): boolean {
   return document.visibilityState === "visible" && window.innerWidth > 0 && window.innerHeight > 0;
+}
+
+/** Calls back once the window rests: whether it has another width, null where a tab is shown again as it was. */
+export function watchSize(rest: number, changed: (wider: boolean | null) => void): void {
+  let [width, height, timer] = [window.innerWidth, window.innerHeight, 0];
+  const rested = (): void => {
+    if (!isVisible()) return;
+    const [wider, higher] = [window.innerWidth !== width, window.innerHeight !== height];
+    [width, height] = [window.innerWidth, window.innerHeight];
+    changed(wider || higher ? wider : null);
+  };
+  window.addEventListener("resize", () => {
+    window.clearTimeout(timer);
+    timer = window.setTimeout(rested, rest);
+  });
 }
 
 export function onReload(reload: () => void): void {

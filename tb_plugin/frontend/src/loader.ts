@@ -1,17 +1,27 @@
 // Asks the server for what is chosen and hands the answers to the views; an answer to an earlier question is dropped.
-import { fetchAnnotations, fetchArchitecture, fetchCatalog, fetchHistograms, fetchIssues, fetchMeta, fetchMoment, fetchSeries, listHistograms, type RunMeta, type RunMetric, type SeriesQuery } from "./api";
+import {
+  fetchAllHistograms,
+  fetchAnnotations,
+  fetchArchitecture,
+  fetchCatalog,
+  fetchHistograms,
+  fetchIssues,
+  fetchMeta,
+  fetchMoment,
+  fetchSeries,
+  listHistograms,
+  type SeriesQuery,
+} from "./api";
+import { answerOf } from "./answer";
 import type { Choice } from "./choice";
-import { definedAt, type Module } from "./model/architecture";
+import { definedAt, inModelOrder, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
 import { wantedMetrics } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
-import type { Series } from "./model/series";
-import { courseOf, courseText, isLow } from "./model/course";
-import { groupIssues } from "./model/groups";
-import { isAlongDepth, isEvent, isProblem, issueKey, metricFor, quantityFor, type Issue } from "./model/verdict";
-import { sitesOf } from "./model/tree";
+import { bytesOf, type Series } from "./model/series";
+import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
 import type { ArchitectureView } from "./views/architecture";
 import type { Curves } from "./views/curves";
 import { runLabel, type Header } from "./views/header";
@@ -21,7 +31,7 @@ import type { MapContent, MapView } from "./views/map";
 import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
 import type { StripView } from "./views/strip";
 import type { HealthTable } from "./views/table";
-import type { Courses, VerdictView } from "./views/verdict";
+import type { VerdictView } from "./views/verdict";
 
 export interface Views {
   readonly page: HTMLElement;
@@ -44,7 +54,7 @@ export interface Views {
 }
 
 const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
-const [ANSWER_COLUMNS, FEW_COLUMNS, MOST_COLUMNS, MOST_COURSES, LOSING_LINES] = [400, 8, 4096, 3, 6];
+const LOSING_LINES = 6;
 
 export class Loader {
   /** Counts what was asked for. */
@@ -60,9 +70,13 @@ export class Loader {
   #modules: { readonly run: string; readonly list: readonly Module[] } | null = null;
   #tableShows = "";
   readonly #recent = new Recent<Series>(KEPT_BYTES, bytesOf);
-  readonly #series = (query: SeriesQuery): Promise<Series> => this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
+  readonly #series = (query: SeriesQuery): Promise<Series> =>
+    this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
 
-  constructor(private readonly now: Choice, private readonly views: Views) {}
+  constructor(
+    private readonly now: Choice,
+    private readonly views: Views,
+  ) {}
 
   get idle(): boolean {
     return this.#busy === 0;
@@ -99,18 +113,29 @@ export class Loader {
     const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
     if (run === now.run && version === this.#version && now.meta !== null) return;
     const job = ++this.#job;
-    const [meta, { issues, open }, histograms, annotations] = await Promise.all([fetchMeta(run), fetchIssues(run), listHistograms(run), fetchAnnotations(run), this.#meetOther(run)]);
+    const [meta, { issues, open }, histograms, annotations] = await Promise.all([
+      fetchMeta(run),
+      fetchIssues(run),
+      listHistograms(run),
+      fetchAnnotations(run),
+      this.#meetOther(run),
+    ]);
     if (job !== this.#job) return;
     this.#recent.forget();
     // All that stands above the map is known before it is shown, so that nothing moves when it arrives.
-    const [modules, answer] = await Promise.all([this.#architecture(run), this.#answer(run, meta, issues)]);
+    const [modules, answer] = await Promise.all([this.#architecture(run), answerOf(this.#series, run, meta, issues)]);
     if (job !== this.#job) return;
     const fresh = now.meta === null;
     [now.run, this.#version, now.meta, now.annotations] = [run, version, meta, annotations];
     if (!meta.phases.includes(now.phase)) now.phase = "";
     const worst = issues.find(isProblem);
     // The map opens on what the verdict is about, unless somebody asked for something else.
-    if (fresh && worst !== undefined && (now.metric === "" || !now.asked)) now.metric = metricFor(worst, now.held.map(({ name }) => name), "");
+    if (fresh && worst !== undefined && (now.metric === "" || !now.asked))
+      now.metric = metricFor(
+        worst,
+        now.held.map(({ name }) => name),
+        "",
+      );
     // A metric that this run lacks stays chosen where somebody asked for it by name: the map then says how to get it.
     if (now.spec(now.metric) === undefined) {
       if (now.asked && now.metric !== "") await this.#learnCatalog();
@@ -124,7 +149,7 @@ export class Loader {
     views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);
     views.strip.show(issues, meta.first ?? 0, meta.last ?? 0);
-    [this.#issues, this.#histograms] = [issues, histograms];
+    [this.#issues, this.#histograms] = [issues, inModelOrder(modules, histograms, ({ site }) => site)];
     this.offer();
     await this.#charts(job, fresh ? issues : []);
     await this.#learnCatalog();
@@ -179,7 +204,8 @@ export class Loader {
   async #meetOther(run: string): Promise<void> {
     const other = this.now.otherRun(run);
     const metrics = other === undefined ? [] : (await fetchMeta(other.run)).metrics;
-    if (other?.run === this.now.otherRun(run)?.run) this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
+    if (other?.run === this.now.otherRun(run)?.run)
+      this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
   }
 
   async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {
@@ -211,46 +237,10 @@ export class Loader {
     now.placed = true;
   }
 
-  /** The loss of the whole run, and how the quantities of the problems on the cards went on. */
-  async #answer(run: string, meta: RunMeta, issues: readonly Issue[]): Promise<{ readonly loss: Series | null; readonly courses: Courses }> {
-    const held = meta.metrics;
-    const has = (name: string): RunMetric | undefined => held.find((metric) => metric.name === name);
-    const common = { run, phase: "", columns: ANSWER_COLUMNS, range: null };
-    const order = meta.sessions.at(-1)?.blocks ?? [];
-    const loss = has("loss") === undefined ? null : this.#series({ ...common, metric: "loss", reduce: "mean" });
-    const heads = groupIssues(issues.filter(isProblem)).slice(0, MOST_COURSES).map(({ head }) => head);
-    const courses = heads.map(async (issue): Promise<[string, string] | null> => {
-      const spec = has(quantityFor(issue, held.map((metric) => metric.name)));
-      const reached = spec?.name === "block.gradient_norm" && isAlongDepth(issue) ? has(FROM_LOSS) : undefined;
-      const arrived = reached === undefined ? null : await this.#reached(issue, reached, common, order);
-      if (arrived !== null) return arrived;
-      // Whether the layer itself was read is known of metrics of layers only.
-      if (spec === undefined || (spec.kind === "run") !== (issue.layer === "")) return null;
-      const low = isLow(issue);
-      const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
-      const site = sites[sitesOf(sites, issue.layer)[0] ?? -1];
-      if (site === undefined) return null;
-      const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
-      return course === null ? null : [issueKey(issue), courseText(course, spec.title, spec.unit)];
-    });
-    const [series, found] = await Promise.all([loss, Promise.all(courses)]);
-    return { loss: series, courses: new Map(found.filter((item): item is [string, string] => item !== null)) };
-  }
-
-  /** What reaches a layer of the gradient at the loss: what is left behind the block after it. */
-  async #reached(issue: Issue, spec: RunMetric, common: Omit<SeriesQuery, "metric" | "reduce">, order: readonly string[]): Promise<[string, string] | null> {
-    const { sites } = await this.#series({ ...common, columns: FEW_COLUMNS, metric: spec.name, reduce: "extreme" });
-    const next = order[order.indexOf(issue.layer) + 1];
-    const site = order.includes(issue.layer) ? sites.find((name) => name === next) : undefined;
-    if (site === undefined) return null;
-    const low = isLow(issue);
-    const course = courseOf(await this.#series({ ...common, columns: MOST_COLUMNS, metric: spec.name, reduce: `${low ? "min" : "max"},extreme`, sites: [site] }), low);
-    return course === null ? null : [issueKey(issue), courseText(course, `gradient from the loss to ${issue.layer}`, spec.unit)];
-  }
-
   /** The model does not change while a run goes on. */
   async #architecture(run: string): Promise<readonly Module[]> {
-    if (this.#modules?.run !== run || this.#modules.list.length === 0) this.#modules = { run, list: await fetchArchitecture(run) };
+    if (this.#modules?.run !== run || this.#modules.list.length === 0)
+      this.#modules = { run, list: await fetchArchitecture(run) };
     return this.#modules.list;
   }
 
@@ -265,7 +255,10 @@ export class Loader {
   }
 
   async #map(job: number): Promise<void> {
-    const { now, views: { map, second } } = this;
+    const {
+      now,
+      views: { map, second },
+    } = this;
     const { run, metric, phase, reduce, range } = now;
     map.showZoom(range !== null);
     const [spec, other] = [now.spec(metric), now.otherRun(run)];
@@ -278,14 +271,24 @@ export class Loader {
     // Fewer columns where there are very many rows: each column keeps its extreme, and a closer look asks again.
     const columns = Math.min(map.columns, Math.max(200, Math.floor(MOST_CELLS / Math.max(1, spec.sites))));
     const query = { run, metric, phase, columns, reduce, range };
-    const theirs = other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
+    const theirs =
+      other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
     const [series, found] = await Promise.all([this.#series(query), theirs]);
     if (job !== this.#job || series.metric !== now.metric) return;
     this.#otherSites = found?.sites ?? [];
     map.showMode(other === undefined ? null : now.mode);
     second.root.hidden = other === undefined || now.mode === "difference";
     const order = now.meta?.sessions.at(-1)?.blocks ?? [];
-    const content = { series, spec, range: now.extent, of: "", like: null, accused: this.#accused, order, annotations: now.annotations };
+    const content = {
+      series,
+      spec,
+      range: now.extent,
+      of: "",
+      like: null,
+      accused: this.#accused,
+      order,
+      annotations: now.annotations,
+    };
     if (other === undefined) map.show(content);
     else this.#showTwo(content, found, other.run);
   }
@@ -339,7 +342,10 @@ export class Loader {
     const shows = [run, this.#version, currentStep, group?.key, phase].join("\n");
     if (meta === null || group === null || metric === undefined || (shows === this.#tableShows && !anew)) return;
     const query = { run, metric: metric.name, phase, columns: TREND_COLUMNS, reduce: "extreme", range };
-    const [moment, trend] = await Promise.all([fetchMoment(run, currentStep, wantedMetrics(group, held), phase), anew ? this.#series(query) : null]);
+    const [moment, trend] = await Promise.all([
+      fetchMoment(run, currentStep, wantedMetrics(group, held), phase),
+      anew ? this.#series(query) : null,
+    ]);
     if (job !== this.#job) return;
     this.#tableShows = shows;
     await this.#losing(job, anew);
@@ -351,10 +357,23 @@ export class Loader {
 
   /** What is left of the gradient by depth, at the chosen step. */
   async #losing(job: number, anew: boolean): Promise<void> {
-    const { now, views: { losing } } = this;
+    const {
+      now,
+      views: { losing },
+    } = this;
     if (now.spec(FROM_LOSS) === undefined) return;
-    const query = { run: now.run, metric: FROM_LOSS, phase: now.phase, columns: LOSING_LINES, reduce: "mean", range: now.range };
-    const [moment, earlier] = await Promise.all([fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase), anew ? this.#series(query) : null]);
+    const query = {
+      run: now.run,
+      metric: FROM_LOSS,
+      phase: now.phase,
+      columns: LOSING_LINES,
+      reduce: "mean",
+      range: now.range,
+    };
+    const [moment, earlier] = await Promise.all([
+      fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase),
+      anew ? this.#series(query) : null,
+    ]);
     const found = moment.metrics[FROM_LOSS];
     if (job !== this.#job || found === undefined) return;
     if (earlier !== null) losing.showEarlier(earlier);
@@ -364,13 +383,13 @@ export class Loader {
   async #ridges(job: number): Promise<void> {
     const { ridges } = this.views;
     if (ridges.site === "") return;
+    if (ridges.form === "all") {
+      const { run, range } = this.now;
+      const every = await fetchAllHistograms(run, ridges.metric, ridges.most, range);
+      if (job === this.#job) ridges.showAll(inModelOrder(this.#modules?.list ?? [], every, ({ site }) => site));
+      return;
+    }
     const found = await fetchHistograms(this.now.run, ridges.metric, ridges.site, MOST_RIDGES, this.now.range);
     if (job === this.#job) ridges.show(found);
   }
-}
-
-function bytesOf(series: Series): number {
-  let bytes = 3 * series.first.byteLength;
-  for (const { values } of series.blocks.values()) bytes += values.byteLength;
-  return bytes;
 }

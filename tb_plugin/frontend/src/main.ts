@@ -1,15 +1,15 @@
 // The entry point that TensorBoard imports: builds the page once and hands over to the panel.
 import { el } from "./dom";
 import { onReload, watchTheme } from "./host";
+import { STYLE } from "./look";
 import { offline } from "./offline";
 import { Panel } from "./panel";
-import panelStyle from "./style.css";
 
 export function render(): void {
   if (offline() === null) document.title = "GradFlow";
   document.documentElement.classList.toggle("offline", offline() !== null);
   document.documentElement.lang ||= "en";
-  document.head.append(el("style", { text: panelStyle }));
+  document.head.append(el("style", { text: STYLE }));
   const panel = new Panel();
   document.body.replaceChildren(panel.root);
   watchTheme((dark) => {

@@ -5,10 +5,8 @@ import type { MetricMoment, Moment } from "./model/health";
 import { momentFrom } from "./model/health";
 import type { Histograms } from "./model/ridge";
 import { decodeSeries, pick, type Series } from "./model/series";
-import type { Overview, OverviewRun } from "./model/overview";
-import { isProblem, type Issue } from "./model/verdict";
-
-const TREND = 32;
+import type { Overview } from "./model/overview";
+import type { Issue } from "./model/verdict";
 
 export const SNAPSHOT_ID = "gradflow-snapshot";
 
@@ -20,13 +18,13 @@ interface KeptRun {
   /** Every metric in all reductions: gzip, then base64. */
   readonly series: Readonly<Record<string, string>>;
   readonly histograms: readonly Histograms[];
-  /** A file that was written earlier has none. */
-  readonly annotations?: readonly Annotation[];
-  readonly architecture?: readonly Module[];
+  readonly annotations: readonly Annotation[];
+  readonly architecture: readonly Module[];
 }
 
 interface Kept {
   readonly runs: readonly RunSummary[];
+  readonly overview: Overview;
   readonly catalog: readonly CatalogEntry[];
   readonly kept: Readonly<Record<string, KeptRun>>;
 }
@@ -40,6 +38,10 @@ export class Offline {
     return this.data.runs;
   }
 
+  get overview(): Overview {
+    return this.data.overview;
+  }
+
   get catalog(): readonly CatalogEntry[] {
     return this.data.catalog;
   }
@@ -48,29 +50,6 @@ export class Offline {
     const found = this.data.kept[run];
     if (found === undefined) throw new Error(`this file holds no run ${run}`);
     return found;
-  }
-
-  /** What a server says of all runs, from what the file holds of each. */
-  async overview(): Promise<Overview> {
-    const runs = this.runs.map(async (summary): Promise<OverviewRun> => {
-      const { meta, issues } = this.run(summary.run);
-      const session = meta.sessions.at(-1);
-      const count = (state: Issue["state"]): number => issues.filter((issue) => issue.state === state).length;
-      const series = meta.metrics.some(({ name }) => name === "loss") ? await this.series(summary.run, "loss", "mean", []) : null;
-      const values = series === null ? [] : Array.from(series.blocks.get("mean")?.values ?? []);
-      const every = Math.max(1, Math.ceil(values.length / TREND));
-      return {
-        ...summary,
-        model: session?.model ?? null,
-        parameters: session?.parameters ?? null,
-        issues: { open: count("open"), healed: count("healed"), ended: count("ended") },
-        verdict: issues.find(isProblem) ?? null,
-        loss: meta.loss ?? null,
-        trend: values.flatMap((value, i) => (i % every === 0 ? [[series?.first[i] ?? 0, value] as const] : [])),
-        hyperparameters: {},
-      };
-    });
-    return { total: runs.length, runs: await Promise.all(runs) };
   }
 
   async series(run: string, metric: string, reduce: string, sites: readonly string[]): Promise<Series> {
@@ -85,7 +64,11 @@ export class Offline {
   /** Exact at the last step; before it, what the kept columns hold. */
   async moment(run: string, step: number, metrics: readonly string[]): Promise<Moment> {
     const { meta, moment } = this.run(run);
-    if (step >= (meta.last ?? 0)) return { step, metrics: Object.fromEntries(metrics.flatMap((name) => (moment[name] ? [[name, moment[name]]] : []))) };
+    if (step >= (meta.last ?? 0))
+      return {
+        step,
+        metrics: Object.fromEntries(metrics.flatMap((name) => (moment[name] ? [[name, moment[name]]] : []))),
+      };
     const found = await Promise.all(metrics.map((name) => this.series(run, name, "extreme", [])));
     return momentFrom(found, step);
   }

@@ -32,7 +32,10 @@ export class OverviewPage {
         void this.#guard(() => this.#compare());
       },
     });
-    this.#multiples = new Multiples({ load: () => void this.#guard(() => this.#compare()), open: (run) => events.open(run) });
+    this.#multiples = new Multiples({
+      load: () => void this.#guard(() => this.#compare()),
+      open: (run) => events.open(run),
+    });
     this.root = el("main", { class: "overview" }, this.#table.root, this.#multiples.root);
   }
 
@@ -54,12 +57,18 @@ export class OverviewPage {
     if (runs.length === 0) return this.#multiples.show([], null, []);
     const metas = await Promise.all(runs.map((run) => this.#meta(run)));
     const metrics = new Map<string, RunMetric>();
-    for (const { metrics: held } of metas) for (const metric of held) if (metric.kind === "run" && !metrics.has(metric.name)) metrics.set(metric.name, metric);
+    for (const { metrics: held } of metas)
+      for (const metric of held)
+        if (metric.kind === "run" && !metrics.has(metric.name)) metrics.set(metric.name, metric);
     if (job !== this.#job) return;
     this.#multiples.offer([...metrics.values()]);
     const spec = metrics.get(this.#multiples.metric) ?? null;
     const holding = metas.filter(({ metrics: held }) => held.some(({ name }) => name === spec?.name));
-    const found = await Promise.all(holding.map(({ run }) => fetchSeries({ run, metric: spec?.name ?? "", phase: "", columns: COLUMNS, reduce: "mean", range: null })));
+    const found = await Promise.all(
+      holding.map(({ run }) =>
+        fetchSeries({ run, metric: spec?.name ?? "", phase: "", columns: COLUMNS, reduce: "mean", range: null }),
+      ),
+    );
     if (job === this.#job) this.#multiples.show(runs, spec, found.map(multipleOf));
   }
 

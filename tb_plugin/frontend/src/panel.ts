@@ -2,7 +2,7 @@
 import { fetchAround, fetchRuns } from "./api";
 import { Choice } from "./choice";
 import { afterFrame, el } from "./dom";
-import { hostHash, isVisible, saveState } from "./host";
+import { hostHash, isVisible, saveState, watchSize } from "./host";
 import { Loader } from "./loader";
 import { parseHash, type Mode } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
@@ -24,7 +24,7 @@ import { HealthTable } from "./views/table";
 import { Tooltip } from "./views/tooltip";
 import { VerdictView } from "./views/verdict";
 
-type Timer = "resize" | "table" | "save" | "zoom";
+type Timer = "table" | "save" | "zoom";
 
 const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS] = [4000, 120, 120, 100, 90];
 const [MOST_PINNED, AROUND] = [3, 20];
@@ -45,7 +45,10 @@ export class Panel {
     },
     true,
   );
-  readonly #verdict = new VerdictView((issue) => this.#pick(issue), (issue) => void this.#around(issue));
+  readonly #verdict = new VerdictView(
+    (issue) => this.#pick(issue),
+    (issue) => void this.#around(issue),
+  );
   readonly #strip = new StripView((issue) => this.#pick(issue));
   readonly #navigate = {
     step: (step: number) => this.#moveTo(step >= (this.#now.meta?.last ?? Infinity) ? null : step),
@@ -77,7 +80,11 @@ export class Panel {
     kind: () => void this.#loader.table(true),
     pin: (site, metric) => this.#pinRow(site, metric),
   });
-  readonly #ridges = new RidgeView(() => void this.#loader.ridges());
+  readonly #ridges = new RidgeView(() => {
+    this.#save();
+    void this.#loader.ridges();
+  });
+  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #curves = new Curves(
     {
       ...this.#navigate,
@@ -88,8 +95,8 @@ export class Panel {
     },
     this.#tooltip,
     this.#info,
+    this.#losing,
   );
-  readonly #losing = new LosingCard((site) => this.#togglePin(site));
   readonly #architecture = new ArchitectureView((name) => this.#togglePin(name));
   readonly #error = el("div", { class: "card error", attrs: { role: "alert", "data-part": "error" } });
   readonly #overview = new OverviewPage({
@@ -103,18 +110,36 @@ export class Panel {
   readonly #page: HTMLElement;
   readonly #loader: Loader;
   #live = true;
-  readonly #timers: Record<Timer, number> = { resize: 0, table: 0, save: 0, zoom: 0 };
+  readonly #timers: Record<Timer, number> = { table: 0, save: 0, zoom: 0 };
 
   constructor() {
-    const views = { header: this.#header, verdict: this.#verdict, strip: this.#strip, map: this.#map, second: this.#second, curves: this.#curves, table: this.#table, architecture: this.#architecture, ridges: this.#ridges };
+    const views = {
+      header: this.#header,
+      verdict: this.#verdict,
+      strip: this.#strip,
+      map: this.#map,
+      second: this.#second,
+      curves: this.#curves,
+      table: this.#table,
+      architecture: this.#architecture,
+      ridges: this.#ridges,
+    };
     const { header, ...cards } = views;
-    const page = el("main", { class: "page" }, header.root, this.#notice, this.#error, ...Object.values(cards).map(({ root }) => root), this.#info.root, this.#search.root);
+    const page = el(
+      "main",
+      { class: "page" },
+      header.root,
+      this.#notice,
+      this.#error,
+      ...Object.values(cards).map(({ root }) => root),
+      this.#info.root,
+      this.#search.root,
+    );
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
     this.#overview.root.hidden = true;
     this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
     this.#fill();
-    this.#curves.add(this.#losing.root);
     this.#loader = new Loader(this.#now, {
       ...views,
       losing: this.#losing,
@@ -133,6 +158,7 @@ export class Panel {
     this.#now.restore(wanted);
     this.#overview.chosen = wanted.compare ?? [];
     this.#curves.restore(wanted);
+    this.#ridges.restore(wanted.histograms ?? "");
     this.#map.showReducer(this.#now.reduce);
     this.#showDepth();
     await this.refresh();
@@ -142,17 +168,10 @@ export class Panel {
     };
     window.setInterval(look, POLL_MS);
     document.addEventListener("visibilitychange", look);
-    let [width, height] = [window.innerWidth, window.innerHeight];
-    window.addEventListener("resize", () => {
-      this.#later("resize", RESIZE_MS, () => {
-        if (!isVisible()) return;
-        // A tab that is shown again has the size it had.
-        if (window.innerWidth === width && window.innerHeight === height) return look();
-        const wider = window.innerWidth !== width;
-        [width, height] = [window.innerWidth, window.innerHeight];
-        if (wider) void this.#reload();
-        else this.#showDepth();
-      });
+    watchSize(RESIZE_MS, (wider) => {
+      if (wider === null) look();
+      else if (wider) void this.#reload();
+      else this.#showDepth();
     });
   }
 
@@ -176,7 +195,8 @@ export class Panel {
       if (this.#page.parentNode !== this.root) this.#fill();
       this.#now.runs = runs;
       // A link to a run that is not there opens another one, and says so until somebody chooses, or the run appears.
-      if (found === undefined && wanted !== "" && this.#now.missing === "") [this.#now.missing, this.#now.meta] = [wanted, null];
+      if (found === undefined && wanted !== "" && this.#now.missing === "")
+        [this.#now.missing, this.#now.meta] = [wanted, null];
       else if (found !== undefined && this.#now.missing !== "") this.#now.openRun(wanted);
       this.#showNotice(current.run);
       if (this.#now.otherRun(current.run) === undefined) this.#now.other = "";
@@ -211,7 +231,10 @@ export class Panel {
 
   #showNotice(shown: string): void {
     const { missing } = this.#now;
-    this.#notice.textContent = missing === "" ? "" : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
+    this.#notice.textContent =
+      missing === ""
+        ? ""
+        : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
   }
 
   themed(dark: boolean): void {
@@ -219,6 +242,7 @@ export class Panel {
     this.#second.themed(dark);
     this.#architecture.colour(this.#map.shade);
     this.#curves.redraw();
+    this.#ridges.draw();
   }
 
   async #openRun(run: string): Promise<void> {
@@ -241,7 +265,8 @@ export class Panel {
   }
 
   #showStep(): void {
-    for (const view of [this.#header, this.#strip, this.#map, this.#second, ...this.#curves.cards]) view.showStep(this.#now.currentStep);
+    for (const view of [this.#header, this.#strip, this.#map, this.#second, ...this.#curves.cards])
+      view.showStep(this.#now.currentStep);
     this.#later("table", TABLE_MS, () => void this.#loader.table(false));
   }
 
@@ -270,7 +295,11 @@ export class Panel {
 
   /** The failing step: what was read just before and after it, at all layers. */
   async #around(issue: Issue): Promise<void> {
-    const metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
+    const metric = metricFor(
+      issue,
+      this.#now.held.map(({ name }) => name),
+      this.#now.metric,
+    );
     await this.#loader.guard(async () => {
       const [first, last] = await fetchAround(this.#now.run, metric, issue.step, AROUND);
       this.#pick(issue, [first, last + 1]);
@@ -279,7 +308,11 @@ export class Panel {
 
   #pick(issue: Issue, range: Range | null = null): void {
     this.#anew(() => {
-      this.#now.metric = metricFor(issue, this.#now.held.map(({ name }) => name), this.#now.metric);
+      this.#now.metric = metricFor(
+        issue,
+        this.#now.held.map(({ name }) => name),
+        this.#now.metric,
+      );
       this.#now.pinIssue(issue, MOST_PINNED);
       if (range !== null) this.#now.zoom(range);
       this.#strip.choose(issue);
@@ -346,7 +379,14 @@ export class Panel {
 
   /** The host takes its time to change its address, so that happens after the repaint. */
   #save(): void {
-    this.#later("save", SAVE_MS, () => saveState({ ...this.#now.state, ...this.#curves.state, compare: this.#overview.chosen }));
+    this.#later("save", SAVE_MS, () =>
+      saveState({
+        ...this.#now.state,
+        ...this.#curves.state,
+        histograms: this.#ridges.form,
+        compare: this.#overview.chosen,
+      }),
+    );
   }
 
   #later(timer: Timer, wait: number, work: () => void): void {

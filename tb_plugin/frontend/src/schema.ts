@@ -36,6 +36,7 @@ export type IssueType =
   | "BOTTLENECK"
   | "STAGNATION"
   | "LOSS_SPIKE"
+  | "DIVERGING"
   | "MEMORY_USAGE"
   | "MEMORY_LEAK"
   | "ATTENTION_COLLAPSE"

@@ -7,8 +7,19 @@ import { type Issue, verdict } from "../src/model/verdict";
 import { MISSING_BITS } from "../src/schema";
 
 const ISSUE: Issue = {
-  issue_type: "DEAD", severity: "HIGH", layer: "a", step: 1, value: 0.95, threshold: 0.9,
-  message: "m", advice: "a", layers: ["a"], healed_step: null, seen: 1, state: "open", metrics: [],
+  issue_type: "DEAD",
+  severity: "HIGH",
+  layer: "a",
+  step: 1,
+  value: 0.95,
+  threshold: 0.9,
+  message: "m",
+  advice: "a",
+  layers: ["a"],
+  healed_step: null,
+  seen: 1,
+  state: "open",
+  metrics: [],
 };
 
 function block(values: readonly (number | null)[]): Block {
@@ -21,7 +32,18 @@ function block(values: readonly (number | null)[]): Block {
 function series(blocks: Readonly<Record<string, readonly (number | null)[]>>): Series {
   const columns = Object.values(blocks)[0]?.length ?? 0;
   const steps = Float64Array.from({ length: columns }, (_, i) => 10 * (i + 1));
-  return { run: "", metric: "", sites: ["a"], columns, width: 1, most: 1, first: steps, last: steps, wall: steps, blocks: new Map(Object.entries(blocks).map(([name, values]) => [name, block(values)])) };
+  return {
+    run: "",
+    metric: "",
+    sites: ["a"],
+    columns,
+    width: 1,
+    most: 1,
+    first: steps,
+    last: steps,
+    wall: steps,
+    blocks: new Map(Object.entries(blocks).map(([name, values]) => [name, block(values)])),
+  };
 }
 
 test("the worst lies on the side of the threshold on which the issue was found", () => {
@@ -38,22 +60,47 @@ test("NaN is worse than every number, and what did not arrive is no reading", ()
 
 test("three significant digits; a share is a percentage, nats the factor that they stand for", () => {
   const at = { now: 0.5, worst: 0.94567, worstSteps: [1200, 1249] } as const;
-  assert.equal(courseText(at, "dead units", "share"), "dead units: now 50.0 %, worst 94.6 % at steps 1\u202f200\u20131\u202f249");
+  assert.equal(
+    courseText(at, "dead units", "share"),
+    "dead units: now 50.0 %, worst 94.6 % at steps 1\u202f200\u20131\u202f249",
+  );
   assert.match(courseText({ ...at, now: Math.log(1e-6) }, "gain", "nats"), /now \u00d71.00e\u22126/);
 });
 
 test("a consequence is read with its cause, and is a group of its own where the cause is not there", () => {
   const cause: Issue = { ...ISSUE, issue_type: "NOT_TRAINING", layer: "a", layers: ["a"], step: 3 };
-  const effect: Issue = { ...ISSUE, issue_type: "STAGNATION", layer: "a.w", layers: ["a.w"], explained_by: ["NOT_TRAINING", "a", 3] };
+  const effect: Issue = {
+    ...ISSUE,
+    issue_type: "STAGNATION",
+    layer: "a.w",
+    layers: ["a.w"],
+    explained_by: ["NOT_TRAINING", "a", 3],
+  };
   const [group, ...others] = groupIssues([effect, cause]);
   assert.deepEqual([group?.head, group?.also, others.length], [cause, [effect], 0]);
-  assert.deepEqual(groupIssues([effect]).map(({ head }) => head), [effect]);
+  assert.deepEqual(
+    groupIssues([effect]).map(({ head }) => head),
+    [effect],
+  );
   assert.equal(verdict([effect, cause], 9).headline, "1 problem");
 });
 
 test("issues of one cause are one group, in the order of the worst", () => {
   const many = Array.from({ length: 300 }, (_, i): Issue => ({ ...ISSUE, layer: `l${i}`, layers: [`l${i}`] }));
-  const groups = groupIssues([{ ...ISSUE, issue_type: "EXPLODING" }, ...many, { ...ISSUE, layer: "", layers: [""] }, { ...ISSUE, cause: "elsewhere" }]);
-  assert.deepEqual(groups.map(({ head, rest }) => [head.issue_type, head.layer, rest.length]), [["EXPLODING", "a", 0], ["DEAD", "l0", 299], ["DEAD", "", 0], ["DEAD", "a", 0]]);
+  const groups = groupIssues([
+    { ...ISSUE, issue_type: "EXPLODING" },
+    ...many,
+    { ...ISSUE, layer: "", layers: [""] },
+    { ...ISSUE, cause: "elsewhere" },
+  ]);
+  assert.deepEqual(
+    groups.map(({ head, rest }) => [head.issue_type, head.layer, rest.length]),
+    [
+      ["EXPLODING", "a", 0],
+      ["DEAD", "l0", 299],
+      ["DEAD", "", 0],
+      ["DEAD", "a", 0],
+    ],
+  );
   assert.equal(groups[1]?.layers.length, 300);
 });

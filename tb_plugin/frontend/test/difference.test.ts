@@ -6,24 +6,47 @@ import { difference } from "../src/model/difference";
 import { cellKind, type Series } from "../src/model/series";
 import { MISSING_BITS } from "../src/schema";
 
-const SPEC = { name: "block.gain", title: "gain", unit: "1", kind: "block", scale: "log", low: 0, high: null, marks: [0.5, 2] } as unknown as RunMetric;
+const SPEC = {
+  name: "block.gain",
+  title: "gain",
+  unit: "1",
+  kind: "block",
+  scale: "log",
+  low: 0,
+  high: null,
+  marks: [0.5, 2],
+} as unknown as RunMetric;
 
 function series(sites: readonly string[], steps: readonly number[], values: readonly number[], width = 1): Series {
   const floats = Float32Array.from(values);
   const first = Float64Array.from(steps);
   return {
-    run: "r", metric: "block.gain", sites, columns: steps.length, width, most: 1, first, last: first, wall: first,
+    run: "r",
+    metric: "block.gain",
+    sites,
+    columns: steps.length,
+    width,
+    most: 1,
+    first,
+    last: first,
+    wall: first,
     blocks: new Map([["extreme", { values: floats, bits: new Uint32Array(floats.buffer) }]]),
   };
 }
 
 function shown(found: ReturnType<typeof difference>): readonly (number | string)[] {
   const block = found?.series.blocks.get("extreme");
-  return Array.from(block?.bits ?? [], (bits, i) => (cellKind(bits) === "value" ? (block?.values[i] ?? NaN) : cellKind(bits)));
+  return Array.from(block?.bits ?? [], (bits, i) =>
+    cellKind(bits) === "value" ? (block?.values[i] ?? NaN) : cellKind(bits),
+  );
 }
 
 test("a metric on a log scale is compared by ratio, at common steps and common layers", () => {
-  const found = difference(series(["a", "b"], [1, 2, 3], [1, 2, 3, 4, 5, 6]), series(["b", "c"], [1, 2], [2, 10, 0, 0]), SPEC);
+  const found = difference(
+    series(["a", "b"], [1, 2, 3], [1, 2, 3, 4, 5, 6]),
+    series(["b", "c"], [1, 2], [2, 10, 0, 0]),
+    SPEC,
+  );
   assert.deepEqual(found?.series.sites, ["b"]);
   assert.deepEqual(shown(found), [2, 0.5, "missing"]);
   assert.deepEqual(found?.spec.marks, [0.5, 2]);
@@ -56,7 +79,11 @@ test("columns of other widths meet where their steps do", () => {
 });
 
 test("runs that were read at other steps are compared by what their maps show", () => {
-  const found = difference(series(["a"], [10, 20, 25, 31, 45], [1, 1, 1, 1, 1]), series(["a"], [9, 19, 30], [1, 2, 4]), SPEC);
+  const found = difference(
+    series(["a"], [10, 20, 25, 31, 45], [1, 1, 1, 1, 1]),
+    series(["a"], [9, 19, 30], [1, 2, 4]),
+    SPEC,
+  );
   assert.deepEqual(shown(found), [1, 0.5, 0.5, 0.25, "missing"]);
 });
 

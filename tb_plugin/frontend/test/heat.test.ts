@@ -1,7 +1,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { colourOf, colourScale, css, isDiverging, word } from "../src/model/colour";
-import { depthOf, labelsOf, handlesOf, rowOfSites, rowsBetween, rowTop, zoomRows, type RowRange } from "../src/model/depth";
+import {
+  depthOf,
+  labelsOf,
+  handlesOf,
+  rowOfSites,
+  rowsBetween,
+  rowTop,
+  zoomRows,
+  type RowRange,
+} from "../src/model/depth";
 import { paintHeat, shownCell, columnsBetween } from "../src/model/heat";
 import { mapNote } from "../src/model/note";
 import { branchesOf, rowsOf, UNFOLDED } from "../src/model/tree";
@@ -9,8 +18,18 @@ import type { Block, Series } from "../src/model/series";
 import { MISSING_BITS, NAN_BITS, type MetricSpec } from "../src/schema";
 
 const GAIN: MetricSpec = {
-  name: "block.gain", title: "gain", unit: "1", kind: "block", formula: "", source: "", cost: "c",
-  low: 0, high: null, scale: "log", marks: [0.5, 2], headline: false,
+  name: "block.gain",
+  title: "gain",
+  unit: "1",
+  kind: "block",
+  formula: "",
+  source: "",
+  cost: "c",
+  low: 0,
+  high: null,
+  scale: "log",
+  marks: [0.5, 2],
+  headline: false,
 };
 const SHARE: MetricSpec = { ...GAIN, name: "share", unit: "share", high: 1, scale: "linear", marks: [0.9] };
 const NORM: MetricSpec = { ...GAIN, name: "norm", marks: [] };
@@ -42,7 +61,10 @@ test("a gain of 1 is white, less is blue, more is red", () => {
 });
 
 test("a bounded metric uses its bounds, an unbounded one its own range without outliers", () => {
-  assert.deepEqual([colourScale(SHARE, numbers([0.1]), false).low, colourScale(SHARE, numbers([0.1]), false).high], [0, 1]);
+  assert.deepEqual(
+    [colourScale(SHARE, numbers([0.1]), false).low, colourScale(SHARE, numbers([0.1]), false).high],
+    [0, 1],
+  );
   const values = [...Array.from({ length: 999 }, (_, i) => 1 + i / 1000), 1e30];
   assert.ok(colourScale(NORM, numbers(values), false).high < 3);
 });
@@ -61,20 +83,40 @@ function rowsOfSites(names: readonly string[], range: RowRange | null = null) {
 test("the first row lies at the bottom, and pixels find their rows again", () => {
   const depth = rowsOfSites(["a", "b", "c", "d"]);
   assert.deepEqual([rowTop(depth, 0, 40), rowTop(depth, 3, 40)], [30, 0]);
-  assert.deepEqual([rowsBetween(depth, 35, 36, 40), rowsBetween(depth, 0, 1, 40), rowsBetween(depth, 0, 40, 40)], [[0, 1], [3, 4], [0, 4]]);
+  assert.deepEqual(
+    [rowsBetween(depth, 35, 36, 40), rowsBetween(depth, 0, 1, 40), rowsBetween(depth, 0, 40, 40)],
+    [
+      [0, 1],
+      [3, 4],
+      [0, 4],
+    ],
+  );
 });
 
 test("value, missing, NaN and no column yet are painted differently", () => {
   const one = 0x3f800000;
   const block = blockOf([one, MISSING_BITS, NAN_BITS]);
   const series: Series = {
-    run: "", metric: "", sites: ["a"], columns: 3, width: 1, most: 1,
-    first: Float64Array.from([2, 3, 4]), last: Float64Array.from([2, 3, 4]), wall: new Float64Array(3),
+    run: "",
+    metric: "",
+    sites: ["a"],
+    columns: 3,
+    width: 1,
+    most: 1,
+    first: Float64Array.from([2, 3, 4]),
+    last: Float64Array.from([2, 3, 4]),
+    wall: new Float64Array(3),
     blocks: new Map([["extreme", block]]),
   };
   const pixels = new Uint32Array(4 * 12);
   const colours = { missing: word(1, 2, 3), empty: word(4, 5, 6) };
-  paintHeat(pixels, 4, 12, { series, block, range: [1, 5], depth: rowsOfSites(["a"]), scale: colourScale(GAIN, block, false) }, colours);
+  paintHeat(
+    pixels,
+    4,
+    12,
+    { series, block, range: [1, 5], depth: rowsOfSites(["a"]), scale: colourScale(GAIN, block, false) },
+    colours,
+  );
   assert.equal(pixels[0], colours.empty);
   assert.equal(pixels[1], word(255, 255, 255));
   assert.equal(pixels[2], colours.missing);
@@ -82,12 +124,28 @@ test("value, missing, NaN and no column yet are painted differently", () => {
   assert.equal(hatch.size, 2);
 });
 
-function runOf(names: readonly string[], columns: number, quiet: number, loud: readonly [number, number, number]): { series: Series; block: Block } {
+function runOf(
+  names: readonly string[],
+  columns: number,
+  quiet: number,
+  loud: readonly [number, number, number],
+): { series: Series; block: Block } {
   const values = new Float32Array(names.length * columns).fill(quiet);
   values[loud[0] * columns + loud[1]] = loud[2];
   const block = { values, bits: new Uint32Array(values.buffer) };
   const steps = Float64Array.from({ length: columns }, (_, i) => i + 1);
-  const series: Series = { run: "", metric: "", sites: names, columns, width: 1, most: 1, first: steps, last: steps, wall: new Float64Array(columns), blocks: new Map([["extreme", block]]) };
+  const series: Series = {
+    run: "",
+    metric: "",
+    sites: names,
+    columns,
+    width: 1,
+    most: 1,
+    first: steps,
+    last: steps,
+    wall: new Float64Array(columns),
+    blocks: new Map([["extreme", block]]),
+  };
   return { series, block };
 }
 
@@ -121,7 +179,10 @@ test("of 10 to 10 000 rows one reading that deviates is seen in its colour at ev
           for (let zoom = 0; zoom < 6; zoom++) {
             const pixels = new Uint32Array(width * height);
             paintHeat(pixels, width, height, { series, block, range, depth, scale }, colours);
-            assert.ok(pixels.includes(wanted), `${rows} ${kind} rows, zoom ${zoom}, site ${site} of ${depth.low} to ${depth.high}, ${spec.name} ${value}`);
+            assert.ok(
+              pixels.includes(wanted),
+              `${rows} ${kind} rows, zoom ${zoom}, site ${site} of ${depth.low} to ${depth.high}, ${spec.name} ${value}`,
+            );
             depth = depthOf(depth.rows, zoomRows(depth, site + 0.5, 0.3) ?? null);
             const half = Math.max(1, (range[1] - range[0]) * 0.3);
             range = [Math.max(1, column + 1 - half * next()), column + 2 + half * next()];
@@ -137,17 +198,42 @@ test("a folded branch shows its reading furthest out, and pointing at it finds t
   const { series, block } = runOf(names, 20, 1, [17, 4, 8]);
   const scale = colourScale(GAIN, block, false);
   const depth = depthOf(rowsOf(branchesOf(names), { level: 2, turned: [] }), null);
-  assert.deepEqual(depth.rows.map(({ from, to }) => [from, to]), [[0, 12], [12, 24], [24, 36], [36, 48]]);
+  assert.deepEqual(
+    depth.rows.map(({ from, to }) => [from, to]),
+    [
+      [0, 12],
+      [12, 24],
+      [24, 36],
+      [36, 48],
+    ],
+  );
   const pixels = new Uint32Array(20 * 40);
   paintHeat(pixels, 20, 40, { series, block, range: [1, 21], depth, scale }, { missing: 0, empty: 0 });
   assert.equal(pixels[25 * 20 + 4], colourOf(scale, 8));
-  assert.deepEqual(shownCell({ series, block, depth, scale }, [1, 2], [4, 4]), { site: 17, column: 4, kind: "value", value: 8 });
+  assert.deepEqual(shownCell({ series, block, depth, scale }, [1, 2], [4, 4]), {
+    site: 17,
+    column: 4,
+    kind: "value",
+    value: 8,
+  });
 });
 
 test("a reading stands until the next one, and a pixel of many columns takes them all", () => {
   const first = Float64Array.from([2, 4, 8]);
-  const spans = [columnsBetween(first, 0, 1), columnsBetween(first, 2, 3), columnsBetween(first, 5, 6), columnsBetween(first, 3, 9), columnsBetween(first, 0, 20)];
-  assert.deepEqual(spans, [[-1, -1], [0, 0], [1, 1], [0, 2], [0, 2]]);
+  const spans = [
+    columnsBetween(first, 0, 1),
+    columnsBetween(first, 2, 3),
+    columnsBetween(first, 5, 6),
+    columnsBetween(first, 3, 9),
+    columnsBetween(first, 0, 20),
+  ];
+  assert.deepEqual(spans, [
+    [-1, -1],
+    [0, 0],
+    [1, 1],
+    [0, 2],
+    [0, 2],
+  ]);
 });
 
 test("what is left out is said: rows per pixel, folded rows, and that only some rows are in view", () => {
@@ -155,8 +241,14 @@ test("what is left out is said: rows per pixel, folded rows, and that only some 
   const { series } = runOf(names, 20, 1, [0, 0, 1]);
   const drawn = { range: [1, 21] as const, width: 400, height: 300, neutral: "1" };
   assert.equal(mapNote(series, rowsOfSites(names), drawn), "4 rows per pixel: the one furthest from 1 shown");
-  assert.equal(mapNote(series, rowsOfSites(names, [10, 20]), drawn), "every reading shown; rows 11\u201320 of 1\u202f000");
-  assert.match(mapNote(series, depthOf(rowsOf(branchesOf(names), { level: 2, turned: [] }), null), drawn), /^folded rows show/);
+  assert.equal(
+    mapNote(series, rowsOfSites(names, [10, 20]), drawn),
+    "every reading shown; rows 11\u201320 of 1\u202f000",
+  );
+  assert.match(
+    mapNote(series, depthOf(rowsOf(branchesOf(names), { level: 2, turned: [] }), null), drawn),
+    /^folded rows show/,
+  );
 });
 
 test("labels never lie on each other, name branches where rows are too thin, and always name what they must", () => {
@@ -168,8 +260,16 @@ test("labels never lie on each other, name branches where rows are too thin, and
     const labels = [...labelsOf(depth, branches, rowOf, new Set([2]), 400, 14)].sort((a, b) => a.y - b.y);
     assert.ok(labels.some(({ row, forced }) => row === 2 && forced));
     labels.forEach((label, i) => assert.ok(i === 0 || label.y - (labels[i - 1]?.y ?? 0) >= 14));
-    assert.equal(labels.some((label) => label.rows > 1), rows > 20);
+    assert.equal(
+      labels.some((label) => label.rows > 1),
+      rows > 20,
+    );
     const handles = [...handlesOf(depth, branches, rowOf, UNFOLDED, 400)].sort((a, b) => a.top - b.top);
-    handles.forEach((handle, i) => assert.ok(handle.height >= 24 && (i === 0 || handle.top >= (handles[i - 1]?.top ?? 0) + (handles[i - 1]?.height ?? 0) - 0.5)));
+    handles.forEach((handle, i) =>
+      assert.ok(
+        handle.height >= 24 &&
+          (i === 0 || handle.top >= (handles[i - 1]?.top ?? 0) + (handles[i - 1]?.height ?? 0) - 0.5),
+      ),
+    );
   }
 });

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { lineSvg } from "../src/model/export";
+import { lineFigure } from "../src/model/figure";
 import { joinSteps, spread } from "../src/model/join";
 
 test("two runs share one axis, and each keeps its own values", () => {
@@ -11,8 +11,9 @@ test("two runs share one axis, and each keeps its own values", () => {
 });
 
 test("a step of the other run does not break a line, a missing number does", () => {
-  const theme = { text: "#111", ground: "#fff", line: "#eee" };
-  const curve = { label: "", colour: "red", values: [1, undefined, 2, null, 3] };
-  const path = lineSvg({ title: "t", axis: "step", tick: String, xs: [0, 1, 2, 3, 4], curves: [curve], log: false, range: [0, 4], theme }).match(/d="(M[^"]*L[^"]*)"/)?.[1] ?? "";
+  const curves = [{ label: "", colour: "red", values: [1, undefined, 2, null, 3] }];
+  const axes = { name: "t", xLabel: "step", yLabel: "y", xTicks: [], marks: [], log: false };
+  const text = lineFigure({ ...axes, xs: [0, 1, 2, 3, 4], curves, range: [0, 4] }, "sans");
+  const path = text.match(/d="(M[^"]*)" fill="none" stroke="red"/)?.[1] ?? "";
   assert.equal(path.replace(/[\d. ]/g, ""), "MLM");
 });

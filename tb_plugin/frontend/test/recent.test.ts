@@ -35,6 +35,9 @@ test("an answer larger than the budget is passed on and not kept", async () => {
 
 test("a failure is told to whoever asked and not kept", async () => {
   const recent = new Recent<number>(10, () => 1);
-  await assert.rejects(recent.get("k", () => Promise.reject(new Error("gone"))), /gone/);
+  await assert.rejects(
+    recent.get("k", () => Promise.reject(new Error("gone"))),
+    /gone/,
+  );
   assert.equal(await recent.get("k", async () => 7), 7);
 });

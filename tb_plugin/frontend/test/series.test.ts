@@ -5,7 +5,16 @@ import { MISSING_BITS, NAN_BITS } from "../src/schema";
 
 /** Builds the bytes that the server sends for two sites and three columns. */
 export function packet(bits: readonly number[], v = 1): ArrayBuffer {
-  const header = { v, run: "r", metric: "block.gain", sites: ["a", "b"], columns: 3, width: 2, most: 2, reducers: ["extreme"] };
+  const header = {
+    v,
+    run: "r",
+    metric: "block.gain",
+    sites: ["a", "b"],
+    columns: 3,
+    width: 2,
+    most: 2,
+    reducers: ["extreme"],
+  };
   let text = JSON.stringify(header);
   while ((8 + text.length) % 8 !== 0) text += " ";
   const buffer = new ArrayBuffer(8 + text.length + 4 * 3 * 8 + 4 * bits.length);
@@ -41,7 +50,10 @@ test("what is not a series is refused", () => {
 
 test("a step belongs to the last column that begins at or before it", () => {
   const first = Float64Array.from([1, 2, 4]);
-  assert.deepEqual([0, 1, 2, 3, 4, 9].map((step) => columnAt(first, step)), [-1, 0, 1, 1, 2, 2]);
+  assert.deepEqual(
+    [0, 1, 2, 3, 4, 9].map((step) => columnAt(first, step)),
+    [-1, 0, 1, 1, 2, 2],
+  );
 });
 
 test("a line has gaps where no finite number stands, and on a log axis where none is positive", () => {

@@ -3,13 +3,27 @@ import { test } from "node:test";
 import { metricFor, verdict, where, type Issue } from "../src/model/verdict";
 
 const ISSUE: Issue = {
-  issue_type: "EXPLODING", severity: "CRITICAL", layer: "h.7", step: 1240, value: 38, threshold: 2,
-  message: "m", advice: "a", layers: ["h.7"], healed_step: null, seen: 1240, state: "open", metrics: [],
+  issue_type: "EXPLODING",
+  severity: "CRITICAL",
+  layer: "h.7",
+  step: 1240,
+  value: 38,
+  threshold: 2,
+  message: "m",
+  advice: "a",
+  layers: ["h.7"],
+  healed_step: null,
+  seen: 1240,
+  state: "open",
+  metrics: [],
 };
 
 test("without an open problem the verdict is healthy and says as of which step", () => {
   assert.equal(verdict([], 10).headline, "Healthy");
-  assert.match(verdict([{ ...ISSUE, state: "healed", healed_step: 9 }], 10).detail, /step 10\. 1 earlier problem has healed/);
+  assert.match(
+    verdict([{ ...ISSUE, state: "healed", healed_step: 9 }], 10).detail,
+    /step 10\. 1 earlier problem has healed/,
+  );
 });
 
 test("what was lost stands in the headline, and is no good news", () => {

@@ -30,7 +30,7 @@ export interface HeatEvents {
   key(action: Gesture): boolean;
 }
 
-const [DRAG_FROM, BOX_FROM, THIN] = [5, 26, 7];
+const [DRAG_FROM, BOX_FROM, THIN, FINE] = [5, 26, 7, 3];
 
 export class HeatMap {
   readonly #canvas = el("canvas");
@@ -64,22 +64,20 @@ export class HeatMap {
     this.root.addEventListener("dblclick", () => events.reset());
     this.root.addEventListener("keydown", (event) => {
       const action = gesture(event.key, event.shiftKey);
-      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action)) event.preventDefault();
+      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action))
+        event.preventDefault();
     });
     this.root.addEventListener("blur", () => this.#left());
     onWheel(this.root, (factor, event) => {
       if (this.#view === null) return false;
-      return event.shiftKey ? events.wheelRows(factor, this.rowAt(event.offsetY)) : events.wheel(factor, this.#toStep(event.offsetX));
+      return event.shiftKey
+        ? events.wheelRows(factor, this.rowAt(event.offsetY))
+        : events.wheel(factor, this.#toStep(event.offsetX));
     });
   }
 
   get width(): number {
     return this.root.clientWidth;
-  }
-
-  /** What is painted, as a data address. */
-  get picture(): string {
-    return this.#canvas.toDataURL("image/png");
   }
 
   paint(view: HeatView, height: number): void {
@@ -95,7 +93,7 @@ export class HeatMap {
     const context = this.#canvas.getContext("2d");
     if (context === null || view.depth.rows.length === 0) return;
     const image = context.createImageData(width, deep);
-    const colours = { missing: colourWord("--missing"), empty: colourWord("--hover") };
+    const colours = { missing: colourWord(cssVariable("--missing")), empty: colourWord(cssVariable("--hover")) };
     paintHeat(new Uint32Array(image.data.buffer), width, deep, view, colours);
     context.putImageData(image, 0, 0);
   }
@@ -200,13 +198,18 @@ export class HeatMap {
   }
 
   /** The box that a drag spans: over all rows, unless it goes up or down far enough to mean some of them. */
-  #box(event: PointerEvent): { left: number; right: number; top: number; bottom: number; wide: boolean; tall: boolean } | null {
+  #box(
+    event: PointerEvent,
+  ): { left: number; right: number; top: number; bottom: number; wide: boolean; tall: boolean } | null {
     if (this.#dragFrom === null) return null;
     const [x, y] = this.#dragFrom;
     const [wide, tall] = [Math.abs(event.offsetX - x) >= DRAG_FROM, Math.abs(event.offsetY - y) >= BOX_FROM];
     if (!wide && !tall) return null;
     const [width, height] = this.#size;
-    const span = (a: number, b: number, most: number): [number, number] => [Math.max(0, Math.min(a, b)), Math.min(most, Math.max(a, b))];
+    const span = (a: number, b: number, most: number): [number, number] => [
+      Math.max(0, Math.min(a, b)),
+      Math.min(most, Math.max(a, b)),
+    ];
     const [left, right] = wide ? span(x, event.offsetX, width) : [0, width];
     const [top, bottom] = tall ? span(y, event.offsetY, height) : [0, height];
     return { left, right, top, bottom, wide, tall };
@@ -217,7 +220,8 @@ export class HeatMap {
     this.events.hover(this.#under(event));
     const box = this.#box(event);
     this.#band.hidden = box === null;
-    if (box !== null) this.#band.style.cssText = `left:${box.left}px;width:${box.right - box.left}px;top:${box.top}px;height:${box.bottom - box.top}px`;
+    if (box !== null)
+      this.#band.style.cssText = `left:${box.left}px;width:${box.right - box.left}px;top:${box.top}px;height:${box.bottom - box.top}px`;
   }
 
   #released(event: PointerEvent): void {
@@ -238,7 +242,26 @@ export class HeatMap {
   }
 }
 
-function colourWord(variable: string): number {
-  const hex = Number.parseInt(cssVariable(variable).slice(1), 16);
+/** A map painted for elsewhere, as a data address; each reading is at least one pixel of a fine grid. */
+export function heatPicture(
+  view: HeatView,
+  width: number,
+  height: number,
+  colours: { readonly missing: string; readonly empty: string },
+): string {
+  const canvas = el("canvas");
+  [canvas.width, canvas.height] = [Math.round(width * FINE), Math.round(height * FINE)];
+  const context = canvas.getContext("2d");
+  const image = context?.createImageData(canvas.width, canvas.height);
+  if (context == null || image === undefined) return "";
+  const words = { missing: colourWord(colours.missing), empty: colourWord(colours.empty) };
+  paintHeat(new Uint32Array(image.data.buffer), canvas.width, canvas.height, view, words);
+  context.putImageData(image, 0, 0);
+  return canvas.toDataURL("image/png");
+}
+
+function colourWord(colour: string): number {
+  const full = /^#(.)(.)(.)$/.test(colour) ? colour.replace(/[^#]/g, "$&$&") : colour;
+  const hex = Number.parseInt(full.slice(1), 16);
   return word((hex >> 16) & 255, (hex >> 8) & 255, hex & 255);
 }

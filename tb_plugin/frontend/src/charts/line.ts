@@ -60,11 +60,15 @@ export class LineChart {
   constructor(private readonly events: LineEvents) {
     this.root.addEventListener("keydown", (event) => {
       const action = gesture(event.key, event.shiftKey);
-      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action)) event.preventDefault();
+      if (action !== null && !event.ctrlKey && !event.metaKey && !event.altKey && events.key(action))
+        event.preventDefault();
     });
     onWheel(this.root, (factor, event) => {
       const plot = this.#plot;
-      return plot !== null && events.wheel(factor, plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
+      return (
+        plot !== null &&
+        events.wheel(factor, plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"))
+      );
     });
   }
 
@@ -86,14 +90,23 @@ export class LineChart {
         const edge = { stroke: "transparent", width: 0, points: none };
         series.push(edge, edge);
         columns.push(curve.high, curve.low);
-        bands.push({ series: [series.length - 2, series.length - 1], fill: `${curve.colour}${curve.raw === undefined ? "50" : "28"}` });
+        bands.push({
+          series: [series.length - 2, series.length - 1],
+          fill: `${curve.colour}${curve.raw === undefined ? "50" : "28"}`,
+        });
       }
       if (curve.raw !== undefined) {
         series.push({ stroke: `${curve.colour}${FAINT}`, width: 1.2, points: none });
         columns.push(curve.raw);
       }
       const points = { show: () => (this.#data?.xs.length ?? FEW) < FEW && curve.dashed !== true, size: 5 };
-      series.push({ label: curve.label, stroke: curve.colour, width: 1.6, points, ...(curve.dashed ? { dash: [5, 4] } : {}) });
+      series.push({
+        label: curve.label,
+        stroke: curve.colour,
+        width: 1.6,
+        points,
+        ...(curve.dashed ? { dash: [5, 4] } : {}),
+      });
       columns.push(curve.values);
     }
     const aligned = columns as unknown as uPlot.AlignedData;
@@ -135,7 +148,10 @@ export class LineChart {
     const span = data.range[1] - data.range[0];
     const ticks: Partial<uPlot.Axis> = {
       step: { values: (_: uPlot, at: number[]) => at.map((step) => (Number.isInteger(step) ? formatStep(step) : "")) },
-      relative: { incrs: elapsedSteps(), values: (_: uPlot, at: number[]) => at.map((second) => formatDuration(second)) },
+      relative: {
+        incrs: elapsedSteps(),
+        values: (_: uPlot, at: number[]) => at.map((second) => formatDuration(second)),
+      },
       wall: { values: (_: uPlot, at: number[]) => at.map((second) => formatClock(second, span)) },
     }[data.kind];
     return {
@@ -151,7 +167,11 @@ export class LineChart {
       },
       axes: [
         { ...axis, size: 26, ...ticks },
-        { ...axis, size: 54, values: (_: uPlot, at: (number | null)[]) => at.map((t) => (t === null ? "" : formatNumber(t, 4))) },
+        {
+          ...axis,
+          size: 54,
+          values: (_: uPlot, at: (number | null)[]) => at.map((t) => (t === null ? "" : formatNumber(t, 4))),
+        },
       ],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
       hooks: {

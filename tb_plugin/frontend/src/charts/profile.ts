@@ -57,7 +57,13 @@ export class Profile {
     if (width === 0) return;
     const { depth, scale } = view;
     const context = sharpContext(this.#canvas, width, height);
-    const [grid, faint, missing, dim, bad] = ["--grid", "--faint", "--missing", "--dim", "--bad"].map(cssVariable) as [string, string, string, string, string];
+    const [grid, faint, missing, dim, bad] = ["--grid", "--faint", "--missing", "--dim", "--bad"].map(cssVariable) as [
+      string,
+      string,
+      string,
+      string,
+      string,
+    ];
     const row = rowHeight(depth, height);
     const plot = width - (row >= TEXT_FROM ? TEXT_WIDTH : 0);
     const origin = scale.diverging ? scale.position(scale.log ? 1 : 0) * plot : 0;
@@ -71,7 +77,8 @@ export class Profile {
     const bars = Math.ceil(row >= 1 ? depth.high - Math.floor(depth.low) : height);
     for (let i = 0; column >= 0 && i < bars; i++) {
       const first = Math.floor(depth.low) + i;
-      const rows = row >= 1 ? ([first, Math.min(first + 1, depth.rows.length)] as const) : rowsBetween(depth, i, i + 1, height);
+      const rows =
+        row >= 1 ? ([first, Math.min(first + 1, depth.rows.length)] as const) : rowsBetween(depth, i, i + 1, height);
       if (rows[0] >= depth.rows.length) break;
       const { kind, value, site } = shownCell(view, rows, [column, column]);
       if (site < 0 && row < TEXT_FROM) continue;
@@ -81,14 +88,23 @@ export class Profile {
         const x = scale.position(value) * plot;
         const keeps = scale.diverging && Math.abs(x - origin) < plot * KEEPS;
         context.fillStyle = keeps ? faint : css(barColour(scale, scale.position(value)));
-        context.fillRect(Math.min(x, origin) - (scale.diverging ? 0.5 : 0), top, Math.max(1.5, Math.abs(x - origin)), deep);
+        context.fillRect(
+          Math.min(x, origin) - (scale.diverging ? 0.5 : 0),
+          top,
+          Math.max(1.5, Math.abs(x - origin)),
+          deep,
+        );
       } else {
         context.fillStyle = site < 0 ? grid : kind === "missing" ? missing : "#0c0c0e";
         context.fillRect(0, top, plot, deep);
       }
       if (row >= TEXT_FROM) {
         context.fillStyle = kind === "value" || kind === "missing" ? dim : bad;
-        context.fillText(site < 0 ? "not read" : kind === "missing" ? "nothing" : threeDigits(value), width - 2, top + deep / 2 + 0.5);
+        context.fillText(
+          site < 0 ? "not read" : kind === "missing" ? "nothing" : threeDigits(value),
+          width - 2,
+          top + deep / 2 + 0.5,
+        );
       }
     }
     context.fillStyle = faint;

@@ -4,7 +4,9 @@ const GESTURE_MS = 250;
 const SPEED = 0.0022;
 
 let scrolled = -Infinity;
-window.addEventListener("wheel", (event) => (scrolled = event.defaultPrevented ? -Infinity : event.timeStamp), { passive: true });
+window.addEventListener("wheel", (event) => (scrolled = event.defaultPrevented ? -Infinity : event.timeStamp), {
+  passive: true,
+});
 
 /**
  * Calls back with a factor for the range in view: below 1 to look closer. `zoom` returns whether anything changes; where

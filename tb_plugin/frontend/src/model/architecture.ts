@@ -40,7 +40,9 @@ export function partsOf(modules: readonly Module[]): readonly Part[] {
   };
   const build = (i: number, above: string): Part => {
     const module = modules[i] as Module;
-    const inner = [...(children.get(i) ?? [])].sort((a, b) => orderOf(a) - orderOf(b) || a - b).map((child) => build(child, module.name));
+    const inner = [...(children.get(i) ?? [])]
+      .sort((a, b) => orderOf(a) - orderOf(b) || a - b)
+      .map((child) => build(child, module.name));
     const label = above === "" ? module.name : module.name.slice(above.length + 1);
     // A box that holds just one box, as a list of layers does not, says nothing by itself.
     const only = inner.length === 1 && module.parent !== null && !module.block ? inner[0] : undefined;
@@ -52,7 +54,9 @@ export function partsOf(modules: readonly Module[]): readonly Part[] {
 
 /** Where the class of a module is defined, "" where there is no source; of a library only the path inside it. */
 export function sourceOf({ file, line }: Module): string {
-  return file === null ? "" : `${file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "")}${line === null ? "" : `:${line}`}`;
+  return file === null
+    ? ""
+    : `${file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "")}${line === null ? "" : `:${line}`}`;
 }
 
 /** Where the class of a layer is defined, "" where that is not known; a parameter belongs to the module before its last dot. */
@@ -63,4 +67,20 @@ export function definedAt(modules: readonly Module[], layer: string): string {
     if (found !== undefined && name !== "") return sourceOf(found);
     if (name === "") return "";
   }
+}
+
+/** Layers and parameters in the order of the model, as far as it is known; the rest after them, as they came. */
+export function inModelOrder<T>(
+  modules: readonly Module[],
+  items: readonly T[],
+  nameOf: (item: T) => string,
+): readonly T[] {
+  const ranks = new Map(modules.map(({ name }, i) => [name, i]));
+  const rank = (name: string): number => {
+    const own = ranks.get(name);
+    const dot = name.lastIndexOf(".");
+    return own ?? (dot < 0 ? Infinity : rank(name.slice(0, dot)));
+  };
+  // Two that are nowhere differ by nothing, not by NaN.
+  return [...items].sort((a, b) => rank(nameOf(a)) - rank(nameOf(b)) || 0);
 }

@@ -31,10 +31,34 @@ const LEVELS = 257;
 const OCTAVES = 3;
 
 // Blue damps, white keeps, red amplifies.
-const DIVERGING: readonly Rgb[] = [[10, 48, 120], [33, 102, 190], [120, 175, 222], [0, 0, 0], [240, 150, 115], [203, 50, 56], [110, 5, 30]];
+const DIVERGING: readonly Rgb[] = [
+  [10, 48, 120],
+  [33, 102, 190],
+  [120, 175, 222],
+  [0, 0, 0],
+  [240, 150, 115],
+  [203, 50, 56],
+  [110, 5, 30],
+];
 // In the dark the neutral value recedes into the page, and both ends shine.
-const DARK_DIVERGING: readonly Rgb[] = [[176, 222, 255], [92, 166, 240], [50, 96, 152], [46, 48, 52], [150, 70, 62], [236, 112, 98], [255, 204, 190]];
-const SEQUENTIAL: readonly Rgb[] = [[20, 33, 82], [52, 70, 122], [92, 104, 126], [133, 137, 128], [176, 169, 115], [221, 205, 90], [253, 234, 100]];
+const DARK_DIVERGING: readonly Rgb[] = [
+  [176, 222, 255],
+  [92, 166, 240],
+  [50, 96, 152],
+  [46, 48, 52],
+  [150, 70, 62],
+  [236, 112, 98],
+  [255, 204, 190],
+];
+const SEQUENTIAL: readonly Rgb[] = [
+  [20, 33, 82],
+  [52, 70, 122],
+  [92, 104, 126],
+  [133, 137, 128],
+  [176, 169, 115],
+  [221, 205, 90],
+  [253, 234, 100],
+];
 
 export function word(red: number, green: number, blue: number): number {
   return (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0;
@@ -78,12 +102,19 @@ function makeScale(spec: MetricSpec, block: Block, dark: boolean, range: ColourR
   const diverging = isDiverging(spec);
   const sample = sampleOf(block, spec.scale === "log");
   const fixed = fixedEnds(spec, diverging);
-  const beyond = (low: number, high: number): boolean => 2 * Math.max(sample.filter((v) => v < low).length, sample.filter((v) => v > high).length) > sample.length;
+  const beyond = (low: number, high: number): boolean =>
+    2 * Math.max(sample.filter((v) => v < low).length, sample.filter((v) => v > high).length) > sample.length;
   const typed = typeof range !== "string";
   const robust = !typed && (fixed === null || range === "robust" || (range === "auto" && beyond(...fixed)));
   const [low, high] = typed ? range : robust ? robustEnds(sample, spec, diverging) : (fixed ?? [0, 1]);
   const log = spec.scale === "log" && low > 0;
-  const words = ramp(diverging ? (dark ? DARK_DIVERGING : DIVERGING.map((stop, i) => (i === 3 ? ([255, 255, 255] as const) : stop))) : SEQUENTIAL);
+  const words = ramp(
+    diverging
+      ? dark
+        ? DARK_DIVERGING
+        : DIVERGING.map((stop, i) => (i === 3 ? ([255, 255, 255] as const) : stop))
+      : SEQUENTIAL,
+  );
   const place = (value: number): number => (log ? Math.log(value) : value);
   const [from, to] = [place(low), place(high)];
   const zero = spec.scale === "log" ? 1 : 0;
@@ -91,13 +122,22 @@ function makeScale(spec: MetricSpec, block: Block, dark: boolean, range: ColourR
   const middle = diverging ? Math.min(to, Math.max(from, place(zero))) : NaN;
   const position = (value: number): number => {
     const at = place(value);
-    const share = !diverging ? (at - from) / (to - from) : at < middle ? (0.5 * (at - from)) / (middle - from) : middle < to ? 0.5 + (0.5 * (at - middle)) / (to - middle) : 0.5;
+    const share = !diverging
+      ? (at - from) / (to - from)
+      : at < middle
+        ? (0.5 * (at - from)) / (middle - from)
+        : middle < to
+          ? 0.5 + (0.5 * (at - middle)) / (to - middle)
+          : 0.5;
     return share > 0 ? Math.min(share, 1) : 0;
   };
   const typical = diverging ? zero : (sample[sample.length >> 1] ?? 1);
   const ratio = spec.scale === "log" && typical > 0;
-  const bounds = (out: number): readonly [number, number] => (ratio ? [typical / out, typical * out] : [typical - out, typical + out]);
-  const outness = ratio ? (value: number): number => (value >= typical ? value / typical : value > 0 ? typical / value : Infinity) : (value: number): number => Math.abs(value - typical);
+  const bounds = (out: number): readonly [number, number] =>
+    ratio ? [typical / out, typical * out] : [typical - out, typical + out];
+  const outness = ratio
+    ? (value: number): number => (value >= typical ? value / typical : value > 0 ? typical / value : Infinity)
+    : (value: number): number => Math.abs(value - typical);
   return { low, high, log, diverging, robust, words, position, outness, bounds };
 }
 

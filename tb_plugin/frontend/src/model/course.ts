@@ -27,7 +27,8 @@ export function courseOf(series: Series, low: boolean): Course | null {
     if (kind === "missing") continue;
     const value = block?.values[column] ?? NaN;
     const rank = kind === "value" ? (low ? -value : value) : Infinity;
-    if (worst === null || rank > worst.rank) worst = { value, rank, steps: [series.first[column] ?? 0, series.last[column] ?? 0] };
+    if (worst === null || rank > worst.rank)
+      worst = { value, rank, steps: [series.first[column] ?? 0, series.last[column] ?? 0] };
     now = last?.values[column] ?? value;
   }
   return worst === null || now === null ? null : { now, worst: worst.value, worstSteps: worst.steps };

@@ -40,6 +40,12 @@ export function zoomRows({ rows, low, high }: Depth, at: number, factor: number)
   return inside(at - share * length, length, rows.length);
 }
 
+/** Whole rows of a range; null where that is all of them. */
+export function within({ rows }: Depth, range: RowRange): RowRange | null {
+  const { low, high } = depthOf(rows, [Math.floor(range[0]), Math.ceil(range[1])]);
+  return high - low >= rows.length ? null : [low, high];
+}
+
 export function panRows({ rows, low, high }: Depth, by: number): RowRange {
   return inside(low + by, high - low, rows.length);
 }
@@ -111,12 +117,22 @@ export function rowOfSites(rows: readonly Row[], sites: number): Int32Array {
  * Names for what is in view, none closer to the next than `gap`: rows where there is room, else the branches they belong
  * to. `forced` rows have theirs first.
  */
-export function labelsOf(depth: Depth, branches: readonly Branch[], rowOf: Int32Array, forced: ReadonlySet<number>, height: number, gap: number): readonly Label[] {
+export function labelsOf(
+  depth: Depth,
+  branches: readonly Branch[],
+  rowOf: Int32Array,
+  forced: ReadonlySet<number>,
+  height: number,
+  gap: number,
+): readonly Label[] {
   const { rows, low, high } = depth;
   const size = rowHeight(depth, height);
   // What begins in view has its name there, moved inwards at the edges.
   const middle = (row: number, count: number): number => {
-    const [top, bottom] = [Math.max(0, rowTop(depth, row + count - 1, height)), Math.min(height, rowTop(depth, row - 1, height))];
+    const [top, bottom] = [
+      Math.max(0, rowTop(depth, row + count - 1, height)),
+      Math.min(height, rowTop(depth, row - 1, height)),
+    ];
     return top > height || bottom < 0 ? -1 : Math.max(gap / 2, Math.min(height - gap / 2, (top + bottom) / 2));
   };
   const inView = (y: number): boolean => y >= 0;
@@ -124,7 +140,8 @@ export function labelsOf(depth: Depth, branches: readonly Branch[], rowOf: Int32
   const free = (y: number): boolean => taken.every((label) => Math.abs(label.y - y) >= gap);
   for (const row of [...forced].sort((a, b) => a - b)) {
     const y = middle(row, 1);
-    if (inView(y) && free(y)) taken.push({ key: rows[row]?.key ?? "", text: rows[row]?.name ?? "", row, rows: 1, y, forced: true });
+    if (inView(y) && free(y))
+      taken.push({ key: rows[row]?.key ?? "", text: rows[row]?.name ?? "", row, rows: 1, y, forced: true });
   }
   const out: Label[] = [];
   const fits = (y: number): boolean => free(y) && Math.abs((out.at(-1)?.y ?? Infinity) - y) >= gap;
@@ -138,7 +155,15 @@ export function labelsOf(depth: Depth, branches: readonly Branch[], rowOf: Int32
         continue;
       }
       const y = middle(row, count);
-      if (inView(y) && fits(y)) out.push({ key: branch.key, text: count > 1 ? branch.key.replace(/\.$/, "") : (rows[row]?.name ?? ""), row, rows: count, y, forced: false });
+      if (inView(y) && fits(y))
+        out.push({
+          key: branch.key,
+          text: count > 1 ? branch.key.replace(/\.$/, "") : (rows[row]?.name ?? ""),
+          row,
+          rows: count,
+          y,
+          forced: false,
+        });
     }
   };
   walk(branches);
@@ -146,7 +171,13 @@ export function labelsOf(depth: Depth, branches: readonly Branch[], rowOf: Int32
 }
 
 /** The innermost branches that are open, and the folded ones, as far as they are large enough to be hit. */
-export function handlesOf(depth: Depth, branches: readonly Branch[], rowOf: Int32Array, fold: Fold, height: number): readonly Handle[] {
+export function handlesOf(
+  depth: Depth,
+  branches: readonly Branch[],
+  rowOf: Int32Array,
+  fold: Fold,
+  height: number,
+): readonly Handle[] {
   const out: Handle[] = [];
   let free = Infinity;
   const walk = (list: readonly Branch[], level: number): void => {
@@ -154,7 +185,10 @@ export function handlesOf(depth: Depth, branches: readonly Branch[], rowOf: Int3
       if (inner.length === 0) continue;
       const [row, end] = [rowOf[from] ?? 0, (rowOf[to - 1] ?? 0) + 1];
       if (end <= depth.low || row >= depth.high) continue;
-      const [top, bottom] = [Math.max(0, rowTop(depth, end - 1, height)), Math.min(height, rowTop(depth, row - 1, height))];
+      const [top, bottom] = [
+        Math.max(0, rowTop(depth, end - 1, height)),
+        Math.min(height, rowTop(depth, row - 1, height)),
+      ];
       const folded = isFolded(fold, key, level);
       const deeper = !folded && inner.some((item) => item.inner.length > 0);
       const before = out.length;

@@ -28,7 +28,9 @@ export function difference(own: Series, other: Series, spec: RunMetric): Differe
     for (let c = 0; c < own.columns; c++) {
       const [a, b, at] = [from + c, to + (partner[c] ?? -1), row * own.columns + c];
       const apart = (partner[c] ?? -1) < 0 || kindAt(left, a) === "missing" || kindAt(right, b) === "missing";
-      const value = ratio ? (left.values[a] ?? NaN) / (right.values[b] ?? NaN) : (left.values[a] ?? NaN) - (right.values[b] ?? NaN);
+      const value = ratio
+        ? (left.values[a] ?? NaN) / (right.values[b] ?? NaN)
+        : (left.values[a] ?? NaN) - (right.values[b] ?? NaN);
       if (apart) bits[at] = MISSING_BITS;
       else if (Number.isNaN(value)) bits[at] = NAN_BITS;
       else values[at] = value;
@@ -36,7 +38,17 @@ export function difference(own: Series, other: Series, spec: RunMetric): Differe
   });
   const series: Series = { ...own, sites, blocks: new Map([["extreme", { values, bits }]]) };
   const range = ratio ? { low: 0, high: null, marks: [0.5, 2] } : linearRange(values);
-  return { series, spec: { ...spec, ...range, title: `${spec.title}, ${ratio ? "ratio" : "difference"} of the two runs`, unit: ratio ? "1" : spec.unit, formula: `${ratio ? "own / other" : "own - other"} of ${spec.formula}`, compared: true } };
+  return {
+    series,
+    spec: {
+      ...spec,
+      ...range,
+      title: `${spec.title}, ${ratio ? "ratio" : "difference"} of the two runs`,
+      unit: ratio ? "1" : spec.unit,
+      formula: `${ratio ? "own / other" : "own - other"} of ${spec.formula}`,
+      compared: true,
+    },
+  };
 }
 
 function firstBlock(series: Series): Block | undefined {
@@ -61,7 +73,9 @@ function shownAt(series: Series, first: number, last: number): number {
 
 /** Ends that lie evenly around 0, robust against single outliers. */
 function linearRange(values: Float32Array): { low: number; high: number; marks: readonly number[] } {
-  const sizes = Array.from(values, Math.abs).filter(Number.isFinite).sort((a, b) => a - b);
+  const sizes = Array.from(values, Math.abs)
+    .filter(Number.isFinite)
+    .sort((a, b) => a - b);
   const high = sizes[Math.floor(ROBUST * (sizes.length - 1))] || sizes.at(-1) || 1;
   return { low: -high, high, marks: [-high / 2, high / 2] };
 }

@@ -17,7 +17,10 @@ export function formatNumber(value: number, digits = 6): string {
   const text =
     size >= 1e-4 && size < 1e6
       ? String(Number(value.toPrecision(digits)))
-      : value.toExponential(Math.max(0, Math.min(digits, 4) - 1)).replace(/\.?0+e/, "e").replace("e+", "e");
+      : value
+          .toExponential(Math.max(0, Math.min(digits, 4) - 1))
+          .replace(/\.?0+e/, "e")
+          .replace("e+", "e");
   return text.replace("-", "\u2212");
 }
 
@@ -25,12 +28,21 @@ export function formatNumber(value: number, digits = 6): string {
 export function threeDigits(value: number): string {
   if (!Number.isFinite(value) || value === 0) return formatNumber(value);
   const size = Math.abs(value);
-  const text = size >= 1e-3 && size < 99999.5 ? (size >= 999.5 ? value.toFixed(0) : value.toPrecision(3)) : value.toExponential(2).replace("e+", "e");
+  const text =
+    size >= 1e-3 && size < 99999.5
+      ? size >= 999.5
+        ? value.toFixed(0)
+        : value.toPrecision(3)
+      : value.toExponential(2).replace("e+", "e");
   return text.replace("-", "\u2212");
 }
 
 export function formatCount(value: number): string {
-  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]] as const) {
+  for (const [size, unit] of [
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ] as const) {
     if (value >= size) return `${Number((value / size).toPrecision(3))}${THIN}${unit}`;
   }
   return String(value);
@@ -46,11 +58,24 @@ export function formatTime(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }
 
+/** A quantity and its unit, as they stand at an axis of a figure. */
+export function quantityText({ title, unit }: { readonly title: string; readonly unit: Unit }): string {
+  const said = unitText(unit);
+  return said === "" ? title : `${title} (${said})`;
+}
+
 /** A time on an axis over so many seconds: the day where that tells ticks apart, else the time of day. */
 export function formatClock(seconds: number, span: number): string {
   const time = new Date(seconds * 1000);
-  const short: Intl.DateTimeFormatOptions = { hour: "2-digit", minute: "2-digit", ...(span < 300 ? { second: "2-digit" } : {}), hour12: false };
-  return span > 2 * 86400 ? time.toLocaleDateString([], { month: "short", day: "numeric" }) : time.toLocaleTimeString([], short);
+  const short: Intl.DateTimeFormatOptions = {
+    hour: "2-digit",
+    minute: "2-digit",
+    ...(span < 300 ? { second: "2-digit" } : {}),
+    hour12: false,
+  };
+  return span > 2 * 86400
+    ? time.toLocaleDateString([], { month: "short", day: "numeric" })
+    : time.toLocaleTimeString([], short);
 }
 
 export function formatDuration(seconds: number): string {
@@ -77,7 +102,8 @@ export function linearTicks(low: number, high: number, count: number): number[] 
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = ([1, 2, 5, 10].find((f) => f * power >= rough) ?? 10) * power;
   const ticks: number[] = [];
-  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) ticks.push(Number((i * step).toPrecision(12)));
+  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++)
+    ticks.push(Number((i * step).toPrecision(12)));
   return ticks;
 }
 
@@ -85,7 +111,12 @@ export function linearTicks(low: number, high: number, count: number): number[] 
 export function elapsedSteps(): number[] {
   const [minute, hour, day] = [60, 3600, 86400];
   const small = [0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30];
-  return [...small, ...[1, 2, 5, 10, 15, 30].map((n) => n * minute), ...[1, 2, 3, 6, 12].map((n) => n * hour), ...[1, 2, 5, 10, 50].map((n) => n * day)];
+  return [
+    ...small,
+    ...[1, 2, 5, 10, 15, 30].map((n) => n * minute),
+    ...[1, 2, 3, 6, 12].map((n) => n * hour),
+    ...[1, 2, 5, 10, 50].map((n) => n * day),
+  ];
 }
 
 /** What a site is called: run-level metrics have the one site without a name. */

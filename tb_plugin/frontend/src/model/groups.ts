@@ -28,7 +28,12 @@ export function groupIssues(issues: readonly Issue[]): readonly Group[] {
     if (group === undefined) found.set(key, [issue]);
     else group.push(issue);
   }
-  return [...found].flatMap(([key, [head, ...rest]]) => (head === undefined ? [] : [{ key, head, rest, also: [head, ...rest].flatMap((issue) => consequences.get(identity(issue)) ?? []), layers: [...new Set([head, ...rest].flatMap(({ layers }) => layers))] }]));
+  return [...found].flatMap(([key, [head, ...rest]]) => {
+    if (head === undefined) return [];
+    const mine = [head, ...rest];
+    const also = mine.flatMap((issue) => consequences.get(identity(issue)) ?? []);
+    return [{ key, head, rest, also, layers: [...new Set(mine.flatMap(({ layers }) => layers))] }];
+  });
 }
 
 function identity({ issue_type, layer, step }: Issue): string {

@@ -34,7 +34,13 @@ export interface Column {
 
 /** What is asked of a layer of any kind; a block shows the worst of what lies inside it. */
 const COMMON: readonly Column[] = [
-  { key: "gradient", title: "gradient norm", share: false, marks: [], metrics: ["block.gradient_norm", "parameter.gradient_norm"] },
+  {
+    key: "gradient",
+    title: "gradient norm",
+    share: false,
+    marks: [],
+    metrics: ["block.gradient_norm", "parameter.gradient_norm"],
+  },
   { key: "gain", title: "gain", share: false, marks: [0.5, 2], metrics: ["block.gain"] },
   { key: "update", title: "update / weight", share: false, marks: [], metrics: ["parameter.update_ratio"] },
   { key: "dead", title: "dead units", share: true, marks: [0.9], metrics: ["activation.dead_share"] },
@@ -45,7 +51,12 @@ const COMMON: readonly Column[] = [
 const COMMON_KINDS: readonly SiteKind[] = ["block", "parameter", "module"];
 
 /** The metric whose course is the trend, where a group has several. */
-const LEADING: readonly string[] = ["block.gradient_norm", "block.gain", "parameter.gradient_norm", "parameter.update_ratio"];
+const LEADING: readonly string[] = [
+  "block.gradient_norm",
+  "block.gain",
+  "parameter.gradient_norm",
+  "parameter.update_ratio",
+];
 
 const MOST_COLUMNS = 8;
 
@@ -60,8 +71,10 @@ export interface Group {
 
 /** The groups of rows that a run holds, blocks first. */
 export function groupsOf(available: readonly RunMetric[]): readonly Group[] {
-  const order = ({ kind }: RunMetric): number => (COMMON_KINDS.includes(kind) ? COMMON_KINDS.indexOf(kind) : COMMON_KINDS.length);
-  const rank = ({ name, marks }: RunMetric): number => (LEADING.includes(name) ? LEADING.indexOf(name) : LEADING.length + (marks.length > 0 ? 0 : 1));
+  const order = ({ kind }: RunMetric): number =>
+    COMMON_KINDS.includes(kind) ? COMMON_KINDS.indexOf(kind) : COMMON_KINDS.length;
+  const rank = ({ name, marks }: RunMetric): number =>
+    LEADING.includes(name) ? LEADING.indexOf(name) : LEADING.length + (marks.length > 0 ? 0 : 1);
   const groups = new Map<string, RunMetric[]>();
   for (const metric of [...available].sort((a, b) => order(a) - order(b))) {
     if (metric.kind === "run") continue;
@@ -71,7 +84,12 @@ export function groupsOf(available: readonly RunMetric[]): readonly Group[] {
   }
   return [...groups].map(([key, metrics]) => {
     const [kind = "", family] = key.split("/");
-    return { key, kind: kind as SiteKind, label: family === undefined ? kindText(kind) : `${kindText(kind)}: ${family}`, metrics: metrics.sort((a, b) => rank(a) - rank(b)) };
+    return {
+      key,
+      kind: kind as SiteKind,
+      label: family === undefined ? kindText(kind) : `${kindText(kind)}: ${family}`,
+      metrics: metrics.sort((a, b) => rank(a) - rank(b)),
+    };
   });
 }
 
@@ -81,11 +99,22 @@ export function groupsOf(available: readonly RunMetric[]): readonly Group[] {
  */
 export function columnsOf(group: Group, available: readonly RunMetric[]): readonly Column[] {
   const held = new Set(available.map(({ name }) => name));
-  const common = COMMON_KINDS.includes(group.kind) ? COMMON.filter(({ metrics }) => metrics.some((name) => held.has(name))) : [];
+  const common = COMMON_KINDS.includes(group.kind)
+    ? COMMON.filter(({ metrics }) => metrics.some((name) => held.has(name)))
+    : [];
   const taken = new Set(common.flatMap(({ metrics }) => metrics));
   const few = group.key === "block" || group.key === "parameter";
   const own = group.metrics.filter(({ name, marks }) => !taken.has(name) && (!few || marks.length > 0));
-  return [...common, ...own.map(({ name, title, unit, marks }) => ({ key: name, title, share: unit === "share", marks, metrics: [name] }))].slice(0, MOST_COLUMNS);
+  return [
+    ...common,
+    ...own.map(({ name, title, unit, marks }) => ({
+      key: name,
+      title,
+      share: unit === "share",
+      marks,
+      metrics: [name],
+    })),
+  ].slice(0, MOST_COLUMNS);
 }
 
 /** What stands in one cell: null where nothing was read; `among` counts the inner layers of which it is the greatest. */
@@ -122,15 +151,30 @@ export function toNumber(written: Written): number {
 }
 
 /** One row per site of a group's metrics, in depth order of the first that knows it. */
-export function rowsOf(group: Group, moment: Moment, issues: readonly Issue[], columns: readonly Column[]): readonly Row[] {
+export function rowsOf(
+  group: Group,
+  moment: Moment,
+  issues: readonly Issue[],
+  columns: readonly Column[],
+): readonly Row[] {
   const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
   const accused = issuesByLayer(holding);
-  const arriving = arrivals(moment.metrics["block.gradient_norm"], holding.find(({ issue_type }) => issue_type === "VANISHING"));
+  const arriving = arrivals(
+    moment.metrics["block.gradient_norm"],
+    holding.find(({ issue_type }) => issue_type === "VANISHING"),
+  );
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
   return [...sites].map((site, depth) => {
     const cells = Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)]));
-    return { site, depth, issue: accused.get(site) ?? null, off: judge(columns, cells), arrives: arriving.get(site) ?? null, cells };
+    return {
+      site,
+      depth,
+      issue: accused.get(site) ?? null,
+      off: judge(columns, cells),
+      arrives: arriving.get(site) ?? null,
+      cells,
+    };
   });
 }
 
@@ -151,7 +195,8 @@ function issuesByLayer(issues: readonly Issue[]): ReadonlyMap<string, Issue> {
   const found = new Map<string, Issue>();
   for (const issue of issues) {
     for (const layer of issue.layers) {
-      for (let name = layer, dot = name.length; dot > 0; dot = name.lastIndexOf("."), name = name.slice(0, dot)) if (!found.has(name)) found.set(name, issue);
+      for (let name = layer, dot = name.length; dot > 0; dot = name.lastIndexOf("."), name = name.slice(0, dot))
+        if (!found.has(name)) found.set(name, issue);
     }
   }
   return found;
@@ -177,7 +222,9 @@ const SEVERITY_ORDER = ["LOW", "MEDIUM", "HIGH", "CRITICAL"];
 
 /** The word on a row: its issue, "ok" only where its numbers were judged and are fine. */
 export function verdictOf({ issue, off, arrives }: Row): string {
-  return issue?.issue_type ?? (arrives !== null ? "outside" : off === null ? "no issue" : off === "" ? "ok" : "outside");
+  return (
+    issue?.issue_type ?? (arrives !== null ? "outside" : off === null ? "no issue" : off === "" ? "ok" : "outside")
+  );
 }
 
 /** Sorted rows whose name or verdict holds the text; what has no value comes last either way. */
@@ -186,7 +233,12 @@ export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, fi
   const shown = rows.filter((row) => `${row.site} ${verdictOf(row)}`.toLowerCase().includes(text));
   const rank = (row: Row): number => {
     if (key === "site") return row.depth;
-    if (key === "verdict") return row.issue !== null ? 1 + SEVERITY_ORDER.indexOf(row.issue.severity) : row.off || row.arrives !== null ? 0 : -1;
+    if (key === "verdict")
+      return row.issue !== null
+        ? 1 + SEVERITY_ORDER.indexOf(row.issue.severity)
+        : row.off || row.arrives !== null
+          ? 0
+          : -1;
     const value = row.cells[key]?.value;
     return value === undefined ? -Infinity : Number.isNaN(value) ? Infinity : value;
   };
@@ -200,12 +252,25 @@ export function arrange(rows: readonly Row[], key: SortKey, falling: boolean, fi
 }
 
 /** The points of a small line in a box, null where there is no number to draw. */
-export function sparkline(values: ArrayLike<number>, log: boolean, width: number, height: number): readonly (readonly [number, number] | null)[] {
-  const drawn = Array.from(values, (value) => (Number.isFinite(value) && (!log || value > 0) ? (log ? Math.log(value) : value) : null));
+export function sparkline(
+  values: ArrayLike<number>,
+  log: boolean,
+  width: number,
+  height: number,
+): readonly (readonly [number, number] | null)[] {
+  const drawn = Array.from(values, (value) =>
+    Number.isFinite(value) && (!log || value > 0) ? (log ? Math.log(value) : value) : null,
+  );
   const known = drawn.filter((value): value is number => value !== null);
-  const [low, high] = [known.reduce((a, b) => Math.min(a, b), Infinity), known.reduce((a, b) => Math.max(a, b), -Infinity)];
-  const y = (value: number): number => (high > low ? height - 1 - ((value - low) / (high - low)) * (height - 2) : height / 2);
-  return drawn.map((value, i) => (value === null ? null : ([(i / Math.max(1, drawn.length - 1)) * width, y(value)] as const)));
+  const [low, high] = [
+    known.reduce((a, b) => Math.min(a, b), Infinity),
+    known.reduce((a, b) => Math.max(a, b), -Infinity),
+  ];
+  const y = (value: number): number =>
+    high > low ? height - 1 - ((value - low) / (high - low)) * (height - 2) : height / 2;
+  return drawn.map((value, i) =>
+    value === null ? null : ([(i / Math.max(1, drawn.length - 1)) * width, y(value)] as const),
+  );
 }
 
 /** What series hold at a step, where no server can be asked for the step itself. */

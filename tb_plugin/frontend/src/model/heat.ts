@@ -40,12 +40,19 @@ export function columnsBetween(first: Float64Array, begin: number, end: number):
   return [Math.max(from, Math.min(0, to)), Math.max(from, to)];
 }
 
-export function paintHeat(pixels: Uint32Array, width: number, height: number, view: HeatView, colours: HeatColours): void {
+export function paintHeat(
+  pixels: Uint32Array,
+  width: number,
+  height: number,
+  view: HeatView,
+  colours: HeatColours,
+): void {
   const { series, block, range, depth, scale } = view;
   const { columns, first } = series;
   const [fromColumn, toColumn] = [new Int32Array(width), new Int32Array(width)];
   const step = (x: number): number => range[0] + (x / width) * (range[1] - range[0]);
-  for (let x = 0; x < width; x++) [fromColumn[x], toColumn[x]] = columnsBetween(first, step(x), step(x + 1)) as [number, number];
+  for (let x = 0; x < width; x++)
+    [fromColumn[x], toColumn[x]] = columnsBetween(first, step(x), step(x + 1)) as [number, number];
   const [state, best, shown] = [new Uint8Array(width), new Float64Array(width), new Float64Array(width)];
   // What lies between these is not further out than what is shown; nothing lies between NaN.
   const [least, most] = [new Float64Array(width), new Float64Array(width)];
@@ -93,12 +100,17 @@ export function paintHeat(pixels: Uint32Array, width: number, height: number, vi
     }
     const at = y * width;
     pixels.set(line, at);
-    for (let x = 0; x < width; x++) if (state[x] === BROKEN) pixels[at + x] = (x + y) % STRIPES_EVERY < STRIPE_WIDTH ? STRIPE : BLACK;
+    for (let x = 0; x < width; x++)
+      if (state[x] === BROKEN) pixels[at + x] = (x + y) % STRIPES_EVERY < STRIPE_WIDTH ? STRIPE : BLACK;
   }
 }
 
 /** Of the sites in these rows and the columns [from, to], the cell that is shown: broken first, then the furthest out. */
-export function shownCell({ series, block, depth, scale }: Omit<HeatView, "range">, rows: readonly [number, number], columns: readonly [number, number]): Cell {
+export function shownCell(
+  { series, block, depth, scale }: Omit<HeatView, "range">,
+  rows: readonly [number, number],
+  columns: readonly [number, number],
+): Cell {
   let found: Cell = { site: -1, column: columns[1], kind: "missing", value: NaN };
   let [state, best] = [UNREAD, 0];
   for (let row = rows[0]; row < rows[1]; row++) {

@@ -23,14 +23,18 @@ export function greatestDrop(sites: readonly string[], { nats }: Left): Drop | n
   let before = 0;
   for (const [i, site] of sites.entries()) {
     const value = nats[i] ?? null;
-    if (value !== null && (best === null || Math.abs(value - before) > Math.abs(best.change))) best = { site, change: value - before };
+    if (value !== null && (best === null || Math.abs(value - before) > Math.abs(best.change)))
+      best = { site, change: value - before };
     before = value ?? 0;
   }
   return best === null ? null : { site: best.site, factor: Math.exp(best.change) };
 }
 
 /** From the loss to the input: the sites of a moment, in reverse of the forward pass. */
-export function leftAt({ step, sites, values }: MetricMoment): { readonly sites: readonly string[]; readonly left: Left } {
+export function leftAt({ step, sites, values }: MetricMoment): {
+  readonly sites: readonly string[];
+  readonly left: Left;
+} {
   const nats = values.map((value) => (value === null || !Number.isFinite(toNumber(value)) ? null : toNumber(value)));
   return { sites: [...sites].reverse(), left: { step: step ?? 0, nats: nats.reverse() } };
 }

@@ -16,7 +16,9 @@ export interface Axes {
 
 export function multipleOf(series: Series): Multiple {
   const block = series.blocks.values().next().value;
-  const values = Array.from({ length: series.columns }, (_, c) => (cellKind(block?.bits[c] ?? 0) === "value" ? (block?.values[c] ?? null) : null));
+  const values = Array.from({ length: series.columns }, (_, c) =>
+    cellKind(block?.bits[c] ?? 0) === "value" ? (block?.values[c] ?? null) : null,
+  );
   return { run: series.run, steps: Array.from(series.first), values };
 }
 
@@ -37,7 +39,8 @@ export function axesOf(multiples: readonly Multiple[], log: boolean): Axes {
   let [first, last, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
   for (const { steps, values } of multiples) {
     [first, last] = [Math.min(first, steps[0] ?? Infinity), Math.max(last, steps.at(-1) ?? -Infinity)];
-    for (const value of values) if (value !== null && (!log || value > 0)) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    for (const value of values)
+      if (value !== null && (!log || value > 0)) [low, high] = [Math.min(low, value), Math.max(high, value)];
   }
   if (!(low <= high)) [low, high] = [log ? 0.1 : 0, 1];
   if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];

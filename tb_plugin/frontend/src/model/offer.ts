@@ -5,12 +5,23 @@ import type { MetricSpec } from "../schema";
 import { kindText } from "./format";
 
 /** What a run holds first; then, under a heading of its own, what the catalogue knows besides. */
-export function offerMetrics(held: readonly RunMetric[], catalog: readonly CatalogEntry[], wanted: (kind: string) => boolean): readonly Option[] {
+export function offerMetrics(
+  held: readonly RunMetric[],
+  catalog: readonly CatalogEntry[],
+  wanted: (kind: string) => boolean,
+): readonly Option[] {
   const known = new Set(held.map(({ name }) => name));
   const kinds = [...new Set(held.map(({ kind }) => kind))].filter(wanted).sort((a, b) => rank(a) - rank(b));
-  const own = kinds.flatMap((kind) => held.filter((metric) => metric.kind === kind).map(({ name, title }) => ({ value: name, label: title, group: kindText(kind) })));
+  const own = kinds.flatMap((kind) =>
+    held
+      .filter((metric) => metric.kind === kind)
+      .map(({ name, title }) => ({ value: name, label: title, group: kindText(kind) })),
+  );
   const absent = catalog.filter(({ name, kind }) => !known.has(name) && wanted(kind));
-  return [...own, ...absent.map(({ name, title }) => ({ value: name, label: title, group: "Not in this run: how to get it" }))];
+  return [
+    ...own,
+    ...absent.map(({ name, title }) => ({ value: name, label: title, group: "Not in this run: how to get it" })),
+  ];
 }
 
 /** The metric to begin with, the first of these that there is: what was wanted, the gain of blocks, the widest. */
@@ -49,7 +60,11 @@ const TOPICS: Readonly<Record<string, string>> = {
 };
 
 /** The metrics whose name, title or formula hold every word of a text, by topic; those that a run holds come first. */
-export function findMetrics(held: readonly MetricSpec[], catalog: readonly MetricSpec[], text: string): readonly Topic[] {
+export function findMetrics(
+  held: readonly MetricSpec[],
+  catalog: readonly MetricSpec[],
+  text: string,
+): readonly Topic[] {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const known = new Set(held.map(({ name }) => name));
   const topics = new Map<string, { metric: MetricSpec; held: boolean }[]>();
@@ -61,5 +76,7 @@ export function findMetrics(held: readonly MetricSpec[], catalog: readonly Metri
     topics.set(topic, [...(topics.get(topic) ?? []), { metric, held: known.has(metric.name) }]);
   }
   const rank = ({ metrics }: Topic): number => -metrics.filter((item) => item.held).length;
-  return [...topics].map(([topic, metrics]) => ({ topic: topic.charAt(0).toUpperCase() + topic.slice(1), metrics })).sort((a, b) => Math.sign(rank(a)) - Math.sign(rank(b)));
+  return [...topics]
+    .map(([topic, metrics]) => ({ topic: topic.charAt(0).toUpperCase() + topic.slice(1), metrics }))
+    .sort((a, b) => Math.sign(rank(a)) - Math.sign(rank(b)));
 }

@@ -2,7 +2,7 @@
 import type { RunSummary } from "../api";
 import type { IssueType, Severity } from "../schema";
 import { SEVERITIES } from "../schema";
-import type { Written } from "./health";
+import { toNumber, type Written } from "./health";
 
 export type Hyperparameter = number | string | boolean;
 
@@ -11,7 +11,12 @@ export interface OverviewRun extends RunSummary {
   readonly model?: string | null;
   readonly parameters?: number | null;
   readonly issues: { readonly open: number; readonly healed: number; readonly ended: number };
-  readonly verdict: { readonly issue_type: IssueType; readonly severity: Severity; readonly layer: string; readonly step: number } | null;
+  readonly verdict: {
+    readonly issue_type: IssueType;
+    readonly severity: Severity;
+    readonly layer: string;
+    readonly step: number;
+  } | null;
   readonly loss: { readonly first: number; readonly last: number } | null;
   readonly trend: readonly (readonly [number, Written])[];
   readonly hyperparameters: Readonly<Record<string, Hyperparameter>>;
@@ -52,9 +57,22 @@ export function columnsOf(runs: readonly OverviewRun[]): readonly OverviewColumn
       known.set(name, item);
     }
   }
-  const telling = [...known].filter(([, { values, count }]) => values.size > 1 || (count < runs.length && runs.length > 1));
+  const telling = [...known].filter(
+    ([, { values, count }]) => values.size > 1 || (count < runs.length && runs.length > 1),
+  );
   telling.sort(([, a], [, b]) => b.count - a.count);
-  return [...FIXED, ...telling.slice(0, MOST_PARAMETERS).map(([name, { numeric }]) => ({ key: `${PARAMETER}${name}`, title: name, numeric }))];
+  return [
+    ...FIXED,
+    ...telling
+      .slice(0, MOST_PARAMETERS)
+      .map(([name, { numeric }]) => ({ key: `${PARAMETER}${name}`, title: name, numeric })),
+  ];
+}
+
+/** Whether the last loss of a run is NaN or infinite. */
+export function hasBrokenLoss({ trend }: OverviewRun): boolean {
+  const last = trend.at(-1);
+  return last !== undefined && !Number.isFinite(toNumber(last[1]));
 }
 
 /** What a run has in a column, for sorting; null where it has nothing. */
@@ -65,12 +83,15 @@ export function valueIn(run: OverviewRun, key: string): number | string | null {
   }
   switch (key) {
     case "verdict":
-      return run.verdict === null ? 0 : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, run.issues.open);
+      return run.verdict === null
+        ? 0
+        : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, run.issues.open);
     case "layer":
       return run.verdict?.layer ?? null;
     case "first":
+      return run.loss?.first ?? null;
     case "last":
-      return run.loss?.[key] ?? null;
+      return hasBrokenLoss(run) ? NaN : (run.loss?.last ?? null);
     case "trend":
       return run.loss === null ? null : run.loss.last / run.loss.first;
     case "steps":
@@ -83,14 +104,20 @@ export function valueIn(run: OverviewRun, key: string): number | string | null {
 }
 
 /** The runs that hold every word of a text in their name, verdict, model or hyperparameters, in order of a column. */
-export function arrangeRuns(runs: readonly OverviewRun[], key: string, falling: boolean, filter: string): readonly OverviewRun[] {
+export function arrangeRuns(
+  runs: readonly OverviewRun[],
+  key: string,
+  falling: boolean,
+  filter: string,
+): readonly OverviewRun[] {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = words.length === 0 ? runs : runs.filter((run) => words.every((word) => textOf(run).includes(word)));
   const sign = falling ? -1 : 1;
   const rated = shown.map((run) => ({ run, value: valueIn(run, key) }));
   rated.sort((a, b) => {
     if (a.value === null || b.value === null) return Number(a.value === null) - Number(b.value === null);
-    if (typeof a.value === "number" && typeof b.value === "number") return sign * ((Number.isNaN(a.value) ? Infinity : a.value) - (Number.isNaN(b.value) ? Infinity : b.value) || 0);
+    if (typeof a.value === "number" && typeof b.value === "number")
+      return sign * ((Number.isNaN(a.value) ? Infinity : a.value) - (Number.isNaN(b.value) ? Infinity : b.value) || 0);
     return sign * String(a.value).localeCompare(String(b.value), "en", { numeric: true });
   });
   return rated.map(({ run }) => run);
@@ -98,5 +125,7 @@ export function arrangeRuns(runs: readonly OverviewRun[], key: string, falling: 
 
 function textOf(run: OverviewRun): string {
   const parameters = Object.entries(run.hyperparameters).map(([name, value]) => `${name}=${value}`);
-  return [run.run, run.model ?? "", run.verdict?.issue_type ?? "healthy", run.verdict?.layer ?? "", ...parameters].join(" ").toLowerCase();
+  return [run.run, run.model ?? "", run.verdict?.issue_type ?? "healthy", run.verdict?.layer ?? "", ...parameters]
+    .join(" ")
+    .toLowerCase();
 }

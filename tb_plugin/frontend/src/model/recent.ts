@@ -5,7 +5,10 @@ export class Recent<Answer> {
   readonly #kept = new Map<string, { readonly answer: Promise<Answer>; bytes: number }>();
   #bytes = 0;
 
-  constructor(private readonly budget: number, private readonly size: (answer: Answer) => number) {}
+  constructor(
+    private readonly budget: number,
+    private readonly size: (answer: Answer) => number,
+  ) {}
 
   /** Returns the answer kept under a key, or asks for it; two who ask at once share one answer. */
   get(key: string, ask: () => Promise<Answer>): Promise<Answer> {

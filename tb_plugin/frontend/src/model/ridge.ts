@@ -19,6 +19,13 @@ export interface Histograms {
   readonly histograms: readonly Histogram[];
 }
 
+/** One site in the answer of /histograms without a site. */
+export interface SiteHistograms {
+  readonly site: string;
+  readonly total: number;
+  readonly histograms: readonly Histogram[];
+}
+
 export interface Ridge {
   readonly step: number;
   readonly entries: number;
@@ -44,11 +51,16 @@ export function ridgeline(histograms: readonly Histogram[], width: number, gap: 
   const ridges = histograms.map(({ step, edges, counts, nonfinite }, i) => {
     const baseline = peak + i * gap;
     const entries = counts.reduce((sum, count) => sum + count, 0);
-    const density = counts.map((count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)));
+    const density = counts.map(
+      (count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)),
+    );
     const most = Math.max(...density);
     let path = "";
     if (entries > 0) {
-      const points = density.map((value, bin) => `L${x(edges[bin] ?? 0).toFixed(1)} ${(baseline - (value / most) * peak).toFixed(1)}H${x(edges[bin + 1] ?? 0).toFixed(1)}`);
+      const points = density.map(
+        (value, bin) =>
+          `L${x(edges[bin] ?? 0).toFixed(1)} ${(baseline - (value / most) * peak).toFixed(1)}H${x(edges[bin + 1] ?? 0).toFixed(1)}`,
+      );
       path = `M${x(edges[0] ?? 0).toFixed(1)} ${baseline}${points.join("")}V${baseline}`;
     }
     return { step, entries, nonfinite, baseline, path };
@@ -64,11 +76,16 @@ export interface HeatColumn {
 }
 
 /** The same histograms side by side: values upwards, time to the right. */
-export function heatColumns(histograms: readonly Histogram[], height: number): { readonly low: number; readonly high: number; readonly columns: readonly HeatColumn[] } {
+export function heatColumns(
+  histograms: readonly Histogram[],
+  height: number,
+): { readonly low: number; readonly high: number; readonly columns: readonly HeatColumn[] } {
   const { low, high } = ridgeline(histograms, 1, 1, 1);
   const y = (value: number): number => height - ((value - low) / (high - low)) * height;
   const columns = histograms.map(({ step, nonfinite, edges, counts }) => {
-    const density = counts.map((count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)));
+    const density = counts.map(
+      (count, bin) => count / Math.max(Number.MIN_VALUE, (edges[bin + 1] ?? 0) - (edges[bin] ?? 0)),
+    );
     const most = density.reduce((a, b) => Math.max(a, b), Number.MIN_VALUE);
     const bins = density.flatMap((value, bin) => {
       const [top, bottom] = [y(edges[bin + 1] ?? 0), y(edges[bin] ?? 0)];
@@ -77,6 +94,33 @@ export function heatColumns(histograms: readonly Histogram[], height: number): {
     return { step, nonfinite, bins };
   });
   return { low, high, columns };
+}
+
+/** A heat map as pixels: a column for each histogram, `rows` from the highest value down. */
+export interface HeatPixels {
+  readonly low: number;
+  readonly high: number;
+  /** 0 to 255 by column, then row: the density as a share of the greatest in the column; entries are never 0. */
+  readonly shares: Uint8Array;
+  /** Whether a column has entries that are NaN or infinite. */
+  readonly broken: readonly boolean[];
+}
+
+export function heatPixels(histograms: readonly Histogram[], rows: number): HeatPixels {
+  const { low, high, columns } = heatColumns(histograms, rows);
+  const shares = new Uint8Array(columns.length * rows);
+  columns.forEach(({ bins }, column) => {
+    for (const { top, height, share } of bins) {
+      const from = Math.min(rows - 1, Math.max(0, Math.floor(top + 1e-6)));
+      const to = Math.max(from + 1, Math.min(rows, Math.ceil(top + height - 1e-6)));
+      const shade = Math.max(24, Math.round(255 * Math.sqrt(share)));
+      for (let row = from; row < to; row++) {
+        const at = column * rows + row;
+        shares[at] = Math.max(shares[at] ?? 0, shade);
+      }
+    }
+  });
+  return { low, high, shares, broken: columns.map(({ nonfinite }) => nonfinite > 0) };
 }
 
 /** The site to begin with: the first pinned one that has histograms or holds one that has, else the first. */
@@ -92,7 +136,9 @@ export function firstSite(sites: readonly string[], pins: readonly string[]): st
 export function histogramRows({ metric, site, histograms }: Histograms): readonly (readonly CsvCell[])[] {
   const rows: CsvCell[][] = [["metric", "site", "step", "from", "to", "count", "nonfinite"]];
   for (const { step, edges, counts, nonfinite } of histograms) {
-    counts.forEach((count, bin) => rows.push([metric, site, step, edges[bin] ?? null, edges[bin + 1] ?? null, count, nonfinite]));
+    counts.forEach((count, bin) =>
+      rows.push([metric, site, step, edges[bin] ?? null, edges[bin + 1] ?? null, count, nonfinite]),
+    );
   }
   return rows;
 }

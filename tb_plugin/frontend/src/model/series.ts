@@ -55,7 +55,10 @@ export function decodeSeries(buffer: ArrayBuffer): Series {
   const blocks = new Map<string, Block>();
   const cells = header.columns * header.sites.length;
   for (const reducer of header.reducers) {
-    blocks.set(reducer, { values: new Float32Array(buffer, offset, cells), bits: new Uint32Array(buffer, offset, cells) });
+    blocks.set(reducer, {
+      values: new Float32Array(buffer, offset, cells),
+      bits: new Uint32Array(buffer, offset, cells),
+    });
     offset += 4 * cells;
   }
   const { run, metric, sites, columns, width, most } = header;
@@ -108,4 +111,11 @@ function chosenRows(block: Block, rows: readonly number[], columns: number): Blo
     if (row >= 0) bits.set(block.bits.subarray(row * columns, (row + 1) * columns), i * columns);
   });
   return { bits, values: new Float32Array(bits.buffer) };
+}
+
+/** How much memory a series takes. */
+export function bytesOf(series: Series): number {
+  let bytes = 3 * series.first.byteLength;
+  for (const { values } of series.blocks.values()) bytes += values.byteLength;
+  return bytes;
 }

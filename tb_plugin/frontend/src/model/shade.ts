@@ -15,7 +15,10 @@ export function shadeOf(view: HeatView, step: number): Shade {
   return (name) => {
     const inside = sitesWithin(sites, name);
     if (inside.length === 0 || column < 0) return null;
-    const depth = depthOf(inside.map((site) => ({ key: "", name: "", from: site, to: site + 1 })), null);
+    const depth = depthOf(
+      inside.map((site) => ({ key: "", name: "", from: site, to: site + 1 })),
+      null,
+    );
     const { kind, value } = shownCell({ ...view, depth }, [0, inside.length], [column, column]);
     if (kind === "missing") return { colour: "var(--missing)", text: "nothing" };
     return { colour: kind === "value" ? css(colourOf(view.scale, value)) : "#0c0c0e", text: formatNumber(value, 3) };

@@ -34,8 +34,17 @@ export function holdsAt(issue: Issue, step: number): boolean {
   return issue.state === "open" || step <= issue.seen;
 }
 
-/** Lays issues out so that no bar covers another; a bar takes at least `least` steps, so that its name can be read. */
-export function layOut(issues: readonly Issue[], last: number, least: number, most: number): Strip {
+/**
+ * Lays issues out so that no bar covers another; a bar takes at least `least` steps, so that its name can be read. The
+ * chosen issue always has a bar: in the last lane those give way that it would cover.
+ */
+export function layOut(
+  issues: readonly Issue[],
+  last: number,
+  least: number,
+  most: number,
+  chosen: Issue | null = null,
+): Strip {
   const free: number[] = [];
   const bars: Bar[] = [];
   let hidden = 0;
@@ -50,7 +59,12 @@ export function layOut(issues: readonly Issue[], last: number, least: number, mo
     free[lane] = Math.max(to, issue.step + least);
     bars.push({ issue, from: issue.step, to, lane });
   }
-  return { bars, lanes: free.length, hidden };
+  if (chosen === null || !issues.includes(chosen) || bars.some(({ issue }) => issue === chosen))
+    return { bars, lanes: free.length, hidden };
+  const bar = { issue: chosen, from: chosen.step, to: Math.max(endOf(chosen, last), chosen.step), lane: most - 1 };
+  const end = ({ from, to }: Bar): number => Math.max(to, from + least);
+  const kept = bars.filter((item) => item.lane !== bar.lane || item.from >= end(bar) || end(item) <= bar.from);
+  return { bars: [...kept, bar], lanes: free.length, hidden: hidden + bars.length - kept.length - 1 };
 }
 
 /** The issue before or after the one that was chosen last, or else before or after a step. */

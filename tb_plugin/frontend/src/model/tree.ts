@@ -33,11 +33,19 @@ type Path = readonly string[];
 
 /** The branches of sites in the order they have; a name that comes again later makes a branch of its own. */
 export function branchesOf(sites: readonly string[]): readonly Branch[] {
-  return split(sites.map((site) => site.split(".")), 0, sites.length, 0);
+  return split(
+    sites.map((site) => site.split(".")),
+    0,
+    sites.length,
+    0,
+  );
 }
 
 /** Which levels there are to fold, and how many rows each leaves; the outermost first. */
-export function levelsOf(branches: readonly Branch[], sites: number): readonly { readonly level: number; readonly rows: number }[] {
+export function levelsOf(
+  branches: readonly Branch[],
+  sites: number,
+): readonly { readonly level: number; readonly rows: number }[] {
   const found: { level: number; rows: number }[] = [];
   for (let level = 1, before = 1; ; level++) {
     const rows = rowsOf(branches, { level, turned: [] }).length;
@@ -61,7 +69,8 @@ export function rowsOf(branches: readonly Branch[], fold: Fold): readonly Row[] 
   const rows: Row[] = [];
   const walk = (list: readonly Branch[], level: number): void => {
     for (const { key, from, to, inner } of list) {
-      if (inner.length === 0 || isFolded(fold, key, level)) rows.push({ key, name: to - from > 1 ? key.replace(/\.$/, "") : key, from, to });
+      if (inner.length === 0 || isFolded(fold, key, level))
+        rows.push({ key, name: to - from > 1 ? key.replace(/\.$/, "") : key, from, to });
       else walk(inner, level + 1);
     }
   };
@@ -83,7 +92,12 @@ export function sitesWithin(sites: readonly string[], layer: string): readonly n
 }
 
 /** Rows, with one more for each layer that has none; where it lies in the order of the model, else below all others. */
-export function withAbsent(rows: readonly Row[], absent: readonly string[], sites: readonly string[], order: readonly string[]): readonly Row[] {
+export function withAbsent(
+  rows: readonly Row[],
+  absent: readonly string[],
+  sites: readonly string[],
+  order: readonly string[],
+): readonly Row[] {
   const out = [...rows];
   for (const layer of absent) {
     const place = order.indexOf(layer);
@@ -112,7 +126,13 @@ function branch(paths: readonly Path[], from: number, to: number, depth: number)
   let deep = depth + 1;
   // A way without a fork is one branch.
   while (path[deep] !== undefined && same(paths, from, to, deep)) deep++;
-  return { key: `${path.slice(0, deep).join(".")}.`, name: path.slice(depth, deep).join("."), from, to, inner: split(paths, from, to, deep) };
+  return {
+    key: `${path.slice(0, deep).join(".")}.`,
+    name: path.slice(depth, deep).join("."),
+    from,
+    to,
+    inner: split(paths, from, to, deep),
+  };
 }
 
 function same(paths: readonly Path[], from: number, to: number, depth: number): boolean {

@@ -14,6 +14,11 @@ export type Reducer = "extreme" | "max" | "min" | "mean";
 
 export const REDUCERS: readonly Reducer[] = ["extreme", "max", "min", "mean"];
 
+/** How histograms are drawn: as ridges, as a heat map, or as small heat maps of all parameters. */
+export type HistogramForm = "" | "heat" | "all";
+
+export const HISTOGRAM_FORMS: readonly HistogramForm[] = ["", "heat", "all"];
+
 export interface UrlState {
   readonly run?: string;
   readonly metric?: string;
@@ -26,7 +31,7 @@ export interface UrlState {
   readonly pins?: readonly string[];
   readonly reduce?: Reducer;
   readonly phase?: string;
-  /** How the lines are drawn: their axis, their smoothing, their metrics, and those whose log switch was turned. */
+  /** How the lines are drawn: their axis, their smoothing, the charts in their order, and those whose log switch was turned. */
   readonly axis?: AxisKind;
   readonly smooth?: number;
   readonly charts?: readonly string[];
@@ -35,6 +40,7 @@ export interface UrlState {
   readonly fold?: Fold;
   readonly rows?: RowRange;
   readonly colour?: ColourRange;
+  readonly histograms?: HistogramForm;
   /** First and last step in view. */
   readonly zoom?: readonly [number, number];
 }
@@ -49,7 +55,9 @@ export function parseHash(hash: string): UrlState {
   const [run, metric, step, other, phase, smooth] = ["run", "metric", "step", "other", "phase", "smooth"].map(text);
   const axis = AXES.find(({ kind }) => kind !== "step" && kind === text("axis"))?.kind;
   const reduce = REDUCERS.find((word) => word !== "extreme" && word === text("reduce"));
-  const [pins, charts, compare, log] = [parseList(text("pins")), parseList(text("charts")), parseList(text("compare")), parseSwitches(text("log"))];
+  const histograms = HISTOGRAM_FORMS.find((form) => form === text("histograms"));
+  const charts = parseCharts(text("charts"));
+  const [pins, compare, log] = [parseList(text("pins")), parseList(text("compare")), parseSwitches(text("log"))];
   return {
     ...(run ? { run } : {}),
     ...(metric ? { metric } : {}),
@@ -61,19 +69,21 @@ export function parseHash(hash: string): UrlState {
     ...parseRows(text("rows")),
     ...parseFold(text("fold")),
     ...parseColour(text("colour")),
+    ...(histograms ? { histograms } : {}),
     ...(reduce === undefined ? {} : { reduce }),
     ...(axis === undefined ? {} : { axis }),
     ...(/^0\.\d+$/.test(smooth ?? "") ? { smooth: Number(smooth) } : {}),
     ...(compare.length === 0 ? {} : { compare }),
     ...(pins.length === 0 ? {} : { pins }),
-    ...(charts.length === 0 ? {} : { charts }),
+    ...(charts === null ? {} : { charts }),
     ...(Object.keys(log).length === 0 ? {} : { log }),
   };
 }
 
 /** The key-value pairs to store; an empty value removes its key, and what is so by default is not stored. */
 export function toStorage(state: UrlState): readonly (readonly [string, string])[] {
-  const list = (words: readonly string[] | undefined): string => (words === undefined || words.length === 0 ? "" : JSON.stringify(words));
+  const list = (words: readonly string[] | undefined): string =>
+    words === undefined || words.length === 0 ? "" : JSON.stringify(words);
   const values: Readonly<Record<string, string>> = {
     run: state.run ?? "",
     metric: state.metric ?? "",
@@ -82,15 +92,24 @@ export function toStorage(state: UrlState): readonly (readonly [string, string])
     step: state.step === undefined ? "" : String(state.step),
     zoom: state.zoom === undefined ? "" : state.zoom.join("-"),
     rows: state.rows === undefined ? "" : state.rows.map((row) => Number(row.toFixed(2))).join("-"),
-    fold: state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0) ? "" : JSON.stringify([state.fold.level, ...state.fold.turned]),
-    colour: state.colour === undefined || state.colour === "auto" ? "" : typeof state.colour === "string" ? state.colour : state.colour.join("~"),
+    fold:
+      state.fold === undefined || (state.fold.level === 0 && state.fold.turned.length === 0)
+        ? ""
+        : JSON.stringify([state.fold.level, ...state.fold.turned]),
+    colour:
+      state.colour === undefined || state.colour === "auto"
+        ? ""
+        : typeof state.colour === "string"
+          ? state.colour
+          : state.colour.join("~"),
+    histograms: state.histograms ?? "",
     pins: list(state.pins),
     compare: list(state.compare),
     reduce: state.reduce === undefined || state.reduce === "extreme" ? "" : state.reduce,
     phase: state.phase ?? "",
     axis: state.axis === undefined || state.axis === "step" ? "" : state.axis,
     smooth: state.smooth ? String(state.smooth) : "",
-    charts: list(state.charts),
+    charts: state.charts === undefined ? "" : JSON.stringify(state.charts),
     log: Object.keys(state.log ?? {}).length === 0 ? "" : JSON.stringify(state.log),
   };
   return Object.entries(values).map(([key, value]) => [`${PREFIX}${key}`, value]);
@@ -117,7 +136,12 @@ function parseRows(text: string): { readonly rows?: RowRange } {
 function parseFold(text: string): { readonly fold?: Fold } {
   const parsed = parseJson(text);
   if (!Array.isArray(parsed) || !Number.isInteger(parsed[0])) return {};
-  return { fold: { level: Number(parsed[0]), turned: parsed.slice(1).filter((item): item is string => typeof item === "string") } };
+  return {
+    fold: {
+      level: Number(parsed[0]),
+      turned: parsed.slice(1).filter((item): item is string => typeof item === "string"),
+    },
+  };
 }
 
 function parseColour(text: string): { readonly colour?: ColourRange } {
@@ -132,10 +156,18 @@ function parseList(text: string): readonly string[] {
   return Array.isArray(parsed) ? parsed.filter((item): item is string => typeof item === "string") : [];
 }
 
+/** An empty list is a choice too: no chart at all. */
+function parseCharts(text: string): readonly string[] | null {
+  const parsed = parseJson(text);
+  return Array.isArray(parsed) && parsed.every((item) => typeof item === "string") ? parsed : null;
+}
+
 function parseSwitches(text: string): Readonly<Record<string, boolean>> {
   const parsed = parseJson(text);
   if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) return {};
-  return Object.fromEntries(Object.entries(parsed).filter((pair): pair is [string, boolean] => typeof pair[1] === "boolean"));
+  return Object.fromEntries(
+    Object.entries(parsed).filter((pair): pair is [string, boolean] => typeof pair[1] === "boolean"),
+  );
 }
 
 function parseJson(text: string): unknown {

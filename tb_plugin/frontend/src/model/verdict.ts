@@ -60,7 +60,13 @@ export function whereIn(layer: string, count: number): string {
 /** What was lost stands in the headline: nobody looked at those steps, so that nobody can call them healthy. */
 export function verdict(issues: readonly Issue[], last: number | null, lost = 0, open = 0): Verdict {
   const missing = lost === 0 ? "" : `, ${formatStep(lost)} ${lost === 1 ? "step" : "steps"} lost`;
-  if (last === null) return { tone: "none", headline: "No steps yet", detail: "The run is open and nothing was written so far.", fix: "" };
+  if (last === null)
+    return {
+      tone: "none",
+      headline: "No steps yet",
+      detail: "The run is open and nothing was written so far.",
+      fix: "",
+    };
   const problems = issues.filter(isProblem);
   const groups = groupIssues(problems);
   const worst = groups[0]?.head;
@@ -68,14 +74,24 @@ export function verdict(issues: readonly Issue[], last: number | null, lost = 0,
     const healed = issues.filter((issue) => issue.state === "healed").length;
     const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
     const headline = lost === 0 ? "Healthy" : `Healthy in the recorded steps${missing}`;
-    return { tone: lost === 0 ? "good" : "warn", headline, detail: `No open problem at step ${formatStep(last)}.${past}`, fix: "" };
+    return {
+      tone: lost === 0 ? "good" : "warn",
+      headline,
+      detail: `No open problem at step ${formatStep(last)}.${past}`,
+      fix: "",
+    };
   }
   const tone = problems.some((issue) => issue.severity === "HIGH" || issue.severity === "CRITICAL") ? "bad" : "warn";
   // The server sends the worst of very many issues, and counts them all. What others explain is no problem more.
   const causes = groups.reduce((sum, { rest }) => sum + 1 + rest.length, 0);
   const count = Math.max(causes, open - issues.filter(({ state }) => state === "open").length + causes);
   const headline = `${count === 1 ? "1 problem" : `${formatStep(count)} problems`}${missing}`;
-  const named = groups.slice(0, NAMED).map(({ head, layers }) => `${head.issue_type} in ${whereIn(head.layer, layers.length)} since step ${formatStep(head.step)}`);
+  const named = groups
+    .slice(0, NAMED)
+    .map(
+      ({ head, layers }) =>
+        `${head.issue_type} in ${whereIn(head.layer, layers.length)} since step ${formatStep(head.step)}`,
+    );
   return { tone, headline, detail: named.join("  \u00b7  "), fix: worst.advice };
 }
 
@@ -100,9 +116,9 @@ const JUDGED_BY: Partial<Record<IssueType, readonly string[]>> = {
   STAGNATION: ["parameter.update_ratio", "parameter.gradient_norm"],
 };
 
-
 const RUN_JUDGED_BY: Partial<Record<IssueType, string>> = {
   LOSS_SPIKE: "loss",
+  DIVERGING: "loss",
   NOT_LEARNING: "loss",
   STAGNATION: "update.ratio",
   UNSTABLE: "gradient.total_norm",
@@ -120,7 +136,9 @@ export function metricFor(issue: Issue, available: readonly string[], current: s
 /** The metric whose course is that of the issue at its first layer, "" where none was read there. */
 export function quantityFor(issue: Issue, available: readonly string[]): string {
   if (issue.layer === "") return RUN_JUDGED_BY[issue.issue_type] ?? "";
-  return (JUDGED_BY[issue.issue_type] ?? []).find((name) => available.includes(name) && issue.metrics.includes(name)) ?? "";
+  return (
+    (JUDGED_BY[issue.issue_type] ?? []).find((name) => available.includes(name) && issue.metrics.includes(name)) ?? ""
+  );
 }
 
 /** Whether an issue is an event at one step: what came after it may be sound. */

@@ -10,8 +10,18 @@ const MOST_OPEN = 60;
 export class ArchitectureView {
   readonly #note = el("span", { class: "note", attrs: { "data-part": "architecture-note" } });
   readonly #body = el("div", { class: "parts" });
-  readonly root = el("section", { class: "card model", attrs: { "aria-label": "Model", "data-part": "architecture" } }, el("div", { class: "bar" }, el("h2", { text: "Model" }), this.#note), this.#body);
-  #boxes: { readonly module: Module; readonly box: HTMLElement; readonly value: HTMLElement; readonly name: HTMLElement }[] = [];
+  readonly root = el(
+    "section",
+    { class: "card model", attrs: { "aria-label": "Model", "data-part": "architecture" } },
+    el("div", { class: "bar" }, el("h2", { text: "Model" }), this.#note),
+    this.#body,
+  );
+  #boxes: {
+    readonly module: Module;
+    readonly box: HTMLElement;
+    readonly value: HTMLElement;
+    readonly name: HTMLElement;
+  }[] = [];
   #shade: Shade = () => null;
   #pins: readonly string[] = [];
   #shown = "";
@@ -28,7 +38,10 @@ export class ArchitectureView {
     this.#boxes = [];
     const [root] = partsOf(modules);
     const parts = root?.inner ?? [];
-    setText(this.#note, `${root?.module.kind ?? ""}, ${formatCount(root?.module.parameters ?? 0)} parameters; in the order of the calls, coloured as the map`);
+    setText(
+      this.#note,
+      `${root?.module.kind ?? ""}, ${formatCount(root?.module.parameters ?? 0)} parameters; in the order of the calls, coloured as the map`,
+    );
     this.#body.replaceChildren(...parts.map((part) => this.#part(part, parts.length <= MOST_OPEN)));
     this.colour(this.#shade);
     this.showPins(this.#pins);
@@ -55,8 +68,19 @@ export class ArchitectureView {
   #part({ module, label, called, inner }: Part, open: boolean): HTMLElement {
     const { kind, parameters, calls, shared } = module;
     const where = sourceOf(module);
-    const facts = [module.name, `${kind}${parameters > 0 ? `, ${formatCount(parameters)} parameters` : ""}`, where, calls !== null && calls > 1 ? `called ${calls} times` : "", shared === null ? "" : `the same module as ${shared}`];
-    const name = el("button", { class: "mono", text: label, title: facts.filter(Boolean).join("\n"), attrs: { type: "button" } });
+    const facts = [
+      module.name,
+      `${kind}${parameters > 0 ? `, ${formatCount(parameters)} parameters` : ""}`,
+      where,
+      calls !== null && calls > 1 ? `called ${calls} times` : "",
+      shared === null ? "" : `the same module as ${shared}`,
+    ];
+    const name = el("button", {
+      class: "mono",
+      text: label,
+      title: facts.filter(Boolean).join("\n"),
+      attrs: { type: "button" },
+    });
     name.addEventListener("click", () => this.pick(module.name));
     const value = el("span", { class: "value" });
     const head = el("span", { class: "head" }, name, el("span", { class: "kind", text: kind, title: where }), value);

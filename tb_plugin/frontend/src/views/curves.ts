@@ -1,12 +1,13 @@
 // The lines below the map: their common axis and smoothing, and what each of them asks the server for.
 import type { Annotation, CatalogEntry, RunMetric, SeriesQuery } from "../api";
-import { el, setOptions } from "../dom";
+import { el, setOptions, type Option } from "../dom";
 import { AXES, type AxisKind } from "../model/axis";
 import { offerMetrics } from "../model/offer";
 import type { Series } from "../model/series";
 import type { UrlState } from "../model/url";
 import type { MetricInfo } from "./info";
-import { LineCard, type LineCardEvents, type LineStyle } from "./lines";
+import { LineCard, removeButton, type LineCardEvents, type LineStyle } from "./lines";
+import type { LosingCard } from "./losing";
 import type { Navigate } from "./navigate";
 import type { Tooltip } from "./tooltip";
 
@@ -45,22 +46,42 @@ export interface CurveContext {
   current(): boolean;
 }
 
+/** Charts that are not of one metric of the whole run. */
+const [PINS, LEFT, MOST_CHARTS] = ["@pins", "@left", 16];
 const PREFERRED: readonly (readonly string[])[] = [["loss"], ["gradient.total_norm", "gain.max", "update.ratio"]];
 
 export class Curves {
   readonly #axes = el("select", { attrs: { "aria-label": "Axis of the lines", "data-part": "axis" } });
-  readonly #slider = el("input", { attrs: { type: "range", min: "0", max: "0.99", step: "0.01", "aria-label": "Smoothing", "data-part": "smooth" } });
+  readonly #slider = el("input", {
+    attrs: { type: "range", min: "0", max: "0.99", step: "0.01", "aria-label": "Smoothing", "data-part": "smooth" },
+  });
   readonly #output = el("output");
   #axis: AxisKind = "step";
   #smooth = 0;
   #log: Record<string, boolean> = {};
-  #wanted: readonly string[] = [];
+  /** What somebody chose, null for what is usual. */
+  #chosen: readonly string[] | null = null;
   #usual: readonly string[] = [];
-  readonly cards: readonly LineCard[];
+  #options: readonly Option[] = [];
+  #absent: ReadonlySet<string> = new Set();
+  /** The charts in their order; that of the gradient left has no card of ours. */
+  #charts: readonly { readonly name: string; readonly card: LineCard | null }[] = [];
+  readonly #pins: LineCard;
+  readonly #make: () => LineCard;
   readonly #box = el("div", { class: "lines" });
+  readonly #add = el("select", {
+    class: "add",
+    title: "Add a chart",
+    attrs: { "aria-label": "Add a chart", "data-part": "add-chart" },
+  });
   readonly root: HTMLElement;
 
-  constructor(private readonly events: CurveEvents, tooltip: Tooltip, info: MetricInfo) {
+  constructor(
+    private readonly events: CurveEvents,
+    tooltip: Tooltip,
+    info: MetricInfo,
+    private readonly losing: LosingCard,
+  ) {
     const card: LineCardEvents = {
       step: (step) => events.step(step),
       zoom: (range) => events.zoom(range),
@@ -69,9 +90,10 @@ export class Curves {
       hover: (step, from) => events.hover(step, from),
       unpin: (site) => events.unpin(site),
       chosen: (chosen) => {
-        events.changed();
+        this.#choose(this.#charts.map(({ name, card }) => (card === chosen ? chosen.metric : name)));
         events.load(chosen);
       },
+      remove: (removed) => this.#choose(this.#names((item) => item.card !== removed)),
       log: (metric, on) => {
         this.#log = { ...this.#log, [metric]: on };
         this.redraw();
@@ -79,51 +101,124 @@ export class Curves {
       },
     };
     const style = (): LineStyle => ({ axis: this.#axis, smooth: this.#smooth, log: this.#log });
-    this.cards = (["run", "run", "pins"] as const).map((kind) => new LineCard(kind, style, card, tooltip, info));
-    this.#box.append(...this.cards.map(({ root }) => root));
-    const heading = el("div", { class: "bar" }, el("h2", { text: "Over time" }), el("label", {}, "by", this.#axes), el("label", {}, "smoothing", this.#slider, this.#output));
+    this.#make = () => new LineCard("run", style, card, tooltip, info);
+    this.#pins = new LineCard("pins", style, card, tooltip, info);
+    losing.root
+      .querySelector(".bar")
+      ?.append(removeButton(() => this.#choose(this.#names(({ name }) => name !== LEFT))));
+    this.#add.addEventListener("change", () => this.#added(this.#add.value));
+    const heading = el(
+      "div",
+      { class: "bar" },
+      el("h2", { text: "Over time" }),
+      el("label", {}, "by", this.#axes),
+      el("label", {}, "smoothing", this.#slider, this.#output),
+      this.#add,
+    );
     this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, this.#box);
-    setOptions(this.#axes, AXES.map(({ kind, label }) => ({ value: kind, label })), "step");
+    setOptions(
+      this.#axes,
+      AXES.map(({ kind, label }) => ({ value: kind, label })),
+      "step",
+    );
     this.#axes.addEventListener("change", () => this.#restyle());
     this.#slider.addEventListener("input", () => this.#restyle());
     this.#showStyle();
   }
 
-  /** Puts one more card beside the lines. */
-  add(card: HTMLElement): void {
-    this.#box.append(card);
+  /** The cards of lines that are shown. */
+  get cards(): readonly LineCard[] {
+    return this.#charts.flatMap(({ card }) => card ?? []);
   }
 
   /** What belongs into the address. */
   get state(): Pick<UrlState, "axis" | "smooth" | "log" | "charts"> {
-    const charts = this.cards.filter(({ kind }) => kind === "run").map(({ metric }) => metric);
-    return { axis: this.#axis, smooth: this.#smooth, log: this.#log, ...(charts.join() === this.#usual.join() ? {} : { charts }) };
+    const same = this.#chosen === null || this.#chosen.join() === this.#usual.join();
+    return {
+      axis: this.#axis,
+      smooth: this.#smooth,
+      log: this.#log,
+      ...(same ? {} : { charts: this.#chosen ?? [] }),
+    };
   }
 
   restore(state: UrlState): void {
-    [this.#axis, this.#smooth, this.#log, this.#wanted] = [state.axis ?? "step", state.smooth ?? 0, { ...state.log }, state.charts ?? []];
+    [this.#axis, this.#smooth, this.#log, this.#chosen] = [
+      state.axis ?? "step",
+      state.smooth ?? 0,
+      { ...state.log },
+      state.charts ?? null,
+    ];
     this.#showStyle();
   }
 
-  /** Offers the run-level metrics of a run, and those it could hold; a chart without one hides. */
+  /** Offers the run-level metrics of a run, and those it could hold. */
   offer(held: readonly RunMetric[], catalog: readonly CatalogEntry[]): void {
-    const options = offerMetrics(held, catalog, (kind) => kind === "run");
+    this.#options = offerMetrics(held, catalog, (kind) => kind === "run");
     const names = held.filter(({ kind }) => kind === "run").map(({ name }) => name);
-    const known = new Set(options.map(({ value }) => value));
     const taken: string[] = [];
-    this.#usual = PREFERRED.map((list) => {
-      const found = list.find((name) => names.includes(name)) ?? names.find((name) => !taken.includes(name)) ?? "";
-      taken.push(found);
-      return found;
+    for (const list of PREFERRED) {
+      const found = list.find((name) => names.includes(name)) ?? names.find((name) => !taken.includes(name));
+      if (found !== undefined) taken.push(found);
+    }
+    this.#usual = [...taken, PINS, LEFT];
+    this.#absent = new Set(this.#options.map(({ value }) => value).filter((value) => !names.includes(value)));
+    this.#lay();
+  }
+
+  /** Other charts, by name. */
+  #choose(names: readonly string[]): void {
+    this.#chosen = names;
+    this.#lay();
+    this.events.changed();
+  }
+
+  #names(keep: (item: { readonly name: string; readonly card: LineCard | null }) => boolean): readonly string[] {
+    return this.#charts.filter(keep).map(({ name }) => name);
+  }
+
+  #added(name: string): void {
+    if (name === "") return;
+    const before = new Set(this.cards);
+    this.#choose([...this.#names(() => true), name]);
+    for (const card of this.cards) if (!before.has(card)) this.events.load(card);
+  }
+
+  /** Puts the charts in their order; a card whose metric stays is the same card. */
+  #lay(): void {
+    const known = new Set([...this.#options.map(({ value }) => value), PINS, LEFT]);
+    const wanted = (this.#chosen ?? this.#usual).filter((name) => known.has(name)).slice(0, MOST_CHARTS);
+    const free = this.#charts.flatMap(({ card }) => (card === null || card === this.#pins ? [] : [card]));
+    const kept = wanted.map((name) => {
+      const at = free.findIndex(({ metric }) => metric === name);
+      return at < 0 ? null : (free.splice(at, 1)[0] ?? null);
     });
-    this.cards.filter(({ kind }) => kind === "run").forEach((card, i) => {
-      const chosen = [card.asked ? card.metric : "", this.#wanted[i] ?? "", this.#usual[i] ?? ""].find((name) => known.has(name)) ?? "";
-      card.offer(options, chosen);
+    this.#charts = wanted.map((name, i) => {
+      if (name === LEFT) return { name, card: null };
+      if (name === PINS) return { name, card: this.#pins };
+      const card = kept[i] ?? free.shift() ?? this.#make();
+      const other = card.metric !== name;
+      card.offer(this.#options, name);
+      // What a run lacks is explained at once; what it holds is loaded with the rest.
+      if (other && this.#absent.has(name)) this.events.load(card);
+      return { name, card };
     });
+    const roots = this.#charts.map(({ card }) => card?.root ?? this.losing.root);
+    if (roots.length !== this.#box.children.length || roots.some((root, i) => root !== this.#box.children[i])) {
+      this.#box.replaceChildren(...roots);
+      // Those that stay have another width.
+      this.redraw();
+    }
+    const special = [
+      { value: PINS, label: "pinned layers" },
+      { value: LEFT, label: "gradient left, from the loss back" },
+    ].filter(({ value }) => !wanted.includes(value));
+    const rest = wanted.length < MOST_CHARTS ? [...special, ...this.#options] : [];
+    setOptions(this.#add, [{ value: "", label: "+ chart" }, ...rest], "");
   }
 
   get pinned(): LineCard | undefined {
-    return this.cards.find(({ kind }) => kind === "pins");
+    return this.cards.find((card) => card === this.#pins);
   }
 
   /** Loads one card; what is no longer wanted when it arrives is dropped. */
@@ -133,7 +228,9 @@ export class Curves {
     if (pins && at.sites === null) return;
     const metric = pins ? at.metric : card.metric;
     const spec = at.spec(metric);
-    const [sites, theirs] = [at.sites ?? [], at.otherSites].map((there) => (pins ? at.pins.filter((pin) => there.includes(pin)) : []));
+    const [sites, theirs] = [at.sites ?? [], at.otherSites].map((there) =>
+      pins ? at.pins.filter((pin) => there.includes(pin)) : [],
+    );
     if (spec === undefined) return card.clear(absent(at.entry(metric)), "Pinned layers");
     if (pins && sites?.length === 0) return card.clear("Click a layer in the map to follow it here.", "Pinned layers");
     const query = { metric, phase: at.phase, columns: card.columns, reduce: "mean,min,max", range: at.range };
@@ -143,12 +240,21 @@ export class Curves {
       other === null ? null : at.series({ ...query, run: other, sites: theirs ?? [] }),
     ]);
     if (!at.current()) return;
-    card.show({ series, spec, range: at.extent, pins: at.pins, other: found, started: at.started, annotations: at.annotations });
+    card.show({
+      series,
+      spec,
+      range: at.extent,
+      pins: at.pins,
+      other: found,
+      started: at.started,
+      annotations: at.annotations,
+    });
     card.showStep(at.step());
   }
 
   redraw(): void {
     for (const card of this.cards) card.redraw();
+    this.losing.redraw();
   }
 
   #restyle(): void {
@@ -167,5 +273,7 @@ export class Curves {
 }
 
 function absent(entry: CatalogEntry | undefined): string {
-  return entry === undefined ? "This run holds no such metric." : `Not recorded in this run. ${entry.how}\n${entry.code}`;
+  return entry === undefined
+    ? "This run holds no such metric."
+    : `Not recorded in this run. ${entry.how}\n${entry.code}`;
 }

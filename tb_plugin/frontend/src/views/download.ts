@@ -1,35 +1,46 @@
 // Takes away what is shown: one small menu wherever there is something to take.
 import { el } from "../dom";
-import type { Theme } from "../model/export";
-import { cssVariable } from "../style";
+import type { Font } from "../model/figure";
+import { printFigure } from "./print";
 
 export interface Download {
   /** Called only when chosen; null when there is nothing to take. */
   readonly csv: () => string | null;
-  readonly svg?: () => string | null;
+  readonly svg?: (font: Font) => string | null;
   readonly name: () => string;
 }
 
-const RATIO = 2;
+const RATIO = 3;
+const FIGURES = [
+  ["svg", "svg"],
+  ["svg-serif", "svg, serif"],
+  ["png", "png"],
+  ["pdf", "pdf, by printing"],
+  ["pdf-serif", "pdf, serif"],
+] as const;
 
 export function downloadMenu(what: string, download: Download): HTMLSelectElement {
-  const kinds = download.svg === undefined ? ["csv"] : ["csv", "svg", "png"];
-  const menu = el("select", { class: "download", title: `Download ${what}`, attrs: { "aria-label": `Download ${what}` } });
-  menu.append(el("option", { text: "\u2913", attrs: { value: "" } }), ...kinds.map((kind) => el("option", { text: kind, attrs: { value: kind } })));
+  const kinds = [["csv", "csv"], ...(download.svg === undefined ? [] : FIGURES)] as const;
+  const menu = el("select", {
+    class: "download",
+    title: `Download ${what}`,
+    attrs: { "aria-label": `Download ${what}` },
+  });
+  menu.append(
+    el("option", { text: "\u2913", attrs: { value: "" } }),
+    ...kinds.map(([value, text]) => el("option", { text, attrs: { value } })),
+  );
   menu.addEventListener("change", () => {
-    const kind = menu.value;
+    const [kind = "", serif] = menu.value.split("-");
     menu.value = "";
-    const text = kind === "csv" ? download.csv() : (download.svg?.() ?? null);
+    const text = kind === "csv" ? download.csv() : (download.svg?.(serif === undefined ? "sans" : "serif") ?? null);
     if (text === null) return;
     const name = `${download.name()}.${kind}`;
-    if (kind === "png") void toPng(text).then((blob) => save(name, blob));
+    if (kind === "pdf") printFigure(text);
+    else if (kind === "png") void toPng(text).then((blob) => save(name, blob));
     else save(name, new Blob([text], { type: kind === "csv" ? "text/csv" : "image/svg+xml" }));
   });
   return menu;
-}
-
-export function theme(): Theme {
-  return { text: cssVariable("--text"), ground: cssVariable("--card"), line: cssVariable("--line") };
 }
 
 function save(name: string, blob: Blob): void {

@@ -13,9 +13,13 @@ export function emptyState(): HTMLElement {
     "section",
     { class: "card empty", attrs: { "data-part": "empty" } },
     el("h1", { text: "No GradFlow data here yet" }),
-    el("p", { text: "Watch a model, and this page answers: is it learning, and if not, which layer, since when, and what to do." }),
+    el("p", {
+      text: "Watch a model, and this page answers: is it learning, and if not, which layer, since when, and what to do.",
+    }),
     el("pre", { class: "mono", text: SNIPPET }),
-    el("p", { text: "Start TensorBoard on the same folder: tensorboard --logdir runs. This page looks for new data by itself." }),
+    el("p", {
+      text: "Start TensorBoard on the same folder: tensorboard --logdir runs. This page looks for new data by itself.",
+    }),
     copyButton(SNIPPET),
   );
 }

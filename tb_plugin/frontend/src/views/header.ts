@@ -21,14 +21,21 @@ const MANY_RUNS = 6;
 export class Header {
   readonly #runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });
   readonly #others = el("select", { attrs: { "aria-label": "Compare with", "data-part": "compare" } });
-  readonly #filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter runs", "aria-label": "Filter runs" } });
+  readonly #filter = el("input", {
+    class: "filter",
+    attrs: { type: "search", placeholder: "filter runs", "aria-label": "Filter runs" },
+  });
   readonly #phases = el("select", { attrs: { "aria-label": "Phase", "data-part": "phase" } });
   readonly #phaseBox = el("label", {}, "Phase", this.#phases);
   readonly #facts = el("div", { class: "facts" });
   readonly #slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
   readonly #output = el("output", { attrs: { "data-part": "step" } });
   readonly #live = el("button", { class: "btn live", attrs: { type: "button" } }, el("i"), "Live");
-  readonly #all = el("button", { class: "btn", text: "\u2630 All runs", attrs: { type: "button", "data-part": "all-runs" } });
+  readonly #all = el("button", {
+    class: "btn",
+    text: "\u2630 All runs",
+    attrs: { type: "button", "data-part": "all-runs" },
+  });
   readonly root = el(
     "header",
     {},
@@ -44,7 +51,10 @@ export class Header {
   #steps: readonly [number, number] = [0, 0];
   #offered: readonly [readonly RunSummary[], string, string] = [[], "", ""];
 
-  constructor(private readonly events: HeaderEvents, live: boolean) {
+  constructor(
+    private readonly events: HeaderEvents,
+    live: boolean,
+  ) {
     this.#runs.addEventListener("change", () => events.run(this.#runs.value));
     this.#slider.addEventListener("input", () => this.#move(Number(this.#slider.value)));
     this.#others.addEventListener("change", () => events.compare(this.#others.value));
@@ -71,13 +81,21 @@ export class Header {
     const found = runs.filter(({ run }) => run === chosen || run === other || run.toLowerCase().includes(text));
     const options = found.map(({ run }) => ({ value: run, label: runLabel(run) }));
     setOptions(this.#runs, options, chosen);
-    setOptions(this.#others, [{ value: "", label: "with \u2026" }, ...options.filter(({ value }) => value !== chosen)], other);
+    setOptions(
+      this.#others,
+      [{ value: "", label: "with \u2026" }, ...options.filter(({ value }) => value !== chosen)],
+      other,
+    );
     this.#others.disabled = runs.length < 2;
   }
 
   showMeta(meta: RunMeta, phase: string): void {
     this.#phaseBox.hidden = meta.phases.length < 2;
-    setOptions(this.#phases, meta.phases.map((word) => ({ value: word, label: word })), phase || (meta.phases[0] ?? ""));
+    setOptions(
+      this.#phases,
+      meta.phases.map((word) => ({ value: word, label: word })),
+      phase || (meta.phases[0] ?? ""),
+    );
     const session = meta.sessions.at(-1);
     const facts: string[] = [];
     if (session?.model) facts.push(session.model);

@@ -4,7 +4,10 @@ import { formatNumber } from "../model/format";
 import type { MetricSpec } from "../schema";
 
 export class MetricInfo {
-  readonly root = el("dialog", { class: "card info", attrs: { "data-part": "info", "aria-label": "About this metric" } });
+  readonly root = el("dialog", {
+    class: "card info",
+    attrs: { "data-part": "info", "aria-label": "About this metric" },
+  });
 
   constructor() {
     this.root.addEventListener("click", (event) => {
@@ -14,7 +17,12 @@ export class MetricInfo {
 
   /** A button that opens the pop-up about the metric shown at that moment. */
   button(spec: () => MetricSpec | null): HTMLButtonElement {
-    const button = el("button", { class: "btn icon what", text: "?", title: "What is this?", attrs: { type: "button", "aria-label": "About this metric" } });
+    const button = el("button", {
+      class: "btn icon what",
+      text: "?",
+      title: "What is this?",
+      attrs: { type: "button", "aria-label": "About this metric" },
+    });
     button.addEventListener("click", () => {
       const shown = spec();
       if (shown !== null) this.#show(shown);
@@ -44,10 +52,13 @@ export class MetricInfo {
 /** What a healthy reading looks like, as far as the thresholds of the catalogue say it. */
 function goodLooks({ marks, scale, unit, kind }: MetricSpec): string {
   const [low, high] = marks;
-  if (low !== undefined && high !== undefined) return `between ${formatNumber(low)} and ${formatNumber(high)}${scale === "log" && low < 1 && high > 1 ? "; 1 keeps what passes as it is, below it is damped, above amplified" : ""}`;
+  if (low !== undefined && high !== undefined)
+    return `between ${formatNumber(low)} and ${formatNumber(high)}${scale === "log" && low < 1 && high > 1 ? "; 1 keeps what passes as it is, below it is damped, above amplified" : ""}`;
   if (low !== undefined && unit === "share" && low > 0.5) return `well below ${formatNumber(100 * low)} %`;
   if (low !== undefined) return `the order of ${formatNumber(low)}`;
-  return kind === "run" ? "no threshold: look at its course, and at sudden changes" : "no threshold: look for layers that differ from their neighbours, and for changes over time";
+  return kind === "run"
+    ? "no threshold: look at its course, and at sudden changes"
+    : "no threshold: look for layers that differ from their neighbours, and for changes over time";
 }
 
 function range({ low, high }: MetricSpec): string {

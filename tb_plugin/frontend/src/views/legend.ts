@@ -12,16 +12,29 @@ export class Legend {
   readonly #low = el("span");
   readonly #high = el("span");
   readonly #middle = el("span");
-  readonly #ranges = el("select", { title: "Which values the ends of the colours stand for", attrs: { "aria-label": "Range of the colours", "data-part": "colours" } });
-  readonly #from = el("input", { class: "end", attrs: { "aria-label": "Low end of the colours", inputmode: "decimal", "data-part": "colour-low" } });
-  readonly #to = el("input", { class: "end", attrs: { "aria-label": "High end of the colours", inputmode: "decimal", "data-part": "colour-high" } });
+  readonly #ranges = el("select", {
+    title: "Which values the ends of the colours stand for",
+    attrs: { "aria-label": "Range of the colours", "data-part": "colours" },
+  });
+  readonly #from = el("input", {
+    class: "end",
+    attrs: { "aria-label": "Low end of the colours", inputmode: "decimal", "data-part": "colour-low" },
+  });
+  readonly #to = el("input", {
+    class: "end",
+    attrs: { "aria-label": "High end of the colours", inputmode: "decimal", "data-part": "colour-high" },
+  });
   readonly #typed = el("span", { class: "ends" }, this.#from, "\u2013", this.#to);
   readonly root: HTMLElement;
   #shown = "";
   #ends: readonly [number, number] = [0, 1];
 
   constructor(chosen: (range: ColourRange) => void, second: boolean) {
-    setOptions(this.#ranges, COLOUR_RANGES.map((value) => ({ value, label: WORDS[value] })), "auto");
+    setOptions(
+      this.#ranges,
+      COLOUR_RANGES.map((value) => ({ value, label: WORDS[value] })),
+      "auto",
+    );
     this.#typed.hidden = true;
     this.#ranges.addEventListener("change", () => {
       const word = COLOUR_RANGES.find((value) => value === this.#ranges.value) ?? "auto";
@@ -50,7 +63,12 @@ export class Legend {
     this.#shown = "";
   }
 
-  show(spec: MetricSpec & { readonly compared?: boolean }, scale: ColourScale, range: ColourRange, dark: boolean): void {
+  show(
+    spec: MetricSpec & { readonly compared?: boolean },
+    scale: ColourScale,
+    range: ColourRange,
+    dark: boolean,
+  ): void {
     const shown = JSON.stringify([spec.name, spec.compared, scale.low, scale.high, range, dark]);
     if (shown === this.#shown) return;
     this.#shown = shown;
@@ -71,9 +89,13 @@ export class Legend {
     this.#ranges.value = typed ? "typed" : range;
     this.#typed.hidden = !typed;
     const automatic = this.#ranges.options[0];
-    if (automatic !== undefined) automatic.text = range === "auto" && scale.robust ? "automatic: percentiles" : "automatic";
+    if (automatic !== undefined)
+      automatic.text = range === "auto" && scale.robust ? "automatic: percentiles" : "automatic";
     if (typed && document.activeElement !== this.#from && document.activeElement !== this.#to) {
-      [this.#from.value, this.#to.value] = [String(Number(scale.low.toPrecision(4))), String(Number(scale.high.toPrecision(4)))];
+      [this.#from.value, this.#to.value] = [
+        String(Number(scale.low.toPrecision(4))),
+        String(Number(scale.high.toPrecision(4))),
+      ];
     }
   }
 }

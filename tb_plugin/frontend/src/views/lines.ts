@@ -3,14 +3,15 @@ import type { Annotation, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
 import { el, keepChildren, setText, type Option, setOptions } from "../dom";
 import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
-import { csv, fileName, lineSvg, seriesRows, type CsvCell } from "../model/export";
-import { formatNumber, formatStep, formatTime, siteText, unitText } from "../model/format";
+import { csv, fileName, seriesRows, type CsvCell } from "../model/export";
+import { lineFigure, type Font } from "../model/figure";
+import { formatNumber, formatStep, formatTime, linearTicks, quantityText, siteText, unitText } from "../model/format";
 import { joinSteps, spread } from "../model/join";
 import { cellKind, columnAt, finiteRow, type Series } from "../model/series";
 import { smooth } from "../model/smooth";
 import type { Gesture } from "../model/zoom";
-import { cssVariable, pinColour } from "../style";
-import { downloadMenu, theme } from "./download";
+import { cssVariable, onPaper, pinColour } from "../style";
+import { downloadMenu } from "./download";
 import { runLabel } from "./header";
 import type { MetricInfo } from "./info";
 import type { Navigate } from "./navigate";
@@ -23,6 +24,7 @@ export interface LineCardEvents extends Navigate {
   log(metric: string, on: boolean): void;
   hover(step: number | null, from: LineCard): void;
   unpin(site: string): void;
+  remove(card: LineCard): void;
 }
 
 export interface LineStyle {
@@ -46,21 +48,29 @@ export interface LineContent {
 export class LineCard {
   readonly #title = el("h2");
   readonly #select = el("select", { attrs: { "aria-label": "Metric of this chart" } });
-  readonly #log = el("button", { class: "btn toggle", text: "log", attrs: { type: "button", title: "Logarithmic axis", "data-part": "log" } });
+  readonly #log = el("button", {
+    class: "btn toggle",
+    text: "log",
+    attrs: { type: "button", title: "Logarithmic axis", "data-part": "log" },
+  });
   readonly #keys = el("div", { class: "keys" });
   readonly #hint = el("span", { class: "hint" });
   readonly #chart: LineChart;
   readonly root = el("section", { class: "card line" });
   metric = "";
-  /** Whether somebody chose the metric here. */
-  asked = false;
   #content: LineContent | null = null;
   #drawn: LineData | null = null;
   #own: Float64Array = new Float64Array();
   #others: Float64Array = new Float64Array();
   #step = 0;
 
-  constructor(readonly kind: "run" | "pins", private readonly style: () => LineStyle, private readonly events: LineCardEvents, private readonly tooltip: Tooltip, info: MetricInfo) {
+  constructor(
+    readonly kind: "run" | "pins",
+    private readonly style: () => LineStyle,
+    private readonly events: LineCardEvents,
+    private readonly tooltip: Tooltip,
+    info: MetricInfo,
+  ) {
     this.#chart = new LineChart({
       hover: (index, x, y) => this.#hovered(index, x, y),
       zoom: (range) => events.zoom(range === null ? null : [this.#toStep(range[0]), this.#toStep(range[1])]),
@@ -70,14 +80,25 @@ export class LineCard {
     const head = kind === "run" ? this.#select : this.#title;
     const download = downloadMenu("this chart", {
       csv: () => (this.#content === null ? null : csv(rows(this.#content))),
-      svg: () => this.#svg(),
+      svg: (font) => this.#svg(font),
       name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? ""),
     });
-    this.root.append(el("div", { class: "bar" }, head, info.button(() => this.#content?.spec ?? null), this.#log, download), this.#chart.root, this.#keys);
+    this.root.append(
+      el(
+        "div",
+        { class: "bar" },
+        head,
+        info.button(() => this.#content?.spec ?? null),
+        this.#log,
+        download,
+        removeButton(() => events.remove(this)),
+      ),
+      this.#chart.root,
+      this.#keys,
+    );
     this.root.dataset["part"] = `line-${kind}`;
     this.#select.addEventListener("change", () => {
       this.metric = this.#select.value;
-      this.asked = true;
       events.chosen(this);
     });
     this.#log.addEventListener("click", () => {
@@ -88,7 +109,6 @@ export class LineCard {
   /** Offers metrics, the chosen one among them. */
   offer(options: readonly Option[], chosen: string): void {
     this.metric = chosen;
-    this.root.hidden = chosen === "";
     setOptions(this.#select, options, chosen);
   }
 
@@ -136,7 +156,8 @@ export class LineCard {
     this.#log.setAttribute("aria-pressed", String(this.#isLog));
     this.#own = axisValues(series, axis, started[0]);
     this.#others = other === null ? this.#own : axisValues(other, axis, started[1]);
-    const colour = (site: string): string => (this.kind === "run" ? cssVariable("--run") : pinColour(pins.indexOf(site)));
+    const colour = (site: string): string =>
+      this.kind === "run" ? cssVariable("--run") : pinColour(pins.indexOf(site));
     let xs = this.#own;
     let curves = series.sites.map((site, i) => this.#curve(series, i, colour(site), this.#own));
     if (other !== null) {
@@ -149,7 +170,15 @@ export class LineCard {
       curves = [...curves.map((curve) => placed(curve, joined.own)), ...theirs];
     }
     const marks = spec.marks.filter((mark) => !this.#isLog || mark > 0);
-    this.#drawn = { kind: axis, xs, curves, log: this.#isLog, marks, notes: content.annotations.map(({ step }) => this.#toX(step)), range: this.#ends(xs) };
+    this.#drawn = {
+      kind: axis,
+      xs,
+      curves,
+      log: this.#isLog,
+      marks,
+      notes: content.annotations.map(({ step }) => this.#toX(step)),
+      range: this.#ends(xs),
+    };
     this.#chart.show(this.#drawn, `${spec.title}${this.kind === "pins" ? " of the pinned layers" : ""} over time`);
     this.#showKeys(curves);
     this.showStep(this.#step);
@@ -191,16 +220,35 @@ export class LineCard {
     const twice = this.#content?.other !== null;
     const label = !twice ? name : this.kind === "run" ? runLabel(series.run) : `${runLabel(series.run)}: ${name}`;
     const line = { label, colour, broken, values: smooth(raw, weight), ...(weight > 0 ? { raw } : {}) };
-    return series.most > 1 && min !== undefined && max !== undefined ? { ...line, low: row(min), high: row(max) } : line;
+    return series.most > 1 && min !== undefined && max !== undefined
+      ? { ...line, low: row(min), high: row(max) }
+      : line;
   }
 
-  #svg(): string | null {
+  #svg(font: Font): string | null {
     if (this.#content === null || this.#drawn === null) return null;
     const { series, spec } = this.#content;
-    const kind = this.#drawn.kind;
+    const { kind, range, curves } = this.#drawn;
     const time = { step: formatStep, relative: (x: number) => formatNumber(x, 4), wall: formatTime }[kind];
-    const axis = { step: "optimizer step", relative: "seconds since start", wall: "" }[kind];
-    return lineSvg({ ...this.#drawn, tick: time, axis, title: `${series.run}: ${spec.title}`, theme: theme() });
+    const xLabel = { step: "optimizer step", relative: "seconds since start", wall: "time of day" }[kind];
+    const paper = new Map(["--run", "--other"].map((name) => [cssVariable(name), onPaper(name)]));
+    return lineFigure(
+      {
+        ...this.#drawn,
+        name: `${spec.title}: ${series.run}`,
+        xLabel,
+        xTicks: linearTicks(...range, 5)
+          .filter(Number.isInteger)
+          .map((at) => ({ at, text: time(at) })),
+        yLabel: quantityText(spec),
+        curves: curves.map((curve) => ({
+          ...curve,
+          colour: paper.get(curve.colour) ?? curve.colour,
+          label: curves.length > 1 || this.kind === "pins" ? curve.label : "",
+        })),
+      },
+      font,
+    );
   }
 
   #showKeys(curves: readonly Curve[]): void {
@@ -209,12 +257,19 @@ export class LineCard {
     const own = this.kind === "run" && content.other === null ? [] : curves;
     keepChildren(
       this.#keys,
-      [...own.map((curve, i) => ({ curve, site: i < content.series.sites.length && this.kind === "pins" ? (content.series.sites[i] ?? "") : null })), null],
+      [
+        ...own.map((curve, i) => ({
+          curve,
+          site: i < content.series.sites.length && this.kind === "pins" ? (content.series.sites[i] ?? "") : null,
+        })),
+        null,
+      ],
       (item) => (item === null ? "hint" : `${item.site === null ? "run" : "pin"}\n${item.curve.label}`),
       (item) => (item === null ? this.#hint : this.#key(item.curve.label, item.site)),
       (node, item) => {
         const swatch = node.querySelector("i");
-        if (item !== null && swatch !== null) swatch.style.cssText = `border-top:3px ${item.curve.dashed ? "dashed" : "solid"} ${item.curve.colour}`;
+        if (item !== null && swatch !== null)
+          swatch.style.cssText = `border-top:3px ${item.curve.dashed ? "dashed" : "solid"} ${item.curve.colour}`;
       },
     );
     setText(this.#hint, hint(content, this.style().smooth, this.kind));
@@ -235,7 +290,8 @@ export class LineCard {
     if (action.kind === "pan") return this.events.pan(action.by);
     if (action.kind === "reset") this.events.zoom(null);
     else if (action.kind === "step" || action.kind === "end") {
-      const column = action.kind === "end" ? (action.by < 0 ? 0 : first.length - 1) : columnAt(first, this.#step) + action.by;
+      const column =
+        action.kind === "end" ? (action.by < 0 ? 0 : first.length - 1) : columnAt(first, this.#step) + action.by;
       const step = first[Math.max(0, Math.min(first.length - 1, column))];
       if (step !== undefined) this.events.step(step);
     }
@@ -259,12 +315,27 @@ export class LineCard {
     const lines = single === undefined ? values.map(({ text, name }) => `${text}  ${name}`) : [];
     if (typeof smoothed === "number") lines.push(`smoothed ${formatNumber(smoothed)}`);
     const [first, last] = [series.first[column] ?? 0, series.last[column] ?? 0];
-    lines.push(`step ${formatStep(first)}${last > first ? `\u2013${formatStep(last)}, mean` : ""}`, formatTime(series.wall[column] ?? 0));
-    for (const { text } of content.annotations.filter(({ step, last: end }) => step <= last && end >= first)) lines.push(`\u25c6 ${text}`);
+    lines.push(
+      `step ${formatStep(first)}${last > first ? `\u2013${formatStep(last)}, mean` : ""}`,
+      formatTime(series.wall[column] ?? 0),
+    );
+    for (const { text } of content.annotations.filter(({ step, last: end }) => step <= last && end >= first))
+      lines.push(`\u25c6 ${text}`);
     const layer = this.kind === "pins" && single !== undefined ? `${single.name}: ${spec.title}` : spec.title;
     this.tooltip.show({ layer, value: single?.text ?? "", lines }, x, y);
     this.events.hover(first, this);
   }
+}
+
+export function removeButton(remove: () => void): HTMLButtonElement {
+  const button = el("button", {
+    class: "btn icon what",
+    text: "\u00d7",
+    title: "Remove this chart",
+    attrs: { type: "button", "aria-label": "Remove this chart", "data-part": "remove" },
+  });
+  button.addEventListener("click", remove);
+  return button;
 }
 
 function valuesAt(series: Series, column: number, prefix: string): { text: string; name: string }[] {
@@ -272,7 +343,8 @@ function valuesAt(series: Series, column: number, prefix: string): { text: strin
   if (mean === undefined || column < 0) return [];
   return series.sites.map((site, i) => {
     const cell = i * series.columns + column;
-    const text = cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
+    const text =
+      cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
     return { text, name: `${prefix}${siteText(site)}` };
   });
 }
@@ -281,7 +353,8 @@ function valuesAt(series: Series, column: number, prefix: string): { text: strin
 function rows({ series, other }: LineContent): readonly (readonly CsvCell[])[] {
   if (other === null) return seriesRows(series);
   const [head = [], ...own] = seriesRows(series);
-  const named = (run: string, lines: readonly (readonly CsvCell[])[]): CsvCell[][] => lines.map((line) => [run, ...line]);
+  const named = (run: string, lines: readonly (readonly CsvCell[])[]): CsvCell[][] =>
+    lines.map((line) => [run, ...line]);
   return [["run", ...head], ...named(series.run, own), ...named(other.run, seriesRows(other).slice(1))];
 }
 
@@ -294,6 +367,12 @@ function hint({ series, spec, other }: LineContent, weight: number, kind: "run" 
 
 function placed(curve: Curve, columns: Int32Array): Curve {
   const { low, high, raw } = curve;
-  const band = low === undefined || high === undefined ? {} : { low: spread(low, columns), high: spread(high, columns) };
-  return { ...curve, ...band, ...(raw === undefined ? {} : { raw: spread(raw, columns) }), values: spread(curve.values, columns) };
+  const band =
+    low === undefined || high === undefined ? {} : { low: spread(low, columns), high: spread(high, columns) };
+  return {
+    ...curve,
+    ...band,
+    ...(raw === undefined ? {} : { raw: spread(raw, columns) }),
+    values: spread(curve.values, columns),
+  };
 }

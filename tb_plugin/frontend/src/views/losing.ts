@@ -11,8 +11,15 @@ export class LosingCard {
   readonly #title = el("h2", { text: "Gradient left, from the loss back" });
   readonly #note = el("span", { class: "note", attrs: { "data-part": "losing-note" } });
   readonly #chart = el("div", { class: "chart", attrs: { "data-part": "losing-chart" } });
-  readonly root = el("section", { class: "card line losing", attrs: { "data-part": "losing", "aria-label": "Gradient left by depth" } }, el("div", { class: "bar" }, this.#title), this.#chart, el("div", { class: "keys" }, this.#note));
+  readonly root = el(
+    "section",
+    { class: "card line losing", attrs: { "data-part": "losing", "aria-label": "Gradient left by depth" } },
+    el("div", { class: "bar" }, this.#title),
+    this.#chart,
+    el("div", { class: "keys" }, this.#note),
+  );
   #earlier: readonly Left[] = [];
+  #moment: MetricMoment | null = null;
 
   constructor(private readonly pick: (site: string) => void) {
     this.root.hidden = true;
@@ -26,15 +33,23 @@ export class LosingCard {
   /** Keeps its place, or gives it up where a run holds nothing of this. */
   offer(held: boolean): void {
     this.root.hidden = !held;
-    if (!held) this.#earlier = [];
+    if (!held) [this.#earlier, this.#moment] = [[], null];
+  }
+
+  /** Draws what is shown already once more, for another width. */
+  redraw(): void {
+    if (this.#moment !== null) this.show(this.#moment);
   }
 
   show(moment: MetricMoment): void {
+    this.#moment = moment;
     const { sites, left } = leftAt(moment);
     this.root.hidden = sites.length === 0;
     if (sites.length === 0) return;
     const width = Math.max(LEAST_WIDTH, this.#chart.clientWidth);
-    const known = [left, ...this.#earlier].flatMap(({ nats }) => nats.filter((value): value is number => value !== null));
+    const known = [left, ...this.#earlier].flatMap(({ nats }) =>
+      nats.filter((value): value is number => value !== null),
+    );
     const [low, high] = [known.reduce((a, b) => Math.min(a, b), -1), known.reduce((a, b) => Math.max(a, b), 1)];
     const x = (i: number): number => LEFT + ((i + 1) / Math.max(1, sites.length)) * (width - LEFT - RIGHT);
     const y = (nats: number): number => TOP + ((high - nats) / (high - low)) * (HEIGHT - TOP - BOTTOM);
@@ -55,15 +70,47 @@ export class LosingCard {
     const dots = sites.flatMap((site, i) => {
       const value = left.nats[i] ?? null;
       if (value === null) return [];
-      const dot = svg("circle", { cx: x(i), cy: y(value), r: i === at ? 5 : sites.length > 60 ? 1.5 : 3, ...(i === at ? { class: "worst" } : {}) }, svg("title", {}, `${site}: \u00d7${threeDigits(Math.exp(value))} of the gradient at the loss`));
+      const dot = svg(
+        "circle",
+        {
+          cx: x(i),
+          cy: y(value),
+          r: i === at ? 5 : sites.length > 60 ? 1.5 : 3,
+          ...(i === at ? { class: "worst" } : {}),
+        },
+        svg("title", {}, `${site}: \u00d7${threeDigits(Math.exp(value))} of the gradient at the loss`),
+      );
       dot.addEventListener("click", () => this.pick(site));
       return [dot];
     });
-    const names = [svg("text", { x: LEFT, y: HEIGHT - 6 }, "loss"), svg("text", { x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" }, `\u2192 ${shorten(sites.at(-1) ?? "", LETTERS)}`)];
-    const spoken = drop === null ? "no gradient arrived" : `greatest change at ${drop.site}: \u00d7${threeDigits(drop.factor)}`;
-    const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `Gradient left by depth at step ${left.step}; ${spoken}` }, ...ticks.flat(), ...this.#earlier.map((line) => svg("path", { class: "faint", d: path(line) })), svg("path", { d: path(left) }), ...dots, ...names);
+    const names = [
+      svg("text", { x: LEFT, y: HEIGHT - 6 }, "loss"),
+      svg(
+        "text",
+        { x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" },
+        `\u2192 ${shorten(sites.at(-1) ?? "", LETTERS)}`,
+      ),
+    ];
+    const spoken =
+      drop === null ? "no gradient arrived" : `greatest change at ${drop.site}: \u00d7${threeDigits(drop.factor)}`;
+    const picture = svg(
+      "svg",
+      {
+        viewBox: `0 0 ${width} ${HEIGHT}`,
+        role: "img",
+        "aria-label": `Gradient left by depth at step ${left.step}; ${spoken}`,
+      },
+      ...ticks.flat(),
+      ...this.#earlier.map((line) => svg("path", { class: "faint", d: path(line) })),
+      svg("path", { d: path(left) }),
+      ...dots,
+      ...names,
+    );
     this.#chart.replaceChildren(picture);
-    setText(this.#note, `at step ${formatStep(left.step)}; ${spoken}${this.#earlier.length > 1 ? "; faint: other steps of the run" : ""}`);
+    setText(
+      this.#note,
+      `at step ${formatStep(left.step)}; ${spoken}${this.#earlier.length > 1 ? "; faint: other steps of the run" : ""}`,
+    );
   }
 }
 

@@ -4,24 +4,28 @@ import { HeatMap, type Pointed } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
 import { el, setText, type Option } from "../dom";
 import { colourScale, type ColourScale } from "../model/colour";
-import { ALL_ROWS, depthOf, panRows, reveal, rowOfSites, zoomRows, type Depth, type DepthState, type RowRange } from "../model/depth";
+import { ALL_ROWS, reveal, within, zoomRows, type Depth, type DepthState } from "../model/depth";
 import { csv, fileName, seriesRows } from "../model/export";
-import { formatNumber, formatStep, formatTime, linearTicks, siteText, unitText } from "../model/format";
+import type { Font } from "../model/figure";
+import { formatStep, linearTicks, quantityText } from "../model/format";
 import type { HeatView } from "../model/heat";
 import { mapNote } from "../model/note";
 import { shadeOf, type Shade } from "../model/shade";
 import { columnAt, type Block, type Series } from "../model/series";
-import { branchesOf, levelsOf, rowsOf, sitesOf, turn, withAbsent, type Branch } from "../model/tree";
+import { heightOf, MapRows } from "../model/maprows";
+import { turn } from "../model/tree";
 import type { Mode, Reducer } from "../model/url";
 import type { Gesture } from "../model/zoom";
 import { lesson } from "./empty";
 import type { MetricInfo } from "./info";
 import { Legend } from "./legend";
 import { MapBar } from "./mapbar";
+import { KEYS, onMapKey, type Keyed } from "./mapkeys";
 import { NamesView } from "./names";
 import type { Navigate } from "./navigate";
 import { mapPicture } from "./picture";
 import { placeTicks, showFlags } from "./ticks";
+import { stepsOf, tipOf } from "./tip";
 import type { Tooltip } from "./tooltip";
 
 export interface MapEvents extends Navigate {
@@ -48,10 +52,7 @@ export interface MapContent {
   readonly annotations: readonly Annotation[];
 }
 
-const [LEAST_HEIGHT, ROW, ROOMY, FEW] = [168, 17, 24, 8];
-const [LEAST_WINDOW, AROUND, AROUND_TALL] = [240, 560, 190];
-const [AXIS, MOST_ABSENT] = [46, 3];
-const KEYS = "Arrow keys move the step and the layer, Enter pins the layer, plus and minus zoom the steps, v and Shift v the layers, page keys move over the layers, 0 shows all.";
+const AXIS = 46;
 
 export class MapView {
   readonly #bar: MapBar;
@@ -68,11 +69,7 @@ export class MapView {
   #content: MapContent | null = null;
   #scale: ColourScale | null = null;
   #state: DepthState = ALL_ROWS;
-  #branches: readonly Branch[] = [];
-  #levels: ReturnType<typeof levelsOf> = [];
-  #depth: Depth = depthOf([], null);
-  #rowOf: Int32Array = new Int32Array();
-  #accused: readonly number[] = [];
+  readonly #rows = new MapRows();
   #pins: readonly string[] = [];
   #step = 0;
   #row: number | null = null;
@@ -80,7 +77,12 @@ export class MapView {
   #dark = false;
 
   /** A `second` map shows the run compared with; the first one has the controls. */
-  constructor(private readonly events: MapEvents, private readonly tooltip: Tooltip, info: MetricInfo, second = false) {
+  constructor(
+    private readonly events: MapEvents,
+    private readonly tooltip: Tooltip,
+    info: MetricInfo,
+    second = false,
+  ) {
     this.#heat = new HeatMap({
       hover: (at) => this.#hovered(at),
       pick: (at) => {
@@ -88,7 +90,7 @@ export class MapView {
         events.step(this.#snap(at.step));
       },
       zoom: (range, rows) => {
-        if (rows !== null) this.#set({ rows: this.#within(rows) });
+        if (rows !== null) this.#set({ rows: within(this.#depth, rows) });
         if (range !== null) events.zoom(range);
       },
       reset: () => this.#reset(),
@@ -98,7 +100,7 @@ export class MapView {
     });
     this.#names = new NamesView({
       pick: (row) => this.#pick(this.#depth.rows[row]?.from ?? -1),
-      show: (row, rows) => this.#set({ rows: this.#within([row, row + rows]) }),
+      show: (row, rows) => this.#set({ rows: within(this.#depth, [row, row + rows]) }),
       turn: (key) => this.#set({ fold: turn(this.#state.fold, key), rows: null }),
       wheel: (factor, y) => this.#zoomRows(factor, this.#heat.rowAt(y)),
       reveal: (row) => this.#set({ rows: reveal(this.#depth, row) }),
@@ -119,8 +121,13 @@ export class MapView {
       info,
       {
         csv: () => (this.#content === null ? null : csv(seriesRows(this.#content.series))),
-        svg: () => this.#svg(),
-        name: () => fileName(this.#content?.series.run ?? "", this.#content?.spec.name ?? "", this.#content?.spec.compared ? "against" : "map"),
+        svg: (font) => this.#svg(font),
+        name: () =>
+          fileName(
+            this.#content?.series.run ?? "",
+            this.#content?.spec.name ?? "",
+            this.#content?.spec.compared ? "against" : "map",
+          ),
       },
       second,
     );
@@ -129,7 +136,8 @@ export class MapView {
     this.#lesson.hidden = true;
     this.root.append(this.#bar.root, this.#body, this.#lesson, this.#legend.root);
     if (!second) return;
-    for (const part of this.root.querySelectorAll("[data-part]")) part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
+    for (const part of this.root.querySelectorAll("[data-part]"))
+      part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
     this.root.setAttribute("aria-label", "Map of the layers of the other run");
   }
 
@@ -151,7 +159,7 @@ export class MapView {
   /** Offers metrics, and keeps the place that a map of so many sites will take. */
   offer(options: readonly Option[], chosen: string, sites: number): void {
     this.#bar.offer(options, chosen);
-    const height = heightOf(sites, this.#state.tall);
+    const height = heightOf(sites, this.#state.tall, window.innerHeight);
     this.#body.style.minHeight = `${height + AXIS}px`;
     this.#names.root.style.minHeight = this.#content === null ? `${height}px` : "";
   }
@@ -179,15 +187,12 @@ export class MapView {
   }
 
   show(content: MapContent): void {
-    const before = this.#content?.series.sites;
+    const before = this.#content;
     this.#content = content;
     const { series, spec, of } = content;
-    if (before === undefined || before.length !== series.sites.length || before.some((site, i) => site !== series.sites[i])) {
-      this.#branches = branchesOf(series.sites);
-      this.#levels = levelsOf(this.#branches, series.sites.length);
-      // Rows are those of one list of sites; a link brings them before the first list.
-      if (before !== undefined && this.#state.rows !== null) this.events.depth((this.#state = { ...this.#state, rows: null }));
-    }
+    // Rows are those of one list of sites; a link brings them before the first list.
+    if (this.#rows.take(series.sites) && before !== null && this.#state.rows !== null)
+      this.events.depth((this.#state = { ...this.#state, rows: null }));
     this.#lesson.hidden = true;
     this.#body.hidden = this.#legend.root.hidden = false;
     this.#names.root.style.minHeight = "";
@@ -213,7 +218,7 @@ export class MapView {
   /** Says why there is nothing; with an entry of the catalogue, also what makes a run hold the metric. */
   clear(message: string, of = "", entry: CatalogEntry | null = null): void {
     this.#content = this.#scale = null;
-    this.#branches = [];
+    this.#rows.clear();
     this.#bar.clear(of === "" ? "Layer map" : `Layer map: ${of}`, message);
     this.#heat.clear();
     this.#profile.clear();
@@ -227,9 +232,17 @@ export class MapView {
   showPins(pins: readonly string[]): void {
     this.#pins = pins;
     if (this.#content === null) return;
-    const rows = pins.map((pin) => this.#rowOfLayer(pin));
-    this.#heat.showRows(rows, this.#accused);
-    this.#names.show({ depth: this.#depth, branches: this.#branches, fold: this.#state.fold, rowOf: this.#rowOf, pins: rows, accused: this.#accused, height: this.#height });
+    const rows = pins.map((pin) => this.#rows.ofLayer(pin));
+    this.#heat.showRows(rows, this.#rows.accused);
+    this.#names.show({
+      depth: this.#depth,
+      branches: this.#rows.branches,
+      fold: this.#state.fold,
+      rowOf: this.#rows.of,
+      pins: rows,
+      accused: this.#rows.accused,
+      height: this.#height,
+    });
   }
 
   showStep(step: number): void {
@@ -241,28 +254,21 @@ export class MapView {
     const column = columnAt(series.first, step);
     this.#profile.paint(view, column, spec.marks, this.#height);
     placeTicks(this.#caption, this.#profile.width, this.#profile.ticks);
-    setText(this.#caption.children[1] ?? this.#caption, `${spec.title} at step ${steps(series, column)}`);
+    setText(this.#caption.children[1] ?? this.#caption, `${spec.title} at step ${stepsOf(series, column)}`);
   }
 
   /** Shows what is pointed at in another view: a step, and a site where this map has it. */
   showHover(step: number | null, site: string | null): void {
     this.#heat.showHover(step);
-    this.#showRow(site === null ? null : this.#rowOfLayer(site));
+    this.#showRow(site === null ? null : this.#rows.ofLayer(site));
   }
 
   /** Works out the rows: what is folded, what is in view, where the layers are that issues are about. */
   #lay(): void {
     const { accused = [], order = [] } = this.#content ?? {};
-    const { sites } = this;
-    const there = accused.map((layer) => sitesOf(sites, layer));
-    const absent = accused.filter((layer, i) => layer !== "" && there[i]?.length === 0).slice(0, MOST_ABSENT);
-    const rows = withAbsent(rowsOf(this.#branches, this.#state.fold), absent, sites, order);
-    this.#depth = depthOf(rows, this.#state.rows);
-    this.#rowOf = rowOfSites(rows, sites.length);
-    const found = new Set(there.flatMap((list) => list.map((site) => this.#rowOf[site] ?? -1)));
-    for (const layer of absent) found.add(rows.findIndex(({ key, from, to }) => from === to && key === layer));
-    this.#accused = [...found].filter((row) => row >= 0).sort((a, b) => a - b);
-    this.#bar.showRows(this.#levels, this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
+    this.#rows.lay(this.#state, accused, order);
+    const { levels, sites } = this.#rows;
+    this.#bar.showRows(levels, this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
   }
 
   #paint(): void {
@@ -276,9 +282,20 @@ export class MapView {
     this.#heat.paint({ series, block, range, depth: this.#depth, scale: this.#scale }, this.#height);
     this.#legend.show(spec, this.#scale, this.#state.colour, this.#dark);
     const pixels = window.devicePixelRatio || 1;
-    this.#bar.note(mapNote(series, this.#depth, { range, width: this.#heat.width * pixels, height: this.#height * pixels, neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median" }));
+    this.#bar.note(
+      mapNote(series, this.#depth, {
+        range,
+        width: this.#heat.width * pixels,
+        height: this.#height * pixels,
+        neutral: this.#scale.diverging ? (this.#scale.log ? "1" : "0") : "the median",
+      }),
+    );
     const ticks = linearTicks(range[0], range[1], Math.max(2, this.#heat.width / 110)).filter(Number.isInteger);
-    placeTicks(this.#axis, this.#heat.width, ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })));
+    placeTicks(
+      this.#axis,
+      this.#heat.width,
+      ticks.map((tick) => ({ x: this.#heat.toX(tick), text: formatStep(tick) })),
+    );
     showFlags(this.#flags, content.annotations, range, (step) => this.#heat.toX(step));
     this.showPins(this.#pins);
     this.showStep(this.#step);
@@ -291,11 +308,6 @@ export class MapView {
   #reset(): void {
     if (this.#state.rows !== null) this.#set({ rows: null });
     this.events.zoom(null);
-  }
-
-  #within(rows: RowRange): RowRange | null {
-    const { low, high } = depthOf(this.#depth.rows, [Math.floor(rows[0]), Math.ceil(rows[1])]);
-    return high - low >= this.#depth.rows.length ? null : [low, high];
   }
 
   #zoomRows(factor: number, row: number): boolean {
@@ -316,16 +328,17 @@ export class MapView {
     if (name !== undefined) this.events.pin(name);
   }
 
-  #rowOfLayer(layer: string): number {
-    const site = this.sites.indexOf(layer);
-    return site < 0 ? this.#depth.rows.findIndex(({ key, from, to }) => from === to && key === layer) : (this.#rowOf[site] ?? -1);
+  #svg(font: Font): string | null {
+    const [view, content] = [this.#view, this.#content];
+    if (view === null || content === null) return null;
+    const { spec, like } = content;
+    // On paper it is light, also where the page is dark; a second map keeps the colours of the first.
+    const scale = colourScale(spec, (like === null ? null : like.#block) ?? view.block, false, this.#state.colour);
+    return mapPicture({ ...view, scale }, `${spec.title}: ${view.series.run}`, quantityText(spec), font);
   }
 
-  #svg(): string | null {
-    const view = this.#view;
-    if (view === null || this.#content === null) return null;
-    const words = { title: `${this.#bar.title}: ${view.series.run}, ${this.#content.spec.title}`, caption: this.#bar.noteText };
-    return mapPicture(view, { ...words, image: this.#heat.picture, width: this.#heat.width, height: this.#height });
+  get #depth(): Depth {
+    return this.#rows.depth;
   }
 
   get #view(): HeatView | null {
@@ -339,7 +352,7 @@ export class MapView {
   }
 
   get #height(): number {
-    return heightOf(this.#depth.rows.length, this.#state.tall);
+    return heightOf(this.#depth.rows.length, this.#state.tall, window.innerHeight);
   }
 
   #snap(step: number): number {
@@ -350,43 +363,24 @@ export class MapView {
   #keyed(action: Gesture): boolean {
     const series = this.#content?.series;
     if (series === undefined) return false;
-    const column = columnAt(series.first, this.#step);
-    const last = this.#depth.rows.length - 1;
-    switch (action.kind) {
-      case "zoom":
-        return this.events.zoomBy(action.factor, this.#step);
-      case "pan":
-        return this.events.pan(action.by);
-      case "scroll":
-        this.#set({ rows: this.#state.rows === null ? null : panRows(this.#depth, action.by * (this.#depth.high - this.#depth.low)) });
-        return true;
-      case "stretch":
-        this.#zoomRows(action.factor, (this.#row ?? (this.#depth.low + this.#depth.high) / 2) + 0.5);
-        return true;
-      case "reset":
-        this.#reset();
-        return true;
-      case "pick": {
+    const map: Keyed = {
+      series,
+      depth: this.#depth,
+      some: this.#state.rows !== null,
+      step: this.#step,
+      row: this.#row,
+      from: this.#rows.ofLayer(this.#pins[0] ?? "\0"),
+      rows: (rows) => this.#set({ rows }),
+      zoomRows: (factor, row) => this.#zoomRows(factor, row),
+      reset: () => this.#reset(),
+      pick: () => {
         const row = this.#depth.rows[this.#row ?? -1];
         if (row !== undefined) this.#pick(this.#cell?.site ?? row.from);
-        return true;
-      }
-      case "row": {
-        const before = this.#row ?? this.#rowOfLayer(this.#pins[0] ?? "\0");
-        const next = Math.max(0, Math.min(last, before + action.by));
-        if (next < this.#depth.low || next + 1 > this.#depth.high) this.#set({ rows: reveal(this.#depth, next) });
-        this.#hovered(this.#heat.at(next, series.first[column] ?? this.#step));
-        return true;
-      }
-      default: {
-        const wanted = action.kind === "end" ? (action.by < 0 ? 0 : series.columns - 1) : column + action.by;
-        const step = series.first[Math.max(0, Math.min(series.columns - 1, wanted))];
-        const row = this.#row;
-        if (step !== undefined) this.events.step(step);
-        if (row !== null && step !== undefined) this.#hovered(this.#heat.at(row, step));
-        return true;
-      }
-    }
+      },
+      point: (row, step) => this.#hovered(this.#heat.at(row, step)),
+      reveal: (row) => this.#set({ rows: reveal(this.#depth, row) }),
+    };
+    return onMapKey(action, map, this.events);
   }
 
   #hovered(at: Pointed | null): void {
@@ -398,29 +392,9 @@ export class MapView {
       this.events.hover(null, null);
       return;
     }
-    const { series, spec } = content;
-    const { cell, rows } = at;
-    const row = this.#depth.rows[rows[0]];
-    const among = this.#depth.rows.slice(...rows).reduce((sum, { from, to }) => sum + to - from, 0);
-    const unit = cell.kind === "value" ? unitText(spec.unit) : "";
-    const absent = cell.site < 0 && row !== undefined && row.from === row.to;
-    const value = absent ? "not read" : cell.kind === "missing" ? "nothing arrived" : `${formatNumber(cell.value)} ${unit}`.trim();
-    const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
-    const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
-    const lines = [`${spec.title}, step ${steps(series, cell.column)}`, formatTime(series.wall[cell.column] ?? 0), ...most];
-    this.tooltip.show({ layer: siteText(site), value, lines }, at.x, at.y);
-    this.events.hover(series.first[cell.column] ?? at.step, site);
-    this.#showRow(cell.site < 0 ? rows[0] : (this.#rowOf[cell.site] ?? rows[0]));
+    const { tip, site } = tipOf(content.series, content.spec, this.#depth, at);
+    this.tooltip.show(tip, at.x, at.y);
+    this.events.hover(content.series.first[at.cell.column] ?? at.step, site);
+    this.#showRow(at.cell.site < 0 ? at.rows[0] : (this.#rows.of[at.cell.site] ?? at.rows[0]));
   }
-}
-
-function heightOf(rows: number, tall: boolean): number {
-  const room = Math.max(LEAST_WINDOW, window.innerHeight - (tall ? AROUND_TALL : AROUND));
-  return tall && rows * ROW > LEAST_HEIGHT ? room : Math.max(LEAST_HEIGHT, Math.min(room, rows * (rows <= FEW ? ROOMY : ROW)));
-}
-
-function steps(series: Series, column: number): string {
-  const [first, last] = [series.first[column], series.last[column]];
-  if (first === undefined || last === undefined) return "\u2013";
-  return first === last ? formatStep(first) : `${formatStep(first)}\u2013${formatStep(last)}`;
 }

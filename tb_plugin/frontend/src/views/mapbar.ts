@@ -22,14 +22,33 @@ export interface MapBarEvents {
 export class MapBar {
   readonly #metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
   readonly #modes = el("select", { attrs: { "aria-label": "How to compare", "data-part": "mode" } });
-  readonly #reducers = el("select", { title: "What a column shows that stands for several steps", attrs: { "aria-label": "What a column of several steps shows", "data-part": "reduce" } });
-  readonly #levels = el("select", { title: "How many rows the layers are folded to", attrs: { "aria-label": "Fold the layers", "data-part": "fold" } });
-  readonly #tall = el("button", { class: "btn toggle", text: "Tall", title: "Use the height of the window", attrs: { type: "button", "data-part": "tall" } });
+  readonly #reducers = el("select", {
+    title: "What a column shows that stands for several steps",
+    attrs: { "aria-label": "What a column of several steps shows", "data-part": "reduce" },
+  });
+  readonly #levels = el("select", {
+    title: "How many rows the layers are folded to",
+    attrs: { "aria-label": "Fold the layers", "data-part": "fold" },
+  });
+  readonly #tall = el("button", {
+    class: "btn toggle",
+    text: "Tall",
+    title: "Use the height of the window",
+    attrs: { type: "button", "data-part": "tall" },
+  });
   readonly #formula = el("span", { class: "formula mono" });
   /** What the map leaves out; it stands below the map, where its length moves nothing. */
   readonly noteRoot = el("span", { class: "note", attrs: { "data-part": "note" } });
-  readonly #allSteps = el("button", { class: "btn toggle", text: "Show all steps", attrs: { type: "button", "data-part": "reset" } });
-  readonly #allRows = el("button", { class: "btn toggle", text: "Show all rows", attrs: { type: "button", "data-part": "reset-rows" } });
+  readonly #allSteps = el("button", {
+    class: "btn toggle",
+    text: "Show all steps",
+    attrs: { type: "button", "data-part": "reset" },
+  });
+  readonly #allRows = el("button", {
+    class: "btn toggle",
+    text: "Show all rows",
+    attrs: { type: "button", "data-part": "reset-rows" },
+  });
   readonly #title = el("h2", { text: "Layer map" });
   readonly root: HTMLElement;
 
@@ -38,24 +57,39 @@ export class MapBar {
     this.#allSteps.addEventListener("click", () => events.allSteps());
     this.#allRows.addEventListener("click", () => events.allRows());
     this.#metrics.addEventListener("change", () => events.metric(this.#metrics.value));
-    this.#modes.addEventListener("change", () => events.mode(this.#modes.value === "difference" ? "difference" : "beside"));
-    setOptions(this.#reducers, REDUCERS.map((word) => ({ value: word, label: word })), "extreme");
-    this.#reducers.addEventListener("change", () => events.reduce(REDUCERS.find((word) => word === this.#reducers.value) ?? "extreme"));
+    this.#modes.addEventListener("change", () =>
+      events.mode(this.#modes.value === "difference" ? "difference" : "beside"),
+    );
+    setOptions(
+      this.#reducers,
+      REDUCERS.map((word) => ({ value: word, label: word })),
+      "extreme",
+    );
+    this.#reducers.addEventListener("change", () =>
+      events.reduce(REDUCERS.find((word) => word === this.#reducers.value) ?? "extreme"),
+    );
     this.#levels.addEventListener("change", () => events.level(Number(this.#levels.value)));
     this.#tall.addEventListener("click", () => events.tall(this.#tall.getAttribute("aria-pressed") !== "true"));
-    const search = el("button", { class: "btn icon what", text: "\u2315", title: "Search metrics by topic", attrs: { type: "button", "aria-label": "Search metrics", "data-part": "search-metric" } });
+    const search = el("button", {
+      class: "btn icon what",
+      text: "\u2315",
+      title: "Search metrics by topic",
+      attrs: { type: "button", "aria-label": "Search metrics", "data-part": "search-metric" },
+    });
     search.addEventListener("click", () => events.search());
     const own = second ? [] : [this.#metrics, search, info.button(() => events.spec()), this.#modes];
     const rest = second ? [] : [this.#reducers, this.#levels, this.#tall];
-    this.root = el("div", { class: "bar" }, this.#title, ...own, this.#formula, this.#allSteps, this.#allRows, ...rest, downloadMenu("the map", download));
-  }
-
-  get title(): string {
-    return this.#title.textContent ?? "";
-  }
-
-  get noteText(): string {
-    return this.noteRoot.textContent ?? "";
+    this.root = el(
+      "div",
+      { class: "bar" },
+      this.#title,
+      ...own,
+      this.#formula,
+      this.#allSteps,
+      this.#allRows,
+      ...rest,
+      downloadMenu("the map", download),
+    );
   }
 
   offer(options: readonly Option[], chosen: string): void {
@@ -68,7 +102,14 @@ export class MapBar {
 
   showMode(mode: Mode | null): void {
     this.#modes.hidden = mode === null;
-    setOptions(this.#modes, [{ value: "beside", label: "beside each other" }, { value: "difference", label: "difference" }], mode ?? "beside");
+    setOptions(
+      this.#modes,
+      [
+        { value: "beside", label: "beside each other" },
+        { value: "difference", label: "difference" },
+      ],
+      mode ?? "beside",
+    );
   }
 
   showZoom(zoomed: boolean): void {
@@ -76,10 +117,20 @@ export class MapBar {
   }
 
   /** Offers the levels to fold to, and the way back to all rows. */
-  showRows(levels: readonly { readonly level: number; readonly rows: number }[], level: number, sites: number, zoomed: boolean, tall: boolean): void {
+  showRows(
+    levels: readonly { readonly level: number; readonly rows: number }[],
+    level: number,
+    sites: number,
+    zoomed: boolean,
+    tall: boolean,
+  ): void {
     this.#levels.hidden = levels.length === 0;
     const all = { value: "0", label: `all ${formatStep(sites)} rows` };
-    setOptions(this.#levels, [all, ...levels.map((item) => ({ value: String(item.level), label: `folded to ${formatStep(item.rows)}` }))], String(level));
+    setOptions(
+      this.#levels,
+      [all, ...levels.map((item) => ({ value: String(item.level), label: `folded to ${formatStep(item.rows)}` }))],
+      String(level),
+    );
     this.#allRows.hidden = !zoomed;
     this.#tall.hidden = sites < 20;
     this.#tall.setAttribute("aria-pressed", String(tall));

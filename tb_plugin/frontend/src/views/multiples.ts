@@ -17,13 +17,26 @@ const [WIDTH, HEIGHT] = [260, 92];
 export class Multiples {
   readonly #metrics = el("select", { attrs: { "aria-label": "Metric to compare", "data-part": "multiples-metric" } });
   readonly #references = el("select", { attrs: { "aria-label": "Run to compare with", "data-part": "reference" } });
-  readonly #difference = el("button", { class: "btn toggle", text: "difference", title: "Show each run measured by the one to compare with", attrs: { type: "button", "aria-pressed": "false", "data-part": "multiples-difference" } });
+  readonly #difference = el("button", {
+    class: "btn toggle",
+    text: "difference",
+    title: "Show each run measured by the one to compare with",
+    attrs: { type: "button", "aria-pressed": "false", "data-part": "multiples-difference" },
+  });
   readonly #note = el("span", { class: "note", attrs: { "data-part": "multiples-note" } });
   readonly #charts = el("div", { class: "multiples" });
   readonly root = el(
     "section",
     { class: "card", attrs: { "aria-label": "Chosen runs", "data-part": "multiples" } },
-    el("div", { class: "bar" }, el("h2", { text: "Chosen runs" }), this.#metrics, el("label", {}, "against", this.#references), this.#difference, this.#note),
+    el(
+      "div",
+      { class: "bar" },
+      el("h2", { text: "Chosen runs" }),
+      this.#metrics,
+      el("label", {}, "against", this.#references),
+      this.#difference,
+      this.#note,
+    ),
     this.#charts,
   );
   #shown: readonly Multiple[] = [];
@@ -52,15 +65,24 @@ export class Multiples {
 
   /** Offers what any of the chosen runs holds. */
   offer(metrics: readonly RunMetric[]): void {
-    const chosen = metrics.find(({ name }) => name === this.metric) ?? metrics.find(({ name }) => name === "loss") ?? metrics[0];
-    setOptions(this.#metrics, metrics.map(({ name, title }) => ({ value: name, label: title })), chosen?.name ?? "");
+    const chosen =
+      metrics.find(({ name }) => name === this.metric) ?? metrics.find(({ name }) => name === "loss") ?? metrics[0];
+    setOptions(
+      this.#metrics,
+      metrics.map(({ name, title }) => ({ value: name, label: title })),
+      chosen?.name ?? "",
+    );
   }
 
   show(runs: readonly string[], spec: RunMetric | null, multiples: readonly Multiple[]): void {
     this.root.hidden = runs.length === 0;
     [this.#shown, this.#spec] = [multiples, spec];
     const before = this.#references.value;
-    setOptions(this.#references, [{ value: "", label: "none" }, ...runs.map((run) => ({ value: run, label: runLabel(run) }))], runs.includes(before) ? before : "");
+    setOptions(
+      this.#references,
+      [{ value: "", label: "none" }, ...runs.map((run) => ({ value: run, label: runLabel(run) }))],
+      runs.includes(before) ? before : "",
+    );
     this.#draw();
   }
 
@@ -75,10 +97,27 @@ export class Multiples {
     this.#difference.disabled = reference === null;
     this.#drawn = apart ? this.#shown.map((item) => against(item, reference, ratio)) : this.#shown;
     this.#axes = axesOf(this.#drawn, ratio);
-    const what = apart ? (ratio ? `ratio to ${runLabel(reference.run)}` : `difference to ${runLabel(reference.run)}`) : "same axes in every chart";
-    setText(this.#note, this.#shown.length === 0 ? "none of these runs holds it" : `${what}; steps ${formatStep(this.#axes.steps[0])} to ${formatStep(this.#axes.steps[1])}, ${threeDigits(this.#axes.low)} to ${threeDigits(this.#axes.high)}`);
+    const what = apart
+      ? ratio
+        ? `ratio to ${runLabel(reference.run)}`
+        : `difference to ${runLabel(reference.run)}`
+      : "same axes in every chart";
+    setText(
+      this.#note,
+      this.#shown.length === 0
+        ? "none of these runs holds it"
+        : `${what}; steps ${formatStep(this.#axes.steps[0])} to ${formatStep(this.#axes.steps[1])}, ${threeDigits(this.#axes.low)} to ${threeDigits(this.#axes.high)}`,
+    );
     const behind = reference === null || apart ? "" : pathOf(reference, this.#axes, ratio, WIDTH, HEIGHT);
-    const level = apart ? pathOf({ run: "", steps: [...this.#axes.steps], values: ratio ? [1, 1] : [0, 0] }, this.#axes, ratio, WIDTH, HEIGHT) : "";
+    const level = apart
+      ? pathOf(
+          { run: "", steps: [...this.#axes.steps], values: ratio ? [1, 1] : [0, 0] },
+          this.#axes,
+          ratio,
+          WIDTH,
+          HEIGHT,
+        )
+      : "";
     keepChildren(
       this.#charts,
       this.#drawn,
@@ -96,7 +135,18 @@ export class Multiples {
   #chart(run: string): HTMLElement {
     const name = el("button", { class: "link", text: runLabel(run), title: run, attrs: { type: "button" } });
     name.addEventListener("click", () => this.events.open(run));
-    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${runLabel(run)} over the steps` }, svg("path", { class: "behind" }), svg("path", {}), svg("line", { y1: 0, y2: HEIGHT, x1: -9, x2: -9 }));
+    const picture = svg(
+      "svg",
+      {
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": `${runLabel(run)} over the steps`,
+      },
+      svg("path", { class: "behind" }),
+      svg("path", {}),
+      svg("line", { y1: 0, y2: HEIGHT, x1: -9, x2: -9 }),
+    );
     return el("div", { class: "multiple" }, el("div", { class: "top" }, name, el("output")), picture);
   }
 
@@ -107,7 +157,8 @@ export class Multiples {
     this.#drawn.forEach(({ steps, values }, i) => {
       const chart = this.#charts.children[i];
       const column = columnAt(Float64Array.from(steps), step);
-      const known = share === null ? (values.filter((value) => value !== null).at(-1) ?? null) : (values[column] ?? null);
+      const known =
+        share === null ? (values.filter((value) => value !== null).at(-1) ?? null) : (values[column] ?? null);
       const at = share === null ? "" : ` at step ${formatStep(steps[column] ?? step)}`;
       const output = chart?.querySelector("output");
       if (output) setText(output, `${known === null ? "\u2013" : threeDigits(known)}${at}`);

@@ -35,7 +35,14 @@ export class NamesView {
   readonly #handles = el("div");
   readonly #above = this.#edge("above");
   readonly #below = this.#edge("below");
-  readonly root = el("div", { class: "names", attrs: { "data-part": "names" } }, this.#labels, this.#handles, this.#above, this.#below);
+  readonly root = el(
+    "div",
+    { class: "names", attrs: { "data-part": "names" } },
+    this.#labels,
+    this.#handles,
+    this.#above,
+    this.#below,
+  );
   #shown: Named | null = null;
   #width = 0;
   #edges: readonly [number, number] = [-1, -1];
@@ -95,7 +102,10 @@ export class NamesView {
     node.style.top = `${Math.max(0, Math.min(height - 2 * HALF, y - HALF))}px`;
     dot.hidden = pin < 0;
     dot.style.background = pin < 0 ? "" : pinColour(pin);
-    setText(word, shorten(siteText(text), Math.max(6, Math.floor((this.#width - HANDLE) / LETTER) - (pin >= 0 ? 4 : 2))));
+    setText(
+      word,
+      shorten(siteText(text), Math.max(6, Math.floor((this.#width - HANDLE) / LETTER) - (pin >= 0 ? 4 : 2))),
+    );
   }
 
   #handle(key: string): HTMLElement {
@@ -113,9 +123,15 @@ export class NamesView {
   /** Accused layers are never out of sight without a word. */
   #showEdges(): void {
     const { depth, accused = [] } = this.#shown ?? {};
-    const [above, below] = [accused.filter((row) => row >= (depth?.high ?? Infinity)), accused.filter((row) => row + 1 <= (depth?.low ?? -Infinity))];
+    const [above, below] = [
+      accused.filter((row) => row >= (depth?.high ?? Infinity)),
+      accused.filter((row) => row + 1 <= (depth?.low ?? -Infinity)),
+    ];
     this.#edges = [Math.min(...above), Math.max(...below)];
-    for (const [button, rows, arrow] of [[this.#above, above, "\u25b2"], [this.#below, below, "\u25bc"]] as const) {
+    for (const [button, rows, arrow] of [
+      [this.#above, above, "\u25b2"],
+      [this.#below, below, "\u25bc"],
+    ] as const) {
       button.hidden = rows.length === 0;
       setText(button, `${arrow} ${rows.length} with an issue`);
     }

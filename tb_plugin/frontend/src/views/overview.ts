@@ -3,7 +3,16 @@ import { el, keepChildren, setText, svg } from "../dom";
 import { csv, fileName } from "../model/export";
 import { formatCount, formatNumber, formatStep, threeDigits } from "../model/format";
 import { sparkline, toNumber } from "../model/health";
-import { arrangeRuns, columnsOf, PARAMETER, valueIn, type Overview, type OverviewColumn, type OverviewRun } from "../model/overview";
+import {
+  arrangeRuns,
+  columnsOf,
+  hasBrokenLoss,
+  PARAMETER,
+  valueIn,
+  type Overview,
+  type OverviewColumn,
+  type OverviewRun,
+} from "../model/overview";
 import { downloadMenu } from "./download";
 import { runLabel } from "./header";
 
@@ -16,16 +25,30 @@ export interface OverviewEvents {
 const [SPARK_WIDTH, SPARK_HEIGHT] = [110, 22];
 
 export class OverviewTable {
-  readonly #filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter: name, verdict, lr=0.1", "aria-label": "Filter the table of runs" } });
+  readonly #filter = el("input", {
+    class: "filter",
+    attrs: { type: "search", placeholder: "filter: name, verdict, lr=0.1", "aria-label": "Filter the table of runs" },
+  });
   readonly #note = el("span", { class: "note", attrs: { "data-part": "runs-note" } });
   readonly #heads = el("tr");
   readonly #body = el("tbody");
   readonly #table = el("table", {}, el("thead", {}, this.#heads), this.#body);
-  readonly #scroll = el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the runs" } }, this.#table);
+  readonly #scroll = el(
+    "div",
+    { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the runs" } },
+    this.#table,
+  );
   readonly root = el(
     "section",
     { class: "card runs", attrs: { "aria-label": "All runs", "data-part": "runs" } },
-    el("div", { class: "bar" }, el("h1", { text: "All runs" }), this.#filter, this.#note, downloadMenu("all runs", { csv: () => csv(this.#cells), name: () => fileName("runs") })),
+    el(
+      "div",
+      { class: "bar" },
+      el("h1", { text: "All runs" }),
+      this.#filter,
+      this.#note,
+      downloadMenu("all runs", { csv: () => csv(this.#cells), name: () => fileName("runs") }),
+    ),
     this.#scroll,
   );
   #overview: Overview = { total: 0, runs: [] };
@@ -47,7 +70,10 @@ export class OverviewTable {
 
   get #cells(): readonly (readonly (string | number | null)[])[] {
     const columns = this.#columns.filter(({ key }) => key !== "trend");
-    const word = (run: OverviewRun, key: string): string | number | null => (key === "verdict" ? (run.verdict?.issue_type ?? "Healthy") : valueIn(run, key));
+    const word = (run: OverviewRun, key: string): string | number | null =>
+      key === "verdict"
+        ? (run.verdict?.issue_type ?? (hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
+        : valueIn(run, key);
     return [columns.map(({ title }) => title), ...this.#shown.map((run) => columns.map(({ key }) => word(run, key)))];
   }
 
@@ -55,7 +81,11 @@ export class OverviewTable {
     const { runs, total } = this.#overview;
     this.#shown = arrangeRuns(runs, this.#sort, this.#falling, this.#filter.value);
     const damaged = runs.reduce((sum, run) => sum + (run.damaged ?? 0), 0);
-    const parts = [this.#shown.length < runs.length ? `${formatStep(this.#shown.length)} of ${formatStep(runs.length)} runs` : `${formatStep(runs.length)} runs`];
+    const parts = [
+      this.#shown.length < runs.length
+        ? `${formatStep(this.#shown.length)} of ${formatStep(runs.length)} runs`
+        : `${formatStep(runs.length)} runs`,
+    ];
     if (total > runs.length) parts.push(`the last written of ${formatStep(total)}`);
     if (damaged > 0) parts.push(`${formatStep(damaged)} damaged records left out`);
     setText(this.#note, parts.join("; "));
@@ -92,7 +122,8 @@ export class OverviewTable {
         return cell;
       },
       (head, { key }) => {
-        if (key !== "") head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
+        if (key !== "")
+          head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
       },
     );
   }
@@ -104,29 +135,62 @@ export class OverviewTable {
       this.#chosen = box.checked ? [...this.#chosen, run.run] : this.#chosen.filter((item) => item !== run.run);
       this.events.chosen(this.#chosen);
     });
-    return el("tr", {}, el("td", {}, el("label", { class: "tick" }, box)), ...this.#columns.map((column) => this.#cell(run, column, name)));
+    return el(
+      "tr",
+      {},
+      el("td", {}, el("label", { class: "tick" }, box)),
+      ...this.#columns.map((column) => this.#cell(run, column, name)),
+    );
   }
 
   #cell(run: OverviewRun, { key, numeric }: OverviewColumn, name: string): HTMLElement {
-    const cell = el(key === "run" ? "th" : "td", { class: numeric ? "num" : "", ...(key === "run" ? { attrs: { scope: "row" } } : {}) });
+    const cell = el(key === "run" ? "th" : "td", {
+      class: numeric ? "num" : "",
+      ...(key === "run" ? { attrs: { scope: "row" } } : {}),
+    });
     if (key === "run") {
-      const facts = [run.run, run.model ?? "", run.parameters ? `${formatCount(run.parameters)} parameters` : ""].filter(Boolean).join("\n");
+      const facts = [run.run, run.model ?? "", run.parameters ? `${formatCount(run.parameters)} parameters` : ""]
+        .filter(Boolean)
+        .join("\n");
       const button = el("button", { class: "link", text: name, title: facts, attrs: { type: "button" } });
       button.addEventListener("click", () => this.events.open(run.run));
       cell.append(button);
     } else if (key === "verdict") {
       const { open } = run.issues;
-      cell.append(run.verdict === null ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" }) : el("span", { class: `badge sev-${run.verdict.severity}`, text: run.verdict.issue_type, title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}` }));
-      if (open > 1) cell.append(el("span", { class: "more", text: ` +${formatStep(open - 1)}`, title: `${formatStep(open)} open issues` }));
+      cell.append(
+        run.verdict === null && hasBrokenLoss(run)
+          ? el("span", { class: "off", text: "loss is NaN or Inf" })
+          : run.verdict === null
+            ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
+            : el("span", {
+                class: `badge sev-${run.verdict.severity}`,
+                text: run.verdict.issue_type,
+                title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
+              }),
+      );
+      if (open > 1)
+        cell.append(
+          el("span", { class: "more", text: ` +${formatStep(open - 1)}`, title: `${formatStep(open)} open issues` }),
+        );
     } else if (key === "trend") {
       const path = svg("path", { d: trendOf(run) });
-      cell.append(svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "loss over the run" }, path));
+      cell.append(
+        svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "loss over the run" }, path),
+      );
     } else {
       const value = valueIn(run, key);
-      const text = value === null ? "\u2013" : typeof value === "number" ? numberText(key, value) : key === "layer" && value === "" ? "whole model" : value;
+      const text =
+        value === null
+          ? "\u2013"
+          : typeof value === "number"
+            ? numberText(key, value)
+            : key === "layer" && value === ""
+              ? "whole model"
+              : value;
       setText(cell, text);
       cell.title = value === null ? "" : String(value);
       if (key === "layer") cell.classList.add("mono");
+      if (typeof value === "number" && !Number.isFinite(value)) cell.classList.add("broken");
     }
     return cell;
   }
@@ -139,7 +203,12 @@ function numberText(key: string, value: number): string {
 
 function trendOf({ trend }: OverviewRun): string {
   let [path, open] = ["", false];
-  for (const point of sparkline(trend.map(([, value]) => toNumber(value)), false, SPARK_WIDTH, SPARK_HEIGHT)) {
+  for (const point of sparkline(
+    trend.map(([, value]) => toNumber(value)),
+    false,
+    SPARK_WIDTH,
+    SPARK_HEIGHT,
+  )) {
     if (point !== null) path += `${open ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
     open = point !== null;
   }

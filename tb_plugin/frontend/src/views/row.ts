@@ -16,7 +16,11 @@ export class TableRow {
   readonly #name: HTMLElement;
   readonly #verdict = el("span");
   readonly #path = svg("path", {});
-  readonly #end = el("td", {}, svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "trend" }, this.#path));
+  readonly #end = el(
+    "td",
+    {},
+    svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "trend" }, this.#path),
+  );
   readonly root: HTMLTableRowElement;
   #cells: readonly HTMLElement[] = [];
   #trend: Trend | null = null;
@@ -32,9 +36,27 @@ export class TableRow {
     const { issue, off, arrives, cells } = row;
     const column = columns.find(({ key }) => key === off);
     if (issue !== null) set(this.#verdict, `badge sev-${issue.severity}`, issue.issue_type, issue.message);
-    else if (column !== undefined) set(this.#verdict, "off", beyond(column, cells[column.key]?.value ?? NaN), `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`);
-    else if (arrives !== null) set(this.#verdict, "off", `\u00d7${threeDigits(arrives)} arrives`, "So much of the gradient at the last block arrives here: less than the threshold of the open issue");
-    else set(this.#verdict, off === null ? "unjudged" : "ok", verdictOf(row), off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds");
+    else if (column !== undefined)
+      set(
+        this.#verdict,
+        "off",
+        beyond(column, cells[column.key]?.value ?? NaN),
+        `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`,
+      );
+    else if (arrives !== null)
+      set(
+        this.#verdict,
+        "off",
+        `\u00d7${threeDigits(arrives)} arrives`,
+        "So much of the gradient at the last block arrives here: less than the threshold of the open issue",
+      );
+    else
+      set(
+        this.#verdict,
+        off === null ? "unjudged" : "ok",
+        verdictOf(row),
+        off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds",
+      );
     if (this.#cells.length !== columns.length) {
       for (const cell of this.#cells) cell.remove();
       this.#cells = columns.map(() => el("td"));
@@ -68,7 +90,12 @@ function fill(td: HTMLElement, cell: Cell | null, { share }: Column, off: boolea
   const { value, among, site, metric } = cell;
   const finite = Number.isFinite(value);
   const text = share && finite ? `${threeDigits(value * 100)} %` : threeDigits(value);
-  set(td, finite ? (off ? "num outside" : "num") : "num broken", text, `${among > 1 ? `greatest of ${among}: ` : ""}${site}\n${metric} = ${value}`);
+  set(
+    td,
+    finite ? (off ? "num outside" : "num") : "num broken",
+    text,
+    `${among > 1 ? `greatest of ${among}: ` : ""}${site}\n${metric} = ${value}`,
+  );
 }
 
 function set(node: HTMLElement, name: string, text: string, title: string): void {
@@ -84,7 +111,12 @@ function pathOf(site: string, trend: Trend | null): string {
   const { columns } = trend.series;
   let path = "";
   let open = false;
-  for (const point of sparkline(block.values.subarray(at * columns, (at + 1) * columns), trend.log, SPARK_WIDTH, SPARK_HEIGHT)) {
+  for (const point of sparkline(
+    block.values.subarray(at * columns, (at + 1) * columns),
+    trend.log,
+    SPARK_WIDTH,
+    SPARK_HEIGHT,
+  )) {
     if (point !== null) path += `${open ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
     open = point !== null;
   }

@@ -4,16 +4,25 @@ import { el } from "../dom";
 import { findMetrics } from "../model/offer";
 
 export class MetricSearch {
-  readonly #field = el("input", { class: "filter", attrs: { type: "search", placeholder: "search: rank, dead, update ...", "aria-label": "Search metrics" } });
+  readonly #field = el("input", {
+    class: "filter",
+    attrs: { type: "search", placeholder: "search: rank, dead, update ...", "aria-label": "Search metrics" },
+  });
   readonly #list = el("div", { class: "found", attrs: { "data-part": "found" } });
-  readonly root = el("dialog", { class: "card info search", attrs: { "data-part": "search", "aria-label": "Choose a metric" } });
+  readonly root = el("dialog", {
+    class: "card info search",
+    attrs: { "data-part": "search", "aria-label": "Choose a metric" },
+  });
   #held: readonly RunMetric[] = [];
   #catalog: readonly CatalogEntry[] = [];
 
   constructor(private readonly chosen: (name: string) => void) {
     const close = el("button", { class: "btn", text: "Close", attrs: { type: "button" } });
     close.addEventListener("click", () => this.root.close());
-    this.root.append(el("div", { class: "bar" }, el("h2", { text: "Metric on the map" }), this.#field, close), this.#list);
+    this.root.append(
+      el("div", { class: "bar" }, el("h2", { text: "Metric on the map" }), this.#field, close),
+      this.#list,
+    );
     this.#field.addEventListener("input", () => this.#draw());
     this.#field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
@@ -40,7 +49,13 @@ export class MetricSearch {
     const topics = findMetrics(this.#held, this.#catalog, this.#field.value);
     const parts = topics.map(({ topic, metrics }) => {
       const items = metrics.map(({ metric, held }) => {
-        const button = el("button", { class: held ? "" : "absent", attrs: { type: "button", "data-name": metric.name } }, el("b", { text: held ? metric.title : `${metric.title} (not in this run)` }), el("span", { class: "mono", text: metric.name }), el("span", { class: "mono formula", text: metric.formula }));
+        const button = el(
+          "button",
+          { class: held ? "" : "absent", attrs: { type: "button", "data-name": metric.name } },
+          el("b", { text: held ? metric.title : `${metric.title} (not in this run)` }),
+          el("span", { class: "mono", text: metric.name }),
+          el("span", { class: "mono formula", text: metric.formula }),
+        );
         button.addEventListener("click", () => {
           this.root.close();
           this.chosen(metric.name);

@@ -10,8 +10,18 @@ export class StripView {
   readonly #bands = el("div");
   readonly #cursor = el("div", { class: "vline" });
   readonly #lanes = el("div", { class: "lanes", attrs: { "data-part": "lanes" } }, this.#bands, this.#cursor);
-  readonly #previous = el("button", { class: "btn", attrs: { type: "button", "aria-label": "Previous issue" } }, el("span", { text: "\u2039 ", attrs: { "aria-hidden": "true" } }), "Previous");
-  readonly #next = el("button", { class: "btn", attrs: { type: "button", "aria-label": "Next issue" } }, "Next", el("span", { text: " \u203a", attrs: { "aria-hidden": "true" } }));
+  readonly #previous = el(
+    "button",
+    { class: "btn", attrs: { type: "button", "aria-label": "Previous issue" } },
+    el("span", { text: "\u2039 ", attrs: { "aria-hidden": "true" } }),
+    "Previous",
+  );
+  readonly #next = el(
+    "button",
+    { class: "btn", attrs: { type: "button", "aria-label": "Next issue" } },
+    "Next",
+    el("span", { text: " \u203a", attrs: { "aria-hidden": "true" } }),
+  );
   readonly #count = el("span");
   readonly root = el(
     "section",
@@ -38,14 +48,25 @@ export class StripView {
     this.#ends = [first, last];
     const before = this.#chosen;
     this.#chosen = this.#issues.find((issue) => before !== null && sameIssue(issue, before)) ?? null;
-    const strip = layOut(issues, last, (last - first) * LEAST_SHARE, MOST_LANES);
     this.root.hidden = issues.length === 0;
+    this.#lay();
+  }
+
+  #lay(): void {
+    const [first, last] = this.#ends;
+    const strip = layOut(this.#issues, last, (last - first) * LEAST_SHARE, MOST_LANES, this.#chosen);
     const found: { readonly bar: Bar; readonly button: HTMLElement }[] = [];
-    keepChildren(this.#bands, strip.bars, ({ issue }) => issueKey(issue), (bar) => this.#button(bar), (button, bar) => found.push({ bar, button }));
+    keepChildren(
+      this.#bands,
+      strip.bars,
+      ({ issue }) => issueKey(issue),
+      (bar) => this.#button(bar),
+      (button, bar) => found.push({ bar, button }),
+    );
     this.#bars = found;
     for (const { bar, button } of found) button.style.top = `${bar.lane * LANE + 1}px`;
     this.#lanes.style.height = `${Math.max(1, strip.lanes) * LANE}px`;
-    setText(this.#count, strip.hidden > 0 ? `${formatStep(strip.hidden)} more` : `${issues.length} in all`);
+    setText(this.#count, strip.hidden > 0 ? `${formatStep(strip.hidden)} more` : `${this.#issues.length} in all`);
     this.#place();
   }
 
@@ -69,6 +90,7 @@ export class StripView {
 
   choose(issue: Issue): void {
     this.#chosen = this.#issues.find((item) => sameIssue(item, issue)) ?? null;
+    if (!this.#bars.some(({ bar }) => bar.issue === this.#chosen)) this.#lay();
   }
 
   #go(by: 1 | -1): void {
@@ -97,7 +119,12 @@ export class StripView {
     const text = `${issue.issue_type} ${where(issue)}`;
     const label = `${issue.severity} ${text} since step ${formatStep(issue.step)}${until}${ended}`;
     const past = issue.state === "open" ? "" : "past";
-    const button = el("button", { class: `sev-${issue.severity} ${past}`, text, title: label, attrs: { type: "button", "aria-label": label } });
+    const button = el("button", {
+      class: `sev-${issue.severity} ${past}`,
+      text,
+      title: label,
+      attrs: { type: "button", "aria-label": label },
+    });
     button.addEventListener("click", () => this.picked(issue));
     return button;
   }

@@ -2,7 +2,18 @@
 import type { RunMetric } from "../api";
 import { el, keepChildren, setOptions, setText } from "../dom";
 import { csv, fileName } from "../model/export";
-import { arrange, columnsOf, groupsOf, rowsOf, verdictOf, type Column, type Group, type Moment, type Row, type SortKey } from "../model/health";
+import {
+  arrange,
+  columnsOf,
+  groupsOf,
+  rowsOf,
+  verdictOf,
+  type Column,
+  type Group,
+  type Moment,
+  type Row,
+  type SortKey,
+} from "../model/health";
 import { formatStep } from "../model/format";
 import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
@@ -23,13 +34,23 @@ const NAMED: readonly { readonly key: SortKey; readonly title: string }[] = [
 
 export class HealthTable {
   readonly #kinds = el("select", { attrs: { "aria-label": "Rows", "data-part": "rows" } });
-  readonly #filter = el("input", { class: "filter", attrs: { type: "search", placeholder: "filter layers", "aria-label": "Filter layers" } });
+  readonly #filter = el("input", {
+    class: "filter",
+    attrs: { type: "search", placeholder: "filter layers", "aria-label": "Filter layers" },
+  });
   readonly #note = el("span", { class: "note", attrs: { "data-part": "table-note" } });
-  readonly #download = downloadMenu("the table", { csv: () => csv(this.#shown), name: () => fileName(this.#run, "health", String(this.#moment?.step ?? "")) });
+  readonly #download = downloadMenu("the table", {
+    csv: () => csv(this.#shown),
+    name: () => fileName(this.#run, "health", String(this.#moment?.step ?? "")),
+  });
   readonly #heads = el("tr");
   readonly #body = el("tbody");
   readonly #table = el("table", {}, el("thead", {}, this.#heads), this.#body);
-  readonly #scroll = el("div", { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } }, this.#table);
+  readonly #scroll = el(
+    "div",
+    { class: "scroll", attrs: { tabindex: "0", role: "region", "aria-label": "Table of the layers" } },
+    this.#table,
+  );
   readonly root = el(
     "section",
     { class: "card health", attrs: { "aria-label": "Health of the layers", "data-part": "health" } },
@@ -63,7 +84,11 @@ export class HealthTable {
   showMeta(run: string, held: readonly RunMetric[], issues: readonly Issue[]): void {
     [this.#issues, this.#run, this.#metrics, this.#groups] = [issues, run, held, groupsOf(held)];
     const chosen = this.group ?? this.#groups[0];
-    setOptions(this.#kinds, this.#groups.map(({ key, label }) => ({ value: key, label })), chosen?.key ?? "");
+    setOptions(
+      this.#kinds,
+      this.#groups.map(({ key, label }) => ({ value: key, label })),
+      chosen?.key ?? "",
+    );
     this.root.hidden = chosen === undefined;
     const most = Math.max(0, ...(chosen?.metrics ?? []).map(({ sites }) => sites));
     this.#scroll.style.minHeight = `${Math.min(TALLEST, HEAD + most * LINE)}px`;
@@ -91,7 +116,11 @@ export class HealthTable {
 
   /** Heads and rows as they stand. */
   get #shown(): readonly (readonly (string | number | null)[])[] {
-    const rows = this.#arranged.map((row) => [row.site, verdictOf(row), ...this.#columns.map(({ key }) => row.cells[key]?.value ?? null)]);
+    const rows = this.#arranged.map((row) => [
+      row.site,
+      verdictOf(row),
+      ...this.#columns.map(({ key }) => row.cells[key]?.value ?? null),
+    ]);
     return [[...NAMED, ...this.#columns].map(({ title }) => title), ...rows];
   }
 
@@ -108,11 +137,15 @@ export class HealthTable {
   #draw(): void {
     this.#drawHeads();
     const rows = this.#arranged;
-    const left = rows.length > MOST_ROWS ? `first ${MOST_ROWS} of ${formatStep(rows.length)} rows, filter to see others; ` : "";
-    const coarse = this.#moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.#moment.coarse)} steps`;
+    const left =
+      rows.length > MOST_ROWS ? `first ${MOST_ROWS} of ${formatStep(rows.length)} rows, filter to see others; ` : "";
+    const coarse =
+      this.#moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.#moment.coarse)} steps`;
     setText(this.#note, this.#moment === null ? "" : `${left}at step ${formatStep(this.#moment.step)}${coarse}`);
     this.#table.style.setProperty("--n", String(this.#columns.length));
-    const lines = rows.slice(0, MOST_ROWS).map((row) => ({ row, line: this.#shownRows.get(row.site) ?? this.#row(row.site) }));
+    const lines = rows
+      .slice(0, MOST_ROWS)
+      .map((row) => ({ row, line: this.#shownRows.get(row.site) ?? this.#row(row.site) }));
     this.#shownRows = new Map(lines.map(({ line }) => [line.site, line]));
     keepChildren(
       this.#body,
@@ -136,7 +169,8 @@ export class HealthTable {
         return el("th", { attrs: { scope: "col", "data-key": key } }, button);
       },
       (head, { key }) => {
-        if (key !== "") head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
+        if (key !== "")
+          head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
       },
     );
   }

@@ -1,7 +1,7 @@
 // The answer before anyone clicks: a sentence, how the loss went, and what to do.
 import type { RunMeta } from "../api";
 import { el, keepChildren, setText, svg } from "../dom";
-import { formatNumber, formatStep } from "../model/format";
+import { formatNumber, formatStep, threeDigits } from "../model/format";
 import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, type Series } from "../model/series";
@@ -21,10 +21,25 @@ export class VerdictView {
   readonly #detail = el("p");
   readonly #fix = el("p", { class: "fix", attrs: { "data-part": "fix" } });
   readonly #path = svg("path", {});
-  readonly #spark = svg("svg", { width: SPARK_WIDTH, height: SPARK_HEIGHT, role: "img", "aria-label": "loss over the whole run", "data-part": "loss-spark" }, this.#path);
+  readonly #spark = svg(
+    "svg",
+    {
+      width: SPARK_WIDTH,
+      height: SPARK_HEIGHT,
+      role: "img",
+      "aria-label": "loss over the whole run",
+      "data-part": "loss-spark",
+    },
+    this.#path,
+  );
   readonly #courseTitle = el("span");
   readonly #courseText = el("b");
-  readonly #learning = el("div", { class: "course", attrs: { "data-part": "course" } }, this.#courseTitle, this.#courseText);
+  readonly #learning = el(
+    "div",
+    { class: "course", attrs: { "data-part": "course" } },
+    this.#courseTitle,
+    this.#courseText,
+  );
   readonly #open = el("ul", { class: "issues", attrs: { "data-part": "open" } });
   readonly #moreTitle = el("summary");
   readonly #more = el("ul", { class: "issues", attrs: { "data-part": "more" } });
@@ -37,18 +52,31 @@ export class VerdictView {
   #defined: (layer: string) => string = () => "";
 
   /** `around` shows the readings before and after the step at which an issue began. */
-  constructor(private readonly picked: (issue: Issue) => void, private readonly around: (issue: Issue) => void) {
+  constructor(
+    private readonly picked: (issue: Issue) => void,
+    private readonly around: (issue: Issue) => void,
+  ) {
     this.root.className = "answer";
-    this.#banner.append(this.#mark, el("div", { class: "said" }, this.#headline, this.#detail, this.#fix), this.#spark, this.#learning);
+    this.#banner.append(
+      this.#mark,
+      el("div", { class: "said" }, this.#headline, this.#detail, this.#fix),
+      this.#spark,
+      this.#learning,
+    );
     this.root.append(this.#banner, this.#open, el("div", { class: "folds" }, this.#moreBox, this.#pastBox));
     this.#pastBox.hidden = this.#moreBox.hidden = true;
   }
 
-  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number, defined: (layer: string) => string): void {
+  show(
+    issues: readonly Issue[],
+    { last, lost, loss }: RunMeta,
+    open: number,
+    defined: (layer: string) => string,
+  ): void {
     this.#defined = defined;
     const said = verdict(issues, last, lost, open);
     setText(this.#courseTitle, loss ? "loss" : "");
-    setText(this.#courseText, loss ? `${formatNumber(loss.first, 3)} \u2192 ${formatNumber(loss.last, 3)}` : "");
+    setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
     this.#learning.title = loss ? "Medians of the first and of the last five losses" : "";
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
@@ -64,7 +92,10 @@ export class VerdictView {
     this.#list(this.#past, groupIssues(past));
     this.#open.hidden = groups.length === 0;
     const folded = groups.length - OPEN_CARDS;
-    setText(this.#moreTitle, `${formatStep(Math.max(0, folded))} more ${folded === 1 ? "kind of issue" : "kinds of issues"}`);
+    setText(
+      this.#moreTitle,
+      `${formatStep(Math.max(0, folded))} more ${folded === 1 ? "kind of issue" : "kinds of issues"}`,
+    );
     this.#moreBox.hidden = folded <= 0;
     setText(this.#pastTitle, `${formatStep(past.length)} past ${past.length === 1 ? "issue" : "issues"}`);
     this.#pastBox.hidden = past.length === 0;
@@ -73,9 +104,24 @@ export class VerdictView {
   /** The loss of the whole run, whatever is in view below; null where the run holds none. */
   showLoss(series: Series | null): void {
     const block = series?.blocks.values().next().value;
-    const values = series === null || block === undefined ? [] : finiteRow(series, block, 0, false).map((value) => value ?? NaN);
+    const values =
+      series === null || block === undefined ? [] : finiteRow(series, block, 0, false).map((value) => value ?? NaN);
     this.#spark.toggleAttribute("hidden", values.length < 2);
     this.#path.setAttribute("d", pathOf(values));
+    // Medians of finite losses say nothing of a run that ends without one.
+    const last = block?.values.at(-1) ?? 0;
+    this.#courseText.classList.toggle("broken", !Number.isFinite(last));
+    if (Number.isFinite(last)) return;
+    const first = values.find((value) => Number.isFinite(value));
+    if (this.#banner.classList.contains("tone-good")) {
+      this.#banner.className = "card verdict tone-bad";
+      setText(this.#mark, MARKS.bad);
+      setText(this.#headline, `The loss is ${formatNumber(last)}`);
+      setText(this.#detail, "No rule has called it an issue.");
+    }
+    setText(this.#courseTitle, "loss");
+    setText(this.#courseText, `${first === undefined ? "" : `${threeDigits(first)} \u2192 `}${formatNumber(last)}`);
+    this.#learning.title = "The first loss and the last one";
   }
 
   /** Says on each card how its quantity is now, and how it was when it was worst. */
@@ -95,17 +141,38 @@ export class VerdictView {
   #list(list: HTMLElement, groups: readonly Group[]): void {
     const key = ({ key, head, rest, also }: Group): string =>
       [key, issueKey(head), rest.length, issueKey(rest.at(-1) ?? head), ...also.map(issueKey)].join("\n");
-    keepChildren(list, groups, key, (group) => this.#group(group), () => undefined);
+    keepChildren(
+      list,
+      groups,
+      key,
+      (group) => this.#group(group),
+      () => undefined,
+    );
   }
 
   #group({ head, rest, also, layers }: Group): HTMLLIElement {
     const card = el("li", { class: "card group" }, this.#item(head, whereIn(head.layer, layers.length)));
-    const closer = el("button", { class: "around", text: `20 readings around step ${formatStep(head.step)}`, attrs: { type: "button", "data-part": "around" } });
+    const closer = el("button", {
+      class: "around",
+      text: `20 readings around step ${formatStep(head.step)}`,
+      attrs: { type: "button", "data-part": "around" },
+    });
     closer.addEventListener("click", () => this.around(head));
     card.append(closer);
     const source = this.#defined(head.layer);
-    if (source !== "") card.append(el("span", { class: "source mono", text: source, title: `${head.layer} is defined at ${source}`, attrs: { "data-part": "source" } }));
-    if (also.length > 0) card.append(this.#folded(also, `also seen: ${[...new Set(also.map(({ issue_type }) => issue_type))].join(", ")}`));
+    if (source !== "")
+      card.append(
+        el("span", {
+          class: "source mono",
+          text: source,
+          title: `${head.layer} is defined at ${source}`,
+          attrs: { "data-part": "source" },
+        }),
+      );
+    if (also.length > 0)
+      card.append(
+        this.#folded(also, `also seen: ${[...new Set(also.map(({ issue_type }) => issue_type))].join(", ")}`),
+      );
     if (rest.length > 0) card.append(this.#folded(rest, `${formatStep(rest.length)} more of this kind`));
     return card;
   }
@@ -113,7 +180,10 @@ export class VerdictView {
   #folded(issues: readonly Issue[], title: string): HTMLElement {
     const listed = issues.slice(0, MOST_LISTED).map((issue) => el("li", {}, this.#item(issue, where(issue))));
     const left = issues.length - listed.length;
-    const more = left > 0 ? el("li", { class: "left", text: `and ${formatStep(left)} more: the table below names their layers` }) : null;
+    const more =
+      left > 0
+        ? el("li", { class: "left", text: `and ${formatStep(left)} more: the table below names their layers` })
+        : null;
     return el("details", { class: "rest" }, el("summary", { text: title }), el("ul", {}, ...listed, more));
   }
 
@@ -124,7 +194,15 @@ export class VerdictView {
         : `step ${formatStep(issue.step)} \u2013 ${formatStep(issue.healed_step)}, healed`;
     const button = el(
       "button",
-      { class: "issue", attrs: { type: "button", "data-type": issue.issue_type, "data-key": issueKey(issue), "data-problem": String(isProblem(issue)) } },
+      {
+        class: "issue",
+        attrs: {
+          type: "button",
+          "data-type": issue.issue_type,
+          "data-key": issueKey(issue),
+          "data-problem": String(isProblem(issue)),
+        },
+      },
       el(
         "span",
         { class: "top" },

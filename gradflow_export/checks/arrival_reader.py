@@ -1,0 +1,253 @@
+"""What lies in ``.grad`` when a gradient arrives, and whether it is still there when the optimizer steps."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.metrics.arrays.samples import even_sample
+
+FOLLOWED = 4
+"""Parameters that carry a hook while the tap is armed, besides one of each optimizer that has none among them."""
+PLAYERS = 4
+"""Optimizers of which one more parameter is followed, at most."""
+ENTRIES = 256
+"""Evenly spaced entries of each that are looked at."""
+
+
+class _Pass(NamedTuple):
+    """A backward pass that reached a parameter: which one, when, and what it found."""
+
+    task: int
+    order: int
+    found: Tensor | None
+
+
+class _Taken(NamedTuple):
+    """A step of another optimizer: how many passes there were before it, what it holds, and when it got which pass."""
+
+    passes: int
+    holds: frozenset[int]
+    orders: dict[int, int]
+
+
+class _Arrivals:
+    """What came to one parameter since its optimizer stepped last."""
+
+    def __init__(self) -> None:
+        self.passes: list[_Pass] = []
+        self.taken: list[_Taken] = []
+        self.cleared = False
+        self.found: list[Tensor] = []
+        self.came: list[Tensor] = []
+        self.coming: tuple[Tensor, Tensor | None] | None = None
+        self.version: int | None = None
+        self.later: list[Tensor | None] = []
+
+
+class ArrivalTap:
+    """Follows a few parameters through the backward passes between two steps of their optimizer, while armed.
+
+    A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
+    the step was cleared in between. Both are told by the entries, so that clearing by ``None`` and by zeros are alike.
+    A pass of another player is told by its optimizer, which steps before the next pass, by that player's parameters,
+    which the pass reaches after this one, and by the next pass, which does not reach them: a critic that an actor's
+    loss went through. What two losses leave in a layer below both is their sum, and meant.
+
+    Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
+    since the pass before it; micro-batches of one call are passes at the same weights.
+
+    Args:
+        model: The unwrapped model; only weak references to its modules are kept.
+        guard: Wraps the hooks.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+
+    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
+        self._model = weakref.ref(model)
+        self._take, self._keep = guard(self._arrives), guard(self._accumulated)
+        self._handles: list[RemovableHandle] = []
+        self._seen: dict[int, _Arrivals] = {}
+        self._order = 0
+        self._last = 0
+        self._whole: set[int] | None = None
+        self._one_of: dict[int, Slot] = {}
+        self._out: Drained = []
+
+    @property
+    def modules(self) -> int:
+        """The number of parameters followed does not grow with the model."""
+        return 1
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes every hook away."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Put hooks on a few parameters, or with ``on=False`` take them away."""
+        if on and not self._handles:
+            model = self._model()
+            found = [] if model is None else [(slot, p) for slot, p in slots(model) if _can_follow(p)]
+            chosen = found[:: -(-len(found) // FOLLOWED) or 1]
+            known = {id(p) for _, p in chosen}
+            others = [(one, one()) for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
+            chosen += [(slot, p) for slot, p in others if p is not None and _can_follow(p)]
+            if self._last:  # of the others it is not known what came since their last step
+                self._whole = {self._last}
+            for slot, parameter in chosen:
+                hook = unserializable_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep))  # type: ignore[no-untyped-call]
+        elif not on and self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self._seen.clear()
+
+    def before(self, step: OptimizerStep) -> None:
+        """Compare what arrived with what is there when an optimizer steps; with a closure nothing has arrived yet."""
+        self._last = id(step.optimizer)
+        whole = self._whole is None or self._last in self._whole
+        if self._whole is not None:
+            self._whole.add(self._last)
+        if not self._seen:
+            return
+        if step.closure:  # what came before it is no part of the step
+            self._forget(step)
+            return
+        self._take_notice(step)
+        where, stale, kept, foreign = [], [], [], []
+        with torch.no_grad():
+            for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
+                seen = self._seen.pop(id(parameter), None)
+                if seen is None or not seen.came or not whole:
+                    continue
+                came = torch.stack(seen.came).sum()
+                there = came.new_zeros(()) if parameter.grad is None else _size(parameter.grad)
+                left = came.new_zeros(()) if seen.cleared else torch.stack(seen.found).amin()
+                where.append(place)
+                stale.append(left / there)
+                kept.append(there / came)
+                others = self._left_by_others(seen)
+                foreign.append(came.new_zeros(()) if others is None else others / there)
+        self._give(step, where, stale=stale, kept=kept, foreign=foreign)
+
+    def after(self, step: OptimizerStep) -> None:
+        """Compare what the passes of a closure found with what they left, and forget it."""
+        if not self._seen:
+            return
+        where, stale, kept = [], [], []
+        with torch.no_grad():
+            for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
+                seen = self._seen.get(id(parameter)) if step.closure else None
+                if seen is None or not seen.later or parameter.grad is None:
+                    continue
+                came, there = torch.stack(seen.came).sum(), _size(parameter.grad)
+                found = [came.new_zeros(()) if size is None else size for size in seen.later]
+                where.append(place)
+                stale.append(torch.stack(found).amin() / there)
+                kept.append(there / came)
+        self._forget(step)
+        self._give(step, where, stale=stale, kept=kept)
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget the gradients of a step that a gradient scaler skipped."""
+        self._forget(step)
+        self._out = []
+
+    def drain(self) -> Drained:
+        """Give out what was compared since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def forget(self) -> None:
+        """Forget what was compared: the step makes no record."""
+        self._out = []
+
+    def _forget(self, step: OptimizerStep) -> None:
+        for parameter in step.owned.parameters:
+            self._seen.pop(id(parameter), None)
+
+    def _take_notice(self, step: OptimizerStep) -> None:
+        """Let the parameters that this optimizer does not hold know that it steps, and with which passes."""
+        held = {id(p): p for p in step.owned.parameters}
+        if held and not self._one_of.keys() & held.keys():
+            first, model = step.owned.parameters[0], self._model()
+            place = None if model is None else next((slot for slot, p in slots(model) if p is first), None)
+            if place is not None:
+                self._one_of[id(first)] = place
+        mine = frozenset(held).intersection(self._seen)
+        orders: dict[int, int] = {}
+        for key in mine:
+            for task, order, _ in self._seen[key].passes:
+                orders[task] = min(order, orders.get(task, order))
+        for key, seen in self._seen.items():
+            if key not in mine and seen.passes and orders:
+                seen.taken.append(_Taken(len(seen.passes), mine, orders))
+
+    def _left_by_others(self, seen: _Arrivals) -> Tensor | None:
+        """Return the size of what a pass of another player left there, ``None`` where none did or it was cleared."""
+        for passes, holds, orders in seen.taken:
+            through = any(task in orders and order < orders[task] for task, order, _ in seen.passes[:passes])
+            own = seen.passes[passes:]
+            theirs = {task for key in holds if key in self._seen for task, _, _ in self._seen[key].passes}
+            shared = any(task in theirs or task in orders for task, _, _ in own)
+            if through and own and not shared and own[0].found is not None:
+                return own[0].found
+        return None
+
+    def _give(self, step: OptimizerStep, where: list[np.int64], **told_of: list[Tensor]) -> None:
+        for name, values in told_of.items() if where else ():
+            told = torch.stack([value.to(values[0].device) for value in values])
+            fact, places = f"parameter.{name}_gradient", np.asarray(where)
+            self._out.append(Clue(fact, step.owned.sites, told, places, nan_is_missing=True))
+
+    def _arrives(self, slot: Slot, gradient: Tensor) -> None:
+        parameter = slot()
+        if parameter is None or gradient.layout is not torch.strided or torch.compiler.is_compiling():
+            return
+        with torch.no_grad():
+            found = None if parameter.grad is None else _size(parameter.grad)
+            self._seen.setdefault(id(parameter), _Arrivals()).coming = _size(gradient), found
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        """Count what arrived; what ``torch.autograd.grad`` was asked for arrives and is not accumulated."""
+        seen = self._seen.get(id(parameter))
+        if seen is None or seen.coming is None:
+            return
+        (came, found), seen.coming = seen.coming, None
+        seen.came.append(came)
+        self._order += 1
+        seen.passes.append(_Pass(torch_private.backward_number(), self._order, found))
+        if seen.version not in {None, torch_private.version(parameter)}:
+            seen.later.append(found)
+        seen.version = torch_private.version(parameter)
+        if found is None:
+            seen.cleared = True
+        else:
+            seen.found.append(found)
+
+
+def _can_follow(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.numel() > 0 and not hasattr(parameter, "placements")
+
+
+def _size(gradient: Tensor) -> Tensor:
+    """Return the mean size of evenly spaced entries, in float64. Shape: scalar."""
+    return even_sample(gradient.coalesce().values() if gradient.is_sparse else gradient, ENTRIES).abs().double().mean()

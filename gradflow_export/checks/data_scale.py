@@ -1,0 +1,234 @@
+"""Inputs and targets on a scale no network can start from: DATA_SCALE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import layers_of, no_better, past, seen
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import stuck
+
+_NORMALISE = (
+    "normalise the features with the training set's numbers, x = (x - mean) / std (pixels: x / 255, or "
+    "transforms.Normalize), or begin the model with nn.BatchNorm1d(features)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataScale(Check):
+    """Find inputs of a size, or of sizes, that keep the first layer from learning.
+
+    Along the weights of the first layer a loss is curved ``rms(x)^2`` times as much as along its bias, and along those
+    of the greatest feature ``ratio^2`` times as much as along those of a typical one: that is the condition number a
+    learning rate has to cope with. ``large`` = 10 makes it a hundred, which Adam and a good rate may cope with; it is
+    told only when after ``settle`` steps the model is still no better than the best constant answer.
+
+    ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
+    Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
+    in a sliver. Nothing is told where a normalisation stands before or behind the first layer, which makes it blind to
+    the scale.
+
+    Why it is bad:
+        The curvature along a weight grows with the square of its input: with pixels from 0 to 255 a step that suits the
+        biases is ten thousand times too large for the weights, and one that suits the weights does not move the biases.
+
+    Example:
+        x = images.float()  # 0 to 255
+        loss = F.cross_entropy(model(x), y)
+
+    Use instead:
+        x = images.float() / 255
+        loss = F.cross_entropy(model(x), y)
+
+    Not reported:
+        A normalisation stands before or directly behind the first layer; the model gets better than a constant answer
+        all the same; inputs are numbers of words.
+
+    Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
+
+    Attributes:
+        large: Least size of inputs, and of the greatest feature.
+        uneven: Least ratio of the greatest to a typical feature.
+        small: Greatest size that is too small.
+        extreme: Least size that is told at once.
+        settle: Steps a model has to show that it copes.
+        level: Share of the best constant's loss that counts as no better.
+        squeezed: Least share of features whose middle half is a thousandth of what the inputs span.
+    """
+
+    squeezed: float = 0.5
+    large: float = 10.0
+    uneven: float = 100.0
+    small: float = 0.01
+    extreme: float = 1000.0
+    settle: int = 50
+    level: float = 0.9
+    patience: int = 2
+    heal: int = 10
+
+    name: ClassVar[str] = "data-scale"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
+    evidence: ClassVar[tuple[str, ...]] = ("input.rms",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "input.rms")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the inputs of this record."""
+        for site in layers_of(record, "input.rms"):
+            size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
+            if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
+                return (_squeezed(record, site, self.squeezed),)
+            ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
+            if size is None or normalised is None or normalised > 0 or not np.isfinite(size):
+                continue
+            if constant == 1.0 and len(past(history, "input.rms", site)) >= 3 and self._harmed(record, history):
+                return (_same(site),)
+            greatest = seen(record, "input.max", site) or 0.0
+            uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
+            if not (size >= self.large or 0 < size <= self.small or uneven):
+                continue
+            at_once = size >= self.extreme and self._lost(history)
+            if at_once or self._harmed(record, history):
+                return (self._finding(record, site, size, ratio if uneven else None, at_once=at_once),)
+        return ()
+
+    def _lost(self, history: History) -> bool:
+        """Whether the model has never come near the best constant answer."""
+        series = history.at_sites("loss.over_constant")
+        values = series.values[series.present]
+        return len(values) > 0 and bool((values >= 3.0).all() or not np.isfinite(values).all())
+
+    def _harmed(self, record: StepRecord, history: History) -> bool:
+        sites = history.at_sites("loss.over_constant").sites
+        if not sites:
+            return stuck(history, record.step, span=2 * self.settle)
+        return record.step >= self.settle and all(no_better(history, site, self.level, 3) for site in sites)
+
+    def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, *, at_once: bool) -> Finding:
+        mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
+        bytes_ = seen(record, "input.whole_share", site) == 1.0 and (seen(record, "input.max", site) or 0.0) <= 255.0
+        what = "bytes from 0 to 255" if bytes_ and size > self.large else f"a size of {number(size)}"
+        message = (
+            f"Inputs of {site or 'the first layer'} have {what} (mean {number(mean)}, standard deviation "
+            f"{number(spread)}), and nothing in the model normalises them."
+        )
+        if ratio is not None:
+            message = (
+                f"The greatest feature that enters {site or 'the first layer'} is {number(ratio)} times the typical "
+                f"one (inputs: mean {number(mean)}, standard deviation {number(spread)}), and nothing in the model "
+                "normalises them."
+            )
+        return Finding(
+            IssueType.DATA_SCALE,
+            Severity.HIGH if at_once else Severity.MEDIUM,
+            ("input",),
+            size if ratio is None else ratio,
+            self.uneven if ratio is not None else self.large if size > 1 else self.small,
+            message,
+            _NORMALISE,
+            cause="input",
+        )
+
+
+def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
+    share = seen(record, "input.squeezed_share", site) or 0.0
+    mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
+    return Finding(
+        IssueType.DATA_SCALE,
+        Severity.MEDIUM,
+        ("input",),
+        share,
+        least,
+        f"Half of the values of {number(100 * share)} % of the features that enter {site or 'the first layer'} lie "
+        f"within a thousandth of what all inputs span (mean {number(mean)}, standard deviation {number(spread)}): a "
+        "few extremes set the scale, and the rest cannot be told apart.",
+        "find the extremes, print(x.min(), x.max(), x.median()): take marks for missing data (-9999, 1e20) out before "
+        "the least and greatest value or the mean are taken, or scale by quantiles.",
+        cause="squeezed",
+        origin="extremes set the scale",
+    )
+
+
+def _same(site: str) -> Finding:
+    return Finding(
+        IssueType.DATA_SCALE,
+        Severity.HIGH,
+        ("input",),
+        1.0,
+        1.0,
+        f"All samples that enter {site or 'the first layer'} are equal: there is nothing to tell them apart by.",
+        "look at what the loader gives out, print(next(iter(loader))[0].std(dim=0)): a transform may divide integers "
+        "(x // 255), or one sample may be repeated.",
+        cause="equal inputs",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScale(Check):
+    """Find targets of a regression that are out of proportion to what the model gives out.
+
+    A fresh network gives out numbers of about 1, and one step of size ``lr`` moves them by a small multiple of it.
+    Told only where predictions stay below ``reach`` of the targets' size (or above its inverse) and the loss is no
+    better than the best constant's, after ``settle`` steps. Losses with bounded outputs are WRONG_LOSS's.
+
+    Why it is bad:
+        A new network gives out numbers of about 1, and a step moves them by a small multiple of the learning rate:
+        targets of 100 000 are thousands of steps away, whatever the model learns of the inputs.
+
+    Example:
+        loss = F.mse_loss(model(x), prices)  # prices of about 250 000
+
+    Use instead:
+        loss = F.mse_loss(model(x), (prices - prices.mean()) / prices.std())
+
+    Not reported:
+        Predictions reach a twentieth of the targets' size within 20 steps; the loss is below that of the best constant
+        answer; the last activation bounds the outputs, which is WRONG_LOSS.
+
+    Attributes:
+        large: Least size of targets.
+        small: Greatest size of targets that are too small.
+        reach: Greatest size of predictions, as a share of that of targets.
+        settle: Steps until it is judged.
+    """
+
+    large: float = 30.0
+    small: float = 0.01
+    reach: float = 0.05
+    settle: int = 20
+    patience: int = 3
+
+    name: ClassVar[str] = "target-scale"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
+    evidence: ClassVar[tuple[str, ...]] = ("target.reach",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the targets of this record."""
+        for site in layers_of(record, "target.reach"):
+            reach, size = seen(record, "target.reach", site), seen(record, "target.rms", site)
+            if reach is None or size is None or not np.isfinite(reach) or record.step < self.settle:
+                continue
+            far = size >= self.large and reach <= self.reach
+            near = size <= self.small and reach >= 1.0 / self.reach and record.step >= 5 * self.settle
+            if not (far or near) or no_better(history, site, 0.9, 3) is None:
+                continue
+            return (
+                Finding(
+                    IssueType.DATA_SCALE,
+                    Severity.HIGH,
+                    ("target",),
+                    reach,
+                    self.reach if far else 1.0 / self.reach,
+                    f"Targets have a size of {number(size)}, and predictions of {site or 'the model'} {number(reach)} "
+                    f"times that after {record.step} steps: at this rate they do not get there.",
+                    "standardise the targets, y = (y - y_mean) / y_std, and undo it on predictions; or give the last "
+                    "layer that mean and scale: nn.init.constant_(last.bias, y_mean).",
+                    cause="target",
+                ),
+            )
+        return ()

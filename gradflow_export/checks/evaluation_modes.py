@@ -1,0 +1,185 @@
+"""Evaluation that drops and training that does not: EVAL_RANDOM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import values_of
+from gradflow_export.rules.history import History, SiteSeries
+
+_NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
+_PARTS = "mode.parts_training"
+_DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_training", "mode.training_evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongMode(Check):
+    """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
+
+    Noise in evaluation is told of a model that answers a question alone, in which all losses are of predictions against
+    targets that are classes or one number for each sample, and where the same data are not evaluated several times:
+    what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode count
+    as evaluation where they come between some steps only: methods that need one for each step
+    (pseudo-labels, adversarial directions) are in order. Where a model itself is never called, calls of its children
+    count, of a model that answers a question alone. A model that trains in evaluation mode from the first step
+    has its statistics frozen on purpose.
+
+    Why it is bad:
+        Dropout in evaluation makes measurements worse and different each time; evaluation in training mode moves the
+        statistics of BatchNorm; a model that stays in evaluation mode trains without its regularisation.
+
+    Example:
+        accuracy = (model(x_val).argmax(1) == y_val).float().mean()  # the model is in training mode
+
+    Use instead:
+        model.eval()
+        with torch.no_grad():
+            accuracy = (model(x_val).argmax(1) == y_val).float().mean()
+        model.train()
+
+    Not reported:
+        The same data are evaluated several times in a row (Monte Carlo dropout); a part was put into training mode by
+        hand; a pass without gradients before each step; noise in models that generate or reconstruct; a model that
+        trains in evaluation mode from the first step.
+
+    Attributes:
+        episodes: Least number of steps before which the model was evaluated in training mode.
+        often: Greatest share of such steps.
+        asleep: Least number of steps in evaluation mode.
+        patience: One; the numbers above are the patience.
+    """
+
+    episodes: int = 2
+    often: float = 0.4
+    asleep: int = 5
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "wrong-mode"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
+    evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
+    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
+    by_layer: ClassVar[bool] = True
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the modes of the passes since the last step."""
+        noise, quiet = self._noise(record, history), self._training(record, history, _TRAINING)
+        # A generator's samples are drawn in training mode, and its critic, whose answers the loss is of, is not called.
+        parts = self._training(record, history, _PARTS) if _answers(record, history) else ()
+        return (*self._dropout(record), *noise, *quiet, *parts, *self._asleep(record, history))
+
+    def _dropout(self, record: StepRecord) -> Iterable[Finding]:
+        names, worst = _above(record, _DROPOUT)
+        if names:
+            message = (
+                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: two "
+                "evaluations of the same data differ."
+            )
+            advice = (
+                "tie it to the mode: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else "
+                "0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
+            )
+            yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
+
+    def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, _ = _above(record, _NOISE)
+        if names and _supervised(history):
+            message = (
+                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
+                "of the same data differ."
+            )
+            advice = (
+                "draw them in training alone, if self.training: x = x + noise, and take the mean or the most likely "
+                "choice (argmax) else; where they are meant, evaluate the same data several times and average."
+            )
+            yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
+
+    def _training(self, record: StepRecord, history: History, fact: str) -> Iterable[Finding]:
+        names, passes = _above(record, fact)
+        episodes = _episodes(history.at_sites(fact))
+        if names and len(episodes) >= self.episodes and record.step >= 5:
+            recent = record.step - episodes[0] + 1
+            if len(episodes) <= self.often * recent:
+                message = (
+                    f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
+                    f"{recent} steps, ran in training mode: {some(names)} drop or use and change batch statistics."
+                )
+                advice = "call model.eval() before evaluation and model.train() after it."
+                yield _finding(
+                    Severity.MEDIUM, names, passes, 0.0, message, advice, "evaluation in training mode", episodes[0]
+                )
+
+    def _asleep(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        names, _ = _above(record, _ASLEEP)
+        episodes = _episodes(history.at_sites(_ASLEEP))
+        if names and len(episodes) >= self.asleep:
+            message = (
+                f"the model trains in evaluation mode since step {episodes[0]}: {some(names)} do not drop and do not "
+                "learn batch statistics, as they did before."
+            )
+            advice = "call model.train() after each evaluation, before the next training step."
+            first = float(len(episodes))
+            yield _finding(
+                Severity.HIGH, names, first, 0.0, message, advice, "training in evaluation mode", episodes[0]
+            )
+
+
+def _finding(
+    severity: Severity,
+    names: tuple[str, ...],
+    value: float,
+    threshold: float,
+    message: str,
+    advice: str,
+    cause: str,
+    since: int | None = None,
+) -> Finding:
+    return Finding(
+        IssueType.EVAL_RANDOM,
+        severity,
+        names,
+        value,
+        threshold,
+        message,
+        advice,
+        since=since,
+        cause=cause,
+        origin=cause,
+    )
+
+
+def _supervised(history: History) -> bool:
+    """Whether every loss that is known is of answers to a question alone, and there is one."""
+    series, alone = history.at_sites(_SUPERVISED), history.run(_SUPERVISED)
+    values = [*series.values[series.present].tolist(), *alone.values.tolist()]
+    return bool(values) and min(values) > 0
+
+
+def _answers(record: StepRecord, history: History) -> bool:
+    """Whether one of the parts that were called without gradients makes the answers that a loss is of."""
+    called = record.facts.get(_PARTS, {})
+    if not called or not _supervised(history):
+        return False
+    makers = history.at_sites(_SUPERVISED).sites
+    return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called)
+
+
+def _above(record: StepRecord, fact: str) -> tuple[tuple[str, ...], float]:
+    """Return the layers at which a fact is finite and above 0, and the greatest value."""
+    found = {layer: value for layer, value in values_of(record, fact).items() if 0 < value < math.inf}
+    return tuple(found), max(found.values(), default=0.0)
+
+
+def _episodes(series: SiteSeries) -> list[int]:
+    """Return the steps of the window at which any value was above 0."""
+    if len(series.steps) == 0:
+        return []
+    above = (series.present & np.isfinite(series.values) & (series.values > 0)).any(axis=1)
+    return [int(step) for step in series.steps[above]]

@@ -1,0 +1,157 @@
+"""Stacked linear layers without an activation between them: CAPACITY."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import layers_of, no_better, seen
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoBend(Check):
+    """Find layers that follow each other without a non-linearity, though the model has some.
+
+    Between such layers the graph of autograd shows nothing but sums, products with constants and changes of shape, so
+    that together they are one linear map. A factorisation of low rank is made on purpose: somewhere in the row a layer
+    must be at least as wide as one of its neighbours, so that it adds nothing.
+
+    That a non-linearity is wanted shows in one of four ways. The model has activation modules, and none of them is on
+    the way from its first layer to the loss, or none bends (a slope of 1). It has none, but a normalisation between any
+    two of ``row`` layers and more: what is one linear map needs none. Or ``row`` layers and more stand in a row, while
+    the graph bends elsewhere; convolutions do not count, of which a factorisation has some.
+
+    Or, while it bends elsewhere, two linear layers or two like convolutions of the same parent module stand directly
+    behind each other, and what is between them is at least as wide as one end and used by nothing else: the same could
+    be said by one of them.
+
+    Why it is bad:
+        Linear layers one after the other are one linear layer: the model has the cost of a deep network and can
+        separate what a single layer separates.
+
+    Example:
+        model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 3))
+
+    Use instead:
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+
+    Not reported:
+        A factorisation of low rank, where the middle is narrower than both ends; rows of convolutions where the graph
+        bends elsewhere; two layers of different modules; a linear model without activation modules, which LinearLimit
+        judges.
+
+    Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2.
+
+    Attributes:
+        row: Least number of layers in a row.
+    """
+
+    row: int = 3
+    patience: int = 2
+
+    name: ClassVar[str] = "no-bend"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the graph of this record."""
+        del history  # the graph alone tells it
+        layers, length = _row(record)
+        straight = layers_of(record, "loss.affine_depth")
+        idle = max((seen(record, "loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
+        norms = max((seen(record, "loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
+        if length >= 2 and idle > 0:
+            return (
+                _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none bends anything"),
+            )
+        if length >= self.row and norms >= length - 1:
+            return (_unbent(layers, length, self.row, "normalisations between them serve networks that bend"),)
+        if length >= self.row and not straight:
+            return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
+        merged = layers_of(record, "layer.merged")
+        if merged:
+            width = max(seen(record, "layer.merged", site) or 0.0 for site in merged)
+            why = f"what is between them is {number(width)} times as wide as the narrower end, which adds nothing"
+            return (_unbent(merged, width, 1.0, why, "are one linear map" if len(merged) == 2 else "are half as many"),)
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearLimit(Check):
+    """Find networks of several layers that are one linear map, where the data want more than that.
+
+    What the best linear fit leaves still depends on the inputs (z of at least ``sure``, in two tests on end), while the
+    loss is at no less than ``level`` of the best constant answer's. A deep linear network on a linear problem, a
+    factorisation of low rank and a single layer are left in peace.
+
+    Why it is bad:
+        A linear map has reached what it can, and what is left of the targets still depends on the inputs: more training
+        does not help.
+
+    Example:
+        model = nn.Sequential(nn.Linear(2, 64), nn.Linear(64, 1))  # the targets are a XOR of the inputs
+
+    Use instead:
+        model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    Not reported:
+        A linear problem; a single layer; a factorisation of low rank; the first 30 steps; a loss below 0.4 of the best
+        constant's.
+
+    Source: Bierens 1982, Journal of Econometrics 20.
+
+    Attributes:
+        sure: Least z-score of what a linear fit leaves.
+        level: Least share of the best constant's loss that is left.
+        settle: Steps in which a linear map may be found.
+    """
+
+    sure: float = 4.0
+    level: float = 0.4
+    settle: int = 30
+    patience: int = 2
+
+    name: ClassVar[str] = "linear-limit"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.unbent",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the newest test."""
+        layers, length = _row(record)
+        for site in layers_of(record, "loss.unbent"):
+            z = seen(record, "loss.unbent", site)
+            if z is None or not z >= self.sure or length < 2 or record.step < self.settle:
+                continue
+            share = no_better(history, site, self.level, 3)
+            if share is not None:
+                why = (
+                    f"what the best linear fit leaves still depends on the inputs (z = {number(z)}), and the loss is "
+                    f"at {number(share)} times that of the best constant answer"
+                )
+                return (_unbent(layers, z, self.sure, why),)
+        return ()
+
+
+def _row(record: StepRecord) -> tuple[tuple[str, ...], float]:
+    """Return the layers in a row, and how many there are."""
+    layers = layers_of(record, "layer.row")
+    return layers, max((seen(record, "layer.row", site) or 0.0 for site in layers), default=0.0)
+
+
+def _unbent(
+    layers: tuple[str, ...], value: float, threshold: float, why: str, are: str = "are one linear map"
+) -> Finding:
+    return Finding(
+        IssueType.CAPACITY,
+        Severity.MEDIUM,
+        layers,
+        value,
+        threshold,
+        f"{len(layers)} layers ({some(layers)}) have no non-linearity between them and {are}; {why}.",
+        "put an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
+        "nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).",
+    )

@@ -1,0 +1,343 @@
+"""In which mode the model runs: whether it evaluates without dropout, and trains with it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.function_spy import Spy, spies_on
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
+from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.metrics.arrays.samples import even_sample
+
+FIRST_LOOKS = 2
+"""Passes in evaluation mode that are looked at closely at first; later one whenever random numbers were drawn."""
+SHOWN = 32
+"""Modules named at most."""
+PARTS = 32
+"""Children of a model whose own forward pass is not called that are looked at, at most."""
+
+
+class ModeTap:
+    """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
+
+    Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
+    mode, and at the 4th, 8th, 16th and so on. Told of are dropout and noise of a continuous distribution; choices that
+    are drawn, as of an action or a token, are what some models are for. Where a step has come and the model itself was
+    not called, calls of its children are passes until it is: some training loops never call anything else.
+
+    Args:
+        model: The unwrapped model; only a weak reference is kept.
+        code: Knows whether the model is compiled.
+        guard: Wraps the hooks.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+    every_step: ClassVar[bool] = True
+
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+        self._model = weakref.ref(model)
+        self._code, self._guard = code, guard
+        self._evaluations = 0
+        self._close = False
+        self._look: _Look | None = None
+        self._before: list[Tensor] = []
+        self._trained = self._slept = False
+        self._training = self._quiet = self._asleep = 0
+        self._dropout: dict[str, float] = {}
+        self._fixed: dict[str, float] = {}
+        self._noise: dict[str, float] = {}
+        self._noisy: dict[str, float] = {}
+        self._entered: _Given | None = None
+        self._again = False
+        self._parts = contextlib.ExitStack()
+        self._called = True
+        self._parts_quiet: dict[str, float] = {}
+        self.placed: list[Placed] = []
+
+    @property
+    def modules(self) -> int:
+        """Nothing is read for each module."""
+        return 1
+
+    @property
+    def news(self) -> bool:
+        """Whether something was seen in evaluation that no step has told of yet."""
+        return bool(self._dropout or self._noise)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes the hooks away."""
+        stack = contextlib.ExitStack()
+        model = self._model()
+        if model is not None:
+            begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
+            stack.callback(self._stop)
+            self.placed = [hook_calls([(model, begin)], before=True), hook_calls([(model, end)], always=True)]
+            for placed in self.placed:
+                stack.callback(placed)
+            stack.callback(self._parts.close)
+            self._called = False
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Do nothing: a mode is known at every pass."""
+
+    def forget(self) -> None:
+        """Forget the passes since the last step."""
+        self._training = self._quiet = self._asleep = 0
+        self._dropout, self._noise, self._entered, self._parts_quiet = {}, {}, None, {}
+
+    def drain(self) -> Drained:
+        """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
+        out: Drained = []
+        model = self._model()
+        if self._dropout:
+            out.append(_pending("mode.evaluation_dropout", self._dropout))
+        if self._noise:
+            out.append(_pending("mode.evaluation_noise", self._noise))
+        if self._quiet and model is not None and (names := acting(model, training=True)):
+            out.append(_pending("mode.evaluation_training", dict.fromkeys(names, float(self._quiet))))
+        if self._parts_quiet:
+            out.append(_pending("mode.parts_training", self._parts_quiet))
+        asleep = self._asleep > 0 and self._training == 0 and self._trained
+        if model is not None and (asleep or self._slept) and (names := acting(model, training=not asleep)):
+            out.append(_pending("mode.training_evaluation", dict.fromkeys(names, float(asleep))))
+            self._slept = asleep
+        self._trained |= self._training > 0
+        self.forget()
+        if model is not None and not self._called:  # a step has come, and the model itself was not called for it
+            self._called = True
+            if self._code is None or not self._code.shows:  # compiled code calls nobody, and would be compiled anew
+                part = ModuleHook(self._guard(self._part_begins))
+                children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
+                self._parts.callback(hook_calls(children, before=True))
+        return out
+
+    def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
+        self._called = True
+        self._parts.close()
+        gradients = torch.is_grad_enabled()
+        if module.training:
+            self._training += gradients
+            self._quiet += not gradients
+            return
+        self._asleep += gradients
+        self._compare(given)
+        self._evaluations += 1
+        count = self._evaluations
+        if self._look is None and (count <= FIRST_LOOKS or self._close or count & (count - 1) == 0):
+            self._before = _states(module)
+            if count <= FIRST_LOOKS or self._close:
+                self._look = _Look(module, self._guard)
+
+    def _part_begins(self, part: nn.Module, _given: Any, _output: Any = None) -> None:
+        """Count a pass of one child, in the mode of the whole model."""
+        model, gradients = self._model(), torch.is_grad_enabled()
+        if model is None:
+            return
+        if gradients:
+            self._training += model.training
+            self._asleep += not model.training
+        elif model.training:
+            inside = {id(m) for m in part.modules()}
+            names = [site_name(name) for name, m in model.named_modules() if id(m) in inside]
+            self._parts_quiet.setdefault(names[0], 0.0)  # that it was called counts too
+            for name in set(names).intersection(acting(model, training=True)):
+                self._parts_quiet[name] = self._parts_quiet.get(name, 0.0) + 1.0
+
+    def _compare(self, given: Any) -> None:
+        """Tell dropout that is always on from samples on purpose: those are several passes of the same data."""
+        entered = _Given.of(given)
+        if not self._again and self._entered is None:  # a later evaluation; none was repeated yet
+            self._dropout.update(self._fixed)
+            self._noise.update(self._noisy)
+        self._again |= self._entered is not None and entered.same(self._entered)
+        self._entered = entered
+
+    def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        before, self._before = self._before, []
+        look, self._look = self._look, None
+        if look is not None:
+            look.close()
+        if not before:
+            return
+        drawn = any(not torch.equal(a, b) for a, b in zip(before, _states(module), strict=False))
+        self._close = drawn and look is None
+        if drawn and look is not None:
+            self._dropout.update(look.found)
+            self._fixed.update(look.fixed)
+            self._noisy.update(look.noise)
+
+    def _stop(self) -> None:
+        self._end(nn.Identity(), (), None)
+        self.forget()
+
+
+class _Look:
+    """One pass in evaluation mode, in which each call of a dropout function is seen, and the module that makes it."""
+
+    def __init__(self, model: nn.Module, guard: Guard) -> None:
+        self.found: dict[str, float] = {}
+        self.fixed: dict[str, float] = {}
+        self.noise: dict[str, float] = {}
+        self._names = {id(m): site_name(name) for name, m in model.named_modules()}
+        self._calls: list[nn.Module] = [model]
+        self._done = ""
+        self._stack = contextlib.ExitStack()
+        enter, leave = guard(self._enter), guard(self._leave)
+        self._stack.callback(register_module_forward_pre_hook(enter).remove)
+        self._stack.callback(register_module_forward_hook(leave, always_call=True).remove)
+        for function in (
+            nn.functional.dropout,
+            nn.functional.dropout1d,
+            nn.functional.dropout2d,
+            nn.functional.dropout3d,
+            nn.functional.alpha_dropout,
+            nn.functional.feature_alpha_dropout,
+        ):
+            self._spy(spies_on(function, guard(self._dropped)))
+        self._spy(spies_on(nn.functional.scaled_dot_product_attention, guard(self._attended)))
+        self._spy(spies_on(torch.bernoulli, guard(self._masked)))
+        self._spy([Spy(Tensor, name, guard(self._masked)) for name in ("bernoulli_", "bernoulli")])
+        for source in (torch.normal, torch.rand, torch.rand_like, torch.randn, torch.randn_like):
+            self._spy(spies_on(source, guard(self._drew)))
+        self._spy([Spy(Tensor, name, guard(self._drew)) for name in ("exponential_", "normal_", "uniform_")])
+
+    def close(self) -> None:
+        """Put everything back."""
+        self._stack.close()
+
+    def _spy(self, spies: list[Spy]) -> None:
+        for spy in spies:
+            spy.always = True
+            spy.install()
+            self._stack.callback(spy.remove)
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self._calls.append(module)
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        while len(self._calls) > 1 and self._calls.pop() is not module:
+            pass
+        self._done = self._names.get(id(module), self._done)
+
+    def _dropped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        share = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+        module = self._calls[-1]
+        said = len(args) > 2 or "training" in kwargs
+        # A layer of the model that stands in training mode was put there by somebody, and so may a literal True be.
+        drops = isinstance(module, torch_private.Dropout)
+        if (drops and id(module) not in self._names and module.training) or (not said and not drops):
+            self._tell(share)
+        elif said and not drops and (args[2] if len(args) > 2 else kwargs["training"]):
+            self._tell(share, self.fixed)
+
+    def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._tell(float(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)))
+
+    def _masked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take a mask whose entries are all drawn alike, as dropout by hand and stochastic depth draw it."""
+        p = args[1] if len(args) > 1 else kwargs.get("p")
+        if p is None and isinstance(args[0], Tensor) and args[0].is_floating_point() and args[0].numel() > 1:
+            low, high = torch.aminmax(args[0])
+            p = float(low) if bool(low == high) else None
+        if isinstance(p, float) and 0 < p < 1:
+            self._tell(1 - p)
+
+    def _drew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del args, kwargs  # that noise was drawn says enough
+        self._tell(1.0, self.noise)
+
+    def _tell(self, share: float, found: dict[str, float] | None = None) -> None:
+        found = self.found if found is None else found
+        if not share > 0 or len(found) >= SHOWN:
+            return
+        caller = next((m for m in reversed(self._calls) if id(m) in self._names), None)
+        name = "" if caller is None else self._names[id(caller)]
+        # Of a module that calls others, the one just before tells where in it.
+        within = caller is not None and any(True for _ in caller.children()) and self._done.startswith(name)
+        found[self._done if within and self._done else name] = share
+
+
+class _Given(NamedTuple):
+    """What tells one tensor given to a model from another.
+
+    Attributes:
+        kind: Its address, type and shape; ``None`` where no tensor was given.
+        head: Some entries, as memory is used again; ``None`` on a device, for which nothing here waits.
+    """
+
+    kind: tuple[object, ...] | None
+    head: Tensor | None
+
+    @classmethod
+    def of(cls, given: Any) -> _Given:
+        first = next((value for value in given if isinstance(value, Tensor)), None)
+        if first is None:
+            return cls(None, None)
+        head = even_sample(first, 64).clone() if first.device.type == "cpu" else None
+        return cls((first.data_ptr(), first.dtype, tuple(first.shape)), head)
+
+    def same(self, other: _Given) -> bool:
+        """Tell whether the same data were given again."""
+        if self.kind != other.kind:
+            return False
+        return self.head is None or other.head is None or torch.equal(self.head, other.head)
+
+
+def parts_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of a model that can be called, those of containers among them.
+
+    Args:
+        model: Where to look.
+    """
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from parts_of(child)
+        else:
+            yield child
+
+
+def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:
+    """Return the modules that do something else in training than in evaluation, and stand in that mode.
+
+    Args:
+        model: Where to look.
+        training: The mode.
+    """
+    found = [
+        site_name(name)
+        for name, module in model.named_modules()
+        if module.training is training
+        and (
+            (isinstance(module, torch_private.Dropout) and module.p > 0)
+            or (isinstance(module, torch_private.BatchNorm) and module.track_running_stats)
+            or (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0)
+        )
+    ]
+    return tuple(found[:SHOWN])
+
+
+def _states(model: nn.Module) -> list[Tensor]:
+    """Return the states of the generators that a pass of the model may draw from."""
+    states = [torch.get_rng_state()]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def _pending(fact: str, values: dict[str, float]) -> Clue:
+    return Clue(fact, tuple(values), np.array(list(values.values())))

@@ -1,0 +1,173 @@
+"""Runs that learn nothing though nothing else is wrong, and sequences along the wrong dimension: NOT_LEARNING."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import begins_to_fall, fell, layers_of, no_better, past, seen, still_falls
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import solved
+
+_OTHERS = tuple(
+    kind
+    for kind in IssueType
+    if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotLearning(Check):
+    """Find runs that say no more than a constant would, when nothing else explains it.
+
+    After ``settle`` steps every loss still lies at or above ``level`` of the best constant answer's in the middle of
+    ``readings`` readings, and over the later two thirds of the run it did not fall against its own noise: of 100 steps
+    a fall by 0.8 standard deviations of that noise would have been noticed in about half of all cases, one by 1.2 in
+    nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under dropout, it must not have
+    fallen since the first step.
+
+    Said of losses that are known as a whole; those of players of a game, in which a batch has one kind of target, and
+    of policies tell nothing by their size.
+
+    Why it is bad:
+        The model says the same of every sample. It may be any mistake that nothing else has named: it is a last resort.
+
+    Example:
+        for x, y in loader:
+            loss = F.cross_entropy(model(torch.randn_like(x)), y)  # the batch was replaced by noise
+
+    Use instead:
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+
+    Not reported:
+        Another issue explains it; the loss falls against its own noise; the first 120 steps; losses that are not known
+        as a whole; players of a game and policies, whose losses tell nothing by their size.
+
+    Attributes:
+        settle: Steps in which a model may find its feet.
+        level: Least share of the best constant's loss.
+        wild: A share of the best constant's loss that chance alone does not explain.
+        patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
+        sure: Least z-score that counts as dependence.
+        readings: How many readings are looked at.
+        heal: Many; what chance lets fall for a few readings is not learned.
+    """
+
+    settle: int = 120
+    level: float = 0.97
+    wild: float = 1.2
+    patient: int = 200
+    sure: float = 3.0
+    readings: int = 5
+    patience: int = 3
+    heal: int = 15
+
+    name: ClassVar[str] = "not-learning"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.uniform_share", "target.dependence")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge all losses of this record."""
+        if record.step < self.settle or solved(history) or still_falls(history) or begins_to_fall(history):
+            return ()
+        shares = {}
+        for site in layers_of(record, "loss.over_constant"):
+            share = no_better(history, site, self.level, self.readings)
+            if not seen(record, "loss.known", site) or (share is not None and share > self.wild and fell(history)):
+                return ()
+            tests = past(history, "target.dependence", site)
+            if record.step < self.patient and len(tests) and tests[-1] < self.sure:
+                return ()  # it may be the targets' fault, and soon be told as such
+            uniform = past(history, "target.uniform_share", site)
+            if share is None or (len(uniform) and uniform[-1] > 0.5):
+                return ()
+            shares[site] = share
+        if not shares:
+            return ()
+        worst = max(shares.values())
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.MEDIUM,
+                ("",),
+                worst,
+                self.level,
+                f"After {record.step} steps the loss is {number(worst)} times that of the best constant answer and "
+                "does not fall against its own noise: nothing of the inputs is used.",
+                "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the "
+                "rate or the optimizer is at fault, else the data; then try ten times and a tenth of the rate.",
+                follows_from=_OTHERS,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchForTime(Check):
+    """Find layers of sequences that run along the batch, from sample to sample, and take the steps for samples.
+
+    Of an input ``[samples, steps, features]`` a layer without ``batch_first=True`` takes the first dimension for time.
+    That shows where the loss has one prediction for each of what the layer takes for steps, and not one for each of
+    what it takes for sequences, nor one for each step of each.
+
+    Why it is bad:
+        The layer carries its state from one sample to the next, and sees one step of each: it cannot learn from order,
+        and what it says of a sample depends on the rest of the batch.
+
+    Example:
+        rnn = nn.LSTM(6, 16)  # takes [time, batch, features]
+        output, _ = rnn(x)  # x is [batch, time, features]
+
+    Use instead:
+        rnn = nn.LSTM(6, 16, batch_first=True)
+        output, _ = rnn(x)
+
+    Not reported:
+        The loss has a prediction for each sequence as the layer takes them, or for each step of each; batch and time
+        have the same length.
+
+    Attributes:
+        readings: Fewest readings that all say so.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    patience: int = 1
+    heal: int = 100
+
+    name: ClassVar[str] = "batch-for-time"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)
+    remembers: ClassVar[tuple[str, ...]] = ("layer.taken_steps", "layer.taken_sequences", "loss.samples")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the shapes of the steps so far."""
+        losses = history.at_sites("loss.samples")
+        counts = set(losses.values[losses.present].tolist()) | set(history.run("loss.samples").values.tolist())
+        turned = []
+        for site in layers_of(record, "layer.taken_steps"):
+            steps, taken = past(history, "layer.taken_steps", site), past(history, "layer.taken_sequences", site)
+            apart = len(steps) == len(taken) >= self.readings and bool((taken > 1).all() and (taken != steps).all())
+            if apart and counts and counts <= set(steps.tolist()) and counts.isdisjoint(taken.tolist()):
+                turned.append(site)
+        if not turned:
+            return ()
+        length = seen(record, "layer.taken_sequences", turned[0]) or 0.0
+        samples = seen(record, "layer.taken_steps", turned[0]) or 0.0
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.HIGH,
+                tuple(turned),
+                samples,
+                length,
+                f"{some(tuple(turned))} takes the {number(samples)} samples of a batch for the steps of "
+                f"{number(length)} sequences: it runs from sample to sample, and not along time.",
+                "say where the batch is, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., batch_first="
+                "True) for inputs [batch, time, features]; or give it x.transpose(0, 1).",
+                cause="batch taken for time",
+            ),
+        )

@@ -1,0 +1,181 @@
+"""Gradients that are not cleared, STALE_GRAD, and gradients that are cleared too early, NOT_TRAINING."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleGradient(Check):
+    """Find optimizers whose steps use gradients of earlier steps, or earlier calls of a closure, which nothing cleared.
+
+    Accumulation over micro-batches clears once per step and is not meant; nor are gradients that a pass of another
+    player's loss leaves behind and that are cleared before their own.
+
+    Why it is bad:
+        Each step uses the sum of all gradients so far: old batches count as often as steps have passed, and the step
+        size grows without bound.
+
+    Example:
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    Use instead:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    Not reported:
+        Accumulation over micro-batches that is cleared once per step; what another player's pass leaves behind and is
+        cleared before its own.
+
+    Attributes:
+        readings: Least number of steps with such a gradient, among the last 16 that were looked at.
+        share: Least share of them.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    share: float = 0.45
+    patience: int = 1
+    heal: int = 3
+
+    name: ClassVar[str] = "stale-gradient"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
+    evidence: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
+    remembers: ClassVar[tuple[str, ...]] = tuple(f"parameter.{name}_gradient" for name in ("stale", "kept", "foreign"))
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the followed parameters of this record and of those before it."""
+        return (*self._sums(record, history), *self._of_others(record, history))
+
+    def _of_others(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        series = history.at_sites("parameter.foreign_gradient")
+        if not record.facts.get("parameter.foreign_gradient") or len(series.steps) == 0:
+            return ()
+        left = series.present & np.isfinite(series.values) & (series.values > 0)
+        times, here = left.sum(axis=0), series.present.sum(axis=0)
+        found = left[-1] & (times >= self.readings) & (times >= self.share * here)
+        if not found.any():
+            return ()
+        names = tuple(series.sites[index] for index in np.flatnonzero(found))
+        worst = float(series.values[-1][found].max())
+        message = (
+            f"before its own backward pass .grad of {some(names)} still held what the pass of another optimizer's loss "
+            f"had left on its way through it, {number(worst)} times as large as the gradient used in this step, in "
+            f"{int(times[found].max())} of {int(here[found].max())} steps looked at: two losses are mixed."
+        )
+        advice = (
+            f"call zero_grad() of the optimizer that holds {names[0]} directly before its own loss.backward(), or "
+            "freeze it, requires_grad_(False), while the other loss passes through."
+        )
+        first = int(series.steps[int(np.argmax(left[:, found].any(axis=1)))])
+        cause = "left by another loss"
+        return (
+            Finding(
+                IssueType.STALE_GRAD, Severity.MEDIUM, names, worst, 0.0, message, advice, since=first, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip
+
+    def _sums(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
+        if not record.facts.get("parameter.stale_gradient") or stale.sites != kept.sites or len(stale.steps) == 0:
+            return ()
+        if stale.values.shape != kept.values.shape:
+            return ()
+        # The first step after a pause of the instrument has nothing before it that could be left over.
+        told = stale.present & kept.present & (kept.values > 0) & np.isfinite(stale.values)
+        left = told & (stale.values > 0)
+        steps, here = left.sum(axis=0), told.sum(axis=0)
+        found = left[-1] & (steps >= self.readings) & (steps >= self.share * here)
+        if not found.any():
+            return ()
+        names = tuple(stale.sites[index] for index in np.flatnonzero(found))
+        worst = float(stale.values[-1][found].max())
+        first = int(stale.steps[int(np.argmax(left[:, found].any(axis=1)))])
+        everywhere = bool((found | ~told.any(axis=0)).all())
+        message = (
+            f"before the backward pass .grad of {some(names)} held a gradient of earlier steps, {number(worst)} times "
+            f"as large as the one used in this step, in {int(steps[found].max())} of {int(here[found].max())} steps "
+            "looked at: the optimizer uses a sum over steps."
+        )
+        advice = (
+            "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
+            f"{names[0]}; for accumulation call it after each optimizer.step(), with a closure as its first line."
+        )
+        severity = Severity.HIGH if everywhere else Severity.MEDIUM
+        layers = ("",) if everywhere else names
+        return (Finding(IssueType.STALE_GRAD, severity, layers, worst, 0.0, message, advice, since=first),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClearedGradients(Check):
+    """Find gradients that arrive and are gone when the optimizer steps.
+
+    Why it is bad:
+        The optimizer steps without a gradient: the loss is computed, propagated back and thrown away, and no weight
+        moves.
+
+    Example:
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+    Use instead:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    Not reported:
+        A gradient was left at any of the followed parameters in one of the last four readings.
+
+    Attributes:
+        readings: Least number of readings in a row.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "cleared-gradients"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
+    evidence: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the followed parameters of this record and of those before it."""
+        kept = history.at_sites("parameter.kept_gradient")
+        if not record.facts.get("parameter.kept_gradient") or len(kept.steps) < self.readings:
+            return ()
+        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
+        gone = present.all(axis=0) & (values == 0).all(axis=0)
+        if not gone.any() or (present & ~gone).any():
+            return ()
+        names = tuple(kept.sites[index] for index in np.flatnonzero(gone))
+        message = (
+            f"gradients arrived at {some(names)} in each of {self.readings} steps and none was left when the optimizer "
+            "stepped: they are cleared between backward() and step()."
+        )
+        advice = (
+            "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
+            "optimizer.step()."
+        )
+        since = int(kept.steps[-self.readings])
+        cause = "cleared before the step"
+        return (
+            Finding(
+                IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), 0.0, 0.0, message, advice, since=since, cause=cause,
+                origin=cause,
+            ),
+        )  # fmt: skip

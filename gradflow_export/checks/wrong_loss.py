@@ -1,0 +1,325 @@
+"""Losses that do not suit what they are given: WRONG_LOSS, and targets no loss can take: BAD_TARGETS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from gradflow_export.records import loss_mistakes as known
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.history import History
+
+_CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
+_BCE_TAKES_LOGITS = (
+    "return the logits: loss = nn.BCEWithLogitsLoss()(logits, targets); or keep the activation, where it is a sigmoid, "
+    "and use nn.BCELoss()."
+)
+
+
+class _Told(NamedTuple):
+    """What is said of a mistake, with a place for its number, and what to do."""
+
+    message: str
+    advice: str
+
+
+_TOLD: Mapping[str, _Told] = MappingProxyType(
+    {
+        known.SOFTMAX_BEFORE_CE: _Told(
+            message="The cross-entropy, which takes logits, is given the result of a softmax: it cannot fall "
+            "below {0}.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.SIGMOID_BEFORE_CE: _Told(
+            message="The cross-entropy, which takes logits, is given the result of a sigmoid: it cannot fall "
+            "below {0}.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.TANH_BEFORE_CE: _Told(
+            message="The cross-entropy, which takes logits, is given the result of a tanh: it cannot fall below {0}.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.RELU_BEFORE_CE: _Told(
+            message="A ReLU stands between the last layer and the cross-entropy, and holds the target's logit of "
+            "a share of {0} of the samples at 0, where no gradient passes.",
+            advice=_CE_TAKES_LOGITS,
+        ),
+        known.PROBABILITIES_IN_NLL: _Told(
+            message="nll_loss, which takes logarithms of probabilities, is given probabilities: the loss is minus "
+            "a probability.",
+            advice="replace softmax by log_softmax, loss = F.nll_loss(F.log_softmax(logits, dim=1), targets), or "
+            "call F.cross_entropy(logits, targets).",
+        ),
+        known.LOGITS_IN_NLL: _Told(
+            message="nll_loss, which takes logarithms of probabilities, is given the output of a linear layer: "
+            "the loss has no lower bound.",
+            advice="call F.cross_entropy(logits, targets), or put nn.LogSoftmax(dim=1) behind the last layer.",
+        ),
+        known.SIGMOID_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a sigmoid: it cannot say less "
+            "than a probability of 0.5, and the loss of a positive cannot fall below {0}.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.SOFTMAX_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a softmax: it cannot say less "
+            "than a probability of 0.5.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.TANH_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a tanh: probabilities stay "
+            "within 0.27 and 0.73.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.RELU_BEFORE_BCE: _Told(
+            message="The binary cross-entropy with logits is given the result of a ReLU: it cannot say less than "
+            "a probability of 0.5.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.PROBABILITIES_IN_KL: _Told(
+            message="kl_div, which takes logarithms of probabilities first, is given probabilities.",
+            advice="call F.kl_div(F.log_softmax(logits, dim=-1), target_probabilities, reduction='batchmean').",
+        ),
+        known.SOFTMAX_OF_ONE: _Told(
+            message="A softmax runs over one class: it is 1 whatever the model says, and no gradient passes.",
+            advice="use nn.BCEWithLogitsLoss() for one output, or give the last layer as many outputs as there "
+            "are classes: nn.Linear(features, 2).",
+        ),
+        known.SOFTMAX_OVER_BATCH: _Told(
+            message="A softmax runs over the batch instead of the classes: what is said of a sample depends on "
+            "the others.",
+            advice="name the dimension of the classes: softmax(dim=-1), or dim=1 for outputs [N, C, ...].",
+        ),
+        known.OVER_POSITIONS: _Told(
+            message="A softmax of the loss runs over the positions instead of the classes, which the last layer gives "
+            "in the last dimension: positions compete for each class.",
+            advice="log_softmax(dim=-1); F.cross_entropy takes classes in dimension 1: F.cross_entropy(logits.transpose"
+            "(1, 2), targets), or logits.reshape(-1, classes).",
+        ),
+        known.TWICE: _Told(
+            message="A softmax or sigmoid is given the result of another one: probabilities stay close to each other "
+            "whatever the model says.",
+            advice="apply it once: return the logits of the model, and give them to F.cross_entropy(logits, targets) "
+            "or F.binary_cross_entropy_with_logits(logits, targets).",
+        ),
+        known.POSITIONS_MIXED: _Told(
+            message="The softmax runs over numbers of several samples or pixels instead of the classes of one: a view "
+            "has mixed the dimensions.",
+            advice="move the classes last before the shape is changed, logits.permute(0, 2, 3, 1).reshape(-1, "
+            "classes); or give cross_entropy the logits as [N, C, ...].",
+        ),
+        known.BROADCAST: _Told(
+            message="Predictions and targets have different shapes and were broadcast to all {0} x {0} pairs: the "
+            "best answer is then one number for all samples.",
+            advice="make the shapes equal: criterion(outputs.squeeze(-1), targets), or targets.unsqueeze(-1).",
+        ),
+        known.OUT_OF_REACH: _Told(
+            message="Targets lie where the last activation cannot go: a share of {0} of their variance is out of "
+            "reach.",
+            advice="leave the last activation away, or bring the targets into its range: sigmoid (0, 1), tanh "
+            "(-1, 1), ReLU 0 and above.",
+        ),
+        known.TARGETS_NO_SHARE: _Told(
+            message="A share of {0} of the targets of a binary cross-entropy lies outside 0 to 1: the loss has no "
+            "lower bound.",
+            advice="bring them to 0 and 1: targets = (targets > 0).float(), or targets / 255 for masks read from "
+            "images.",
+        ),
+        known.MAXIMISED: _Told(
+            message="The loss enters with a minus and has grown to {0} times that of the best constant answer: it "
+            "is maximised.",
+            advice="drop the minus: loss = criterion(outputs, targets); cross-entropy and squared errors are "
+            "positive already.",
+        ),
+        known.LOGITS_IN_CTC: _Told(
+            message="ctc_loss, which takes logarithms of probabilities, is given the output of a layer: the loss has "
+            "no lower bound.",
+            advice="loss = F.ctc_loss(scores.log_softmax(-1), targets, input_lengths, target_lengths).",
+        ),
+        known.PROBABILITIES_IN_CTC: _Told(
+            message="ctc_loss, which takes logarithms of probabilities, is given probabilities: between the most and "
+            "the least likely it sees a factor of 2.7.",
+            advice="replace softmax by log_softmax: F.ctc_loss(scores.log_softmax(-1), targets, input_lengths, "
+            "target_lengths).",
+        ),
+        known.UNSIGNED: _Told(
+            message="A margin loss, which takes labels of -1 and 1, is given 0 for a share of {0} of them: there it is "
+            "the same whatever the model says.",
+            advice="bring the labels to -1 and 1: loss = criterion(scores, 2.0 * labels - 1.0).",
+        ),
+        known.MANY_LABELS: _Told(
+            message="The cross-entropy is given rows of targets that hold more than one 1, in a share of {0} of the "
+            "samples: their shares cannot all be 1, and the classes compete.",
+            advice="for labels that may be true together, nn.BCEWithLogitsLoss()(logits, targets); for one class of "
+            "several that are right, targets / targets.sum(1, keepdim=True).",
+        ),
+        known.CLAMPED_SCORES: _Told(
+            message="The binary cross-entropy, which takes probabilities, is given a layer's outputs cut off at 0 and "
+            "1: where they lie beyond, no gradient passes.",
+            advice=_BCE_TAKES_LOGITS,
+        ),
+        known.COSINES_IN_CE: _Told(
+            message="The cross-entropy is given cosines, which lie between -1 and 1: it cannot fall below {0}.",
+            advice="multiply them by a scale, as in CosFace and CLIP: F.cross_entropy(16.0 * cosines, targets).",
+        ),
+        known.FOCAL_OF_MEAN: _Told(
+            message="The focal weight (1 - exp(-loss)) ** gamma is made of the mean over a batch: all samples get the "
+            "same weight.",
+            advice="take the loss of each sample first: ce = F.cross_entropy(logits, targets, reduction='none'); "
+            "((1 - torch.exp(-ce)) ** gamma * ce).mean().",
+        ),
+        known.OVERLAP_MINIMISED: _Told(
+            message="The overlap of predictions and targets (Dice, Jaccard) is added to the loss: the least overlap is "
+            "the best.",
+            advice="loss = 1.0 - overlap.",
+        ),
+        known.RATES_IN_POISSON: _Told(
+            message="poisson_nll_loss takes the logarithm of a rate, and is given an output that cannot be negative, "
+            "as a rate is: its exponential is at least 1.",
+            advice="leave the activation away, or say that rates come: nn.PoissonNLLLoss(log_input=False).",
+        ),
+        known.SCORES_IN_LOGARITHM: _Told(
+            message="The loss takes the logarithm of a layer's outputs, where probabilities are meant: of those below "
+            "0 nothing is left, those above 1 are rewarded without end.",
+            advice="make probabilities of them first, logits.log_softmax(1) or F.logsigmoid(logits); or call "
+            "F.cross_entropy(logits, targets) or F.binary_cross_entropy_with_logits(logits, targets).",
+        ),
+        known.SCORES_IN_OVERLAP: _Told(
+            message="An overlap (Dice, Jaccard, Tversky), which takes probabilities, is given the output of a layer: "
+            "its sums may vanish, and the loss has no lower bound.",
+            advice="use probabilities: dice_loss(torch.sigmoid(logits), targets), or logits.softmax(1) for classes.",
+        ),
+        known.UNLIKELY: _Told(
+            message="The loss is the logarithm of what the model gives the targets, without a minus: it makes them as "
+            "unlikely as it can.",
+            advice="loss = -log_probabilities.gather(1, targets[:, None]).mean(), or F.nll_loss(log_probabilities, "
+            "targets).",
+        ),
+        known.WITHOUT_BOUND: _Told(
+            message="A scale and its logarithm pull the loss in the same direction: it falls without bound as the "
+            "scale goes to its end, whatever the data.",
+            advice="check the signs. A Gaussian has error ** 2 / (2 * variance) + log(variance) / 2; a flow subtracts "
+            "the log-determinant of the way from data to noise; the KL of a VAE is -0.5 * (1 + logvar - mu ** 2 - "
+            "logvar.exp()).sum().",
+        ),
+    }
+)
+
+
+_LESSER = frozenset((known.COSINES_IN_CE, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.RELU_BEFORE_CE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongLoss(Check):
+    """Say what the graph of a loss proves to be wrong with it.
+
+    Nearly all of it follows from structure, which no batch changes: a bounded activation before a loss that takes
+    logits, a shape that was broadcast, a dimension. Three things are judged by numbers. Targets out of reach: below
+    ``reach`` of their variance they may be noise around the end of a range. A ReLU before a cross-entropy is harmless
+    as long as it lets gradients through; ``shut`` is the share of samples for which it does not.
+
+    A loss with a minus may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the
+    loss of the best constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities
+    given to a cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes
+    are no mistakes.
+
+    Why it is bad:
+        The loss still falls, to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes cannot
+        fall below 0.55, a broadcast regression learns the mean of the targets. Accuracy stays low and no curve says
+        why.
+
+    Example:
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(dim=1))
+        loss = nn.CrossEntropyLoss()(model(x), y)
+
+    Use instead:
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+        loss = nn.CrossEntropyLoss()(model(x), y)
+
+    Not reported:
+        Log-probabilities given to a cross-entropy, which a second log_softmax does not change; binary cross-entropy on
+        one-hot classes; a loss with a minus that does not grow, as a game's player has; a ReLU before the loss that
+        lets gradients through.
+
+    Attributes:
+        reach: Least share of the targets' variance that is out of reach.
+        shut: Least share of samples whose target's logit a ReLU holds at 0.
+        grown: Least multiple of the best constant's loss for a loss that is maximised.
+        readings: How many readings have to say so.
+        several: Least share of samples with more than one label.
+    """
+
+    reach: float = 0.05
+    shut: float = 0.2
+    grown: float = 2.0
+    readings: int = 2
+    several: float = 0.2
+    patience: int = 2
+    heal: int = 3
+
+    name: ClassVar[str] = "wrong-loss"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
+    evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge what was found in this record."""
+        mistakes = {
+            name: float(value)
+            for evidence in record.evidence
+            if evidence.kind == "mistake"
+            for name, value in evidence.values.items()
+            if value is not None and name in _TOLD
+        }
+        judged = ((name, self._judged(name, value, history)) for name, value in mistakes.items())
+        return tuple(_finding(name, *numbers) for name, numbers in judged if numbers is not None)
+
+    def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
+        """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
+        if mistake == known.OUT_OF_REACH:
+            return (value, self.reach) if value >= self.reach else None
+        if mistake == known.MANY_LABELS:
+            return (value, self.several) if value >= self.several else None
+        if mistake == known.RELU_BEFORE_CE:
+            past = _past(history, f"mistake.{mistake}")[-self.readings :]
+            return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
+        if mistake == known.MAXIMISED:
+            past = sorted(_greatest(history)[-self.readings :])
+            return (past[-1], self.grown) if len(past) == self.readings and past[0] >= self.grown else None
+        return None if math.isnan(value) else (value, 0.0)
+
+
+def _past(history: History, fact: str) -> list[float]:
+    """Return the values of a fact, reading by reading; of several layers that of the last."""
+    series = history.at_sites(fact)
+    rows = zip(series.values, series.present, strict=True)
+    return [*history.run(fact).values.tolist(), *(float(row[here][-1]) for row, here in rows if here.any())]
+
+
+def _greatest(history: History) -> list[float]:
+    """Return the greatest of the losses against the best constant, reading by reading."""
+    series = history.at_sites("loss.over_constant")
+    usable = series.present & np.isfinite(series.values)
+    rows = usable.any(axis=1)
+    values = np.where(usable, series.values, np.float32(-np.inf))[rows]
+    return [float(value) for value in values.max(axis=1, initial=-np.inf)]
+
+
+def _finding(site: str, value: float, threshold: float) -> Finding:
+    message, advice = _TOLD[site]
+    targets = site == known.TARGETS_NO_SHARE
+    return Finding(
+        IssueType.WRONG_LOSS,
+        Severity.MEDIUM if site in _LESSER else Severity.HIGH,
+        ("target",) if targets else ("loss",),
+        value,
+        threshold,
+        message.format(number(value)),
+        advice,
+        cause=site,
+    )

@@ -1,0 +1,74 @@
+"""What can be wrong with a loss, by name: the values of evidence of the kind ``mistake`` (floor 1, no dependencies)."""
+
+from __future__ import annotations
+
+SOFTMAX_BEFORE_CE = "softmax before cross-entropy"
+SIGMOID_BEFORE_CE = "sigmoid before cross-entropy"
+TANH_BEFORE_CE = "tanh before cross-entropy"
+RELU_BEFORE_CE = "ReLU before cross-entropy"
+PROBABILITIES_IN_NLL = "probabilities given to nll_loss"
+LOGITS_IN_NLL = "logits given to nll_loss"
+SIGMOID_BEFORE_BCE = "sigmoid before binary cross-entropy with logits"
+SOFTMAX_BEFORE_BCE = "softmax before binary cross-entropy with logits"
+TANH_BEFORE_BCE = "tanh before binary cross-entropy with logits"
+RELU_BEFORE_BCE = "ReLU before binary cross-entropy with logits"
+PROBABILITIES_IN_KL = "probabilities given to kl_div"
+SOFTMAX_OF_ONE = "softmax over one class"
+SOFTMAX_OVER_BATCH = "softmax over the batch"
+OVER_POSITIONS = "softmax over positions"
+TWICE = "probabilities of probabilities"
+POSITIONS_MIXED = "classes of several positions"
+BROADCAST = "predictions and targets broadcast"
+OUT_OF_REACH = "targets out of reach"
+TARGETS_NO_SHARE = "targets outside 0 to 1"
+MAXIMISED = "loss is maximised"
+LOGITS_IN_CTC = "logits given to ctc_loss"
+PROBABILITIES_IN_CTC = "probabilities given to ctc_loss"
+UNSIGNED = "0 and 1 given to a margin loss"
+MANY_LABELS = "several labels given to cross-entropy"
+CLAMPED_SCORES = "scores cut off at 0 and 1 before binary cross-entropy"
+COSINES_IN_CE = "cosines given to cross-entropy"
+FOCAL_OF_MEAN = "focal weight of a mean"
+OVERLAP_MINIMISED = "overlap is minimised"
+RATES_IN_POISSON = "rates given to poisson_nll_loss"
+SCORES_IN_LOGARITHM = "logarithm of scores"
+SCORES_IN_OVERLAP = "scores given to an overlap"
+UNLIKELY = "log-probabilities without a minus"
+WITHOUT_BOUND = "scale without balance"
+
+MISTAKES = (
+    SOFTMAX_BEFORE_CE,
+    SIGMOID_BEFORE_CE,
+    TANH_BEFORE_CE,
+    RELU_BEFORE_CE,
+    PROBABILITIES_IN_NLL,
+    LOGITS_IN_NLL,
+    SIGMOID_BEFORE_BCE,
+    SOFTMAX_BEFORE_BCE,
+    TANH_BEFORE_BCE,
+    RELU_BEFORE_BCE,
+    PROBABILITIES_IN_KL,
+    SOFTMAX_OF_ONE,
+    SOFTMAX_OVER_BATCH,
+    OVER_POSITIONS,
+    TWICE,
+    POSITIONS_MIXED,
+    BROADCAST,
+    OUT_OF_REACH,
+    TARGETS_NO_SHARE,
+    MAXIMISED,
+    LOGITS_IN_CTC,
+    PROBABILITIES_IN_CTC,
+    UNSIGNED,
+    MANY_LABELS,
+    CLAMPED_SCORES,
+    COSINES_IN_CE,
+    FOCAL_OF_MEAN,
+    OVERLAP_MINIMISED,
+    RATES_IN_POISSON,
+    SCORES_IN_LOGARITHM,
+    SCORES_IN_OVERLAP,
+    UNLIKELY,
+    WITHOUT_BOUND,
+)
+"""All of them."""

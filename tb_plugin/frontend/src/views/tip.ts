@@ -1,0 +1,40 @@
+// What is said of the place on the map that is pointed at.
+import type { RunMetric } from "../api";
+import type { Pointed } from "../charts/heatmap";
+import type { Depth } from "../model/depth";
+import { formatNumber, formatStep, formatTime, siteText, unitText } from "../model/format";
+import type { Series } from "../model/series";
+import type { Tip } from "./tooltip";
+
+/** The tip, and the site whose reading it tells. */
+export function tipOf(
+  series: Series,
+  spec: RunMetric,
+  depth: Depth,
+  { cell, rows }: Pointed,
+): { readonly tip: Tip; readonly site: string } {
+  const row = depth.rows[rows[0]];
+  const among = depth.rows.slice(...rows).reduce((sum, { from, to }) => sum + to - from, 0);
+  const unit = cell.kind === "value" ? unitText(spec.unit) : "";
+  const absent = cell.site < 0 && row !== undefined && row.from === row.to;
+  const value = absent
+    ? "not read"
+    : cell.kind === "missing"
+      ? "nothing arrived"
+      : `${formatNumber(cell.value)} ${unit}`.trim();
+  const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
+  const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
+  const lines = [
+    `${spec.title}, step ${stepsOf(series, cell.column)}`,
+    formatTime(series.wall[cell.column] ?? 0),
+    ...most,
+  ];
+  return { tip: { layer: siteText(site), value, lines }, site };
+}
+
+/** The steps that a column stands for. */
+export function stepsOf(series: Series, column: number): string {
+  const [first, last] = [series.first[column], series.last[column]];
+  if (first === undefined || last === undefined) return "\u2013";
+  return first === last ? formatStep(first) : `${formatStep(first)}\u2013${formatStep(last)}`;
+}

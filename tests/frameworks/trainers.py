@@ -1,0 +1,203 @@
+"""Tiny trainings in real frameworks, each with one argument of ours where a user puts it.
+
+Each function trains for some steps of the optimizer, resumed after ``done`` steps where the framework does that, and
+returns the model, what the framework logged of ours, and the gradient norms that an own hook on the optimizer saw.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+BATCH = 4
+
+
+class Net(nn.Module):
+    """A small classifier that the HF Trainer takes too."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x, labels):
+        out = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+
+
+class Rows(Dataset):
+    """A problem that can be learned."""
+
+    def __init__(self, count):
+        self.x = torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        return {"x": self.x[number], "labels": self.x[number, :3].argmax()}
+
+
+def norms_of(optimizer):
+    """Return a list that gets the norm of all gradients before each step."""
+    seen = []
+
+    def note(optimizer, *more):
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(float(torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads]).double())))
+
+    optimizer.register_step_pre_hook(note)
+    return seen
+
+
+def transformers(folder, steps, rate, make, done=0):
+    """HF Trainer, gradients accumulated over two batches, not clipped."""
+    from transformers import Trainer, TrainingArguments
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    norms, ours = norms_of(optimizer), make(model)
+    arguments = TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=BATCH, gradient_accumulation_steps=2, max_steps=done + steps,
+        logging_steps=1, report_to=[], save_strategy="steps", save_steps=steps, disable_tqdm=True, use_cpu=True,
+        lr_scheduler_type="constant", max_grad_norm=0.0,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(
+            model, arguments, train_dataset=Rows(4 * BATCH * (done + steps)), callbacks=[ours] if ours else [],
+            optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)),
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=bool(done))
+    return model, [row["gradflow/health"] for row in trainer.state.log_history if "gradflow/health" in row], norms
+
+
+def lightning(folder, steps, rate, make, done=0):
+    """Lightning with its CSV logger."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=rate)
+            norms.append(norms_of(optimizer))
+            return optimizer
+
+    norms = []
+    model = Module()
+    ours = make(model)
+    logger = CSVLogger(folder, name="csv", version=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = pl.Trainer(
+            max_steps=done + steps, max_epochs=-1, logger=logger, callbacks=[ours] if ours else [], log_every_n_steps=1,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, accelerator="cpu",
+            default_root_dir=str(folder),
+        )  # fmt: skip
+        loader = DataLoader(Rows(BATCH * (done + steps)), batch_size=BATCH)
+        trainer.fit(model, loader, ckpt_path=str(folder / "last.ckpt") if done else None)
+        trainer.save_checkpoint(folder / "last.ckpt")
+    rows = (folder / "csv" / "version_0" / "metrics.csv").read_text().splitlines() if ours else ["x"]
+    keys = rows[0].split(",")
+    seen = [float(row.split(",")[keys.index("gradflow/health")]) for row in rows[1:]] if ours else []
+    return model.net, seen, norms[0]
+
+
+def accelerate(folder, steps, rate, make, done=0):
+    """Accelerate with its own loop."""
+    from accelerate import Accelerator
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    norms, tracker = norms_of(optimizer), make(model, done)
+    accelerator = Accelerator(log_with=[tracker] if tracker else None, project_dir=str(folder), cpu=True)
+    prepared, wrapped, loader = accelerator.prepare(model, optimizer, DataLoader(Rows(BATCH * steps), batch_size=BATCH))
+    accelerator.init_trackers("mine")
+    seen = []
+    for batch in loader:
+        wrapped.zero_grad()
+        accelerator.backward(prepared(**batch)["loss"])
+        wrapped.step()
+        if tracker:
+            accelerator.log(tracker.logs())
+            seen.append(tracker.logs()["gradflow/health"])
+            if tracker.should_stop:
+                break
+    accelerator.end_training()
+    return model, seen, norms
+
+
+def ignite(folder, steps, rate, make, done=0):
+    """Ignite's engine."""
+    from ignite.engine import Engine, Events
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    norms, seen = norms_of(optimizer), []
+
+    def update(engine, batch):
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    engine = Engine(update)
+    handler = make(model)
+    if handler:
+        handler.attach(engine)
+        engine.add_event_handler(
+            Events.ITERATION_COMPLETED, lambda engine: seen.append(engine.state.metrics["gradflow/health"])
+        )
+    loader = DataLoader(Rows(BATCH * steps), batch_size=BATCH)
+    if done:
+        engine.load_state_dict({"iteration": done, "max_epochs": (done + steps) // steps, "epoch_length": steps})
+        engine.run(loader)
+    else:
+        engine.run(loader, max_epochs=1)
+    return model, seen, norms
+
+
+def stable_baselines3(folder, steps, rate, make, done=0):
+    """A2C, which takes one step of its optimizer per rollout; a resumed one goes on with the same objects."""
+    import gymnasium
+    from stable_baselines3 import A2C
+    from stable_baselines3.common.logger import configure
+
+    class Line(gymnasium.Env):
+        """Go to the right."""
+
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.place, self.count = 0.0, 0
+            return self.state(), {}
+
+        def state(self):
+            return torch.tensor([self.place, self.count / 10], dtype=torch.float32).numpy()
+
+        def step(self, action):
+            self.count += 1
+            self.place += 0.1 if action else -0.1
+            return self.state(), self.place, self.count >= 10, False, {}
+
+    algorithm = A2C("MlpPolicy", Line(), n_steps=5, learning_rate=rate, seed=0, device="cpu", max_grad_norm=1e9)
+    algorithm.set_logger(configure(str(folder), ["csv"]))
+    norms, ours, seen = norms_of(algorithm.policy.optimizer), make(algorithm.policy), []
+    for number in range(2 if done else 1):
+        algorithm.learn(5 * (done if done and not number else steps), callback=ours, reset_num_timesteps=not number)
+        if ours:
+            seen.append(ours.logger.name_to_value["gradflow/health"])
+    return algorithm.policy, seen, norms[done:]
