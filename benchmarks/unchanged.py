@@ -165,11 +165,16 @@ def tasks(corpora: Sequence[Path], only: str) -> Iterator[Callable[[], dict[str,
             yield partial(loops, file)
 
 
-def _run(task: Callable[[], dict[str, Said]]) -> dict[str, Said]:
+def quietly() -> None:
+    """Prepare this process for one program: one thread, one seed, no warnings."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
     logging.getLogger("gradflow_export").setLevel(logging.ERROR)
+
+
+def _run(task: Callable[[], dict[str, Said]]) -> dict[str, Said]:
+    quietly()
     return task()
 
 

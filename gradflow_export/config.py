@@ -13,6 +13,7 @@ from typing import Any
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
+from gradflow_export.records.ignored import Ignored, ignored
 from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
 
 _log = logging.getLogger("gradflow_export")
@@ -25,7 +26,7 @@ VERBOSE, VERBOSE_VARIABLE = 1, "GRADFLOW_VERBOSE"
 _PLAIN = frozenset(
     {
         "profile", "every", "intervals", "enabled", "alerts_enabled", "rerun_nonfinite", "budget", "synchronous",
-        "preflight", "compiled", "verbose",
+        "preflight", "compiled", "verbose", "ignore",
     }
 )  # fmt: skip
 THRESHOLDS: Mapping[str, float] = MappingProxyType(
@@ -64,6 +65,7 @@ class Settings:
         synchronous: Whether everything of a step is done before the next begins; then there is no budget.
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
+        ignored: Issue types and layers that are not reported.
         verbose: What is printed: 0 nothing, 1 the beginning, grave issues and the verdict, 2 everything.
     """
 
@@ -78,6 +80,7 @@ class Settings:
     synchronous: bool = False
     preflight: int = 0
     compiled: Inside = "exact"
+    ignored: Ignored = field(default_factory=Ignored)
     verbose: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -91,6 +94,7 @@ class Settings:
             "budget": self.budget,
             "synchronous": self.synchronous,
             "compiled": self.compiled,
+            "ignore": [[kind.value, where] for kind, where in self.ignored.pairs],
         }
 
 
@@ -101,7 +105,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         config: A dictionary, the path of a ``.yaml``, ``.yml`` or ``.toml`` file, or ``None``. Keys may stand at the
             top or in a section ``diagnostics``.
         given: Keyword arguments: ``profile``, ``every``, ``intervals``, ``enabled``, ``alerts_enabled``,
-            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled``, ``verbose`` and the names in
+            ``rerun_nonfinite``, ``budget``, ``synchronous``, ``compiled``, ``verbose``, ``ignore`` and the names in
             ``rules.profiles.THRESHOLDS``; ``None`` means not given, but for
             ``budget``, where it means none.
 
@@ -143,6 +147,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         synchronous=synchronous,
         preflight=preflight,
         compiled=_check_inside(values.get("compiled", "exact")),
+        ignored=ignored(values.get("ignore")),
         verbose=_check_verbose(values["verbose"]) if "verbose" in values else _verbose_by_default(),
     )
 

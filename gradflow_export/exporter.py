@@ -32,6 +32,7 @@ from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
 from gradflow_export.profiles import Profile, Thresholds
+from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue
 from gradflow_export.schedule import Instrument
 from gradflow_export.validation import check_logdir, check_model, check_start, check_watch
@@ -165,6 +166,7 @@ class Exporter(Reports):
         pairs: Pairs = None,
         grids: Grids = None,
         copies: Copies = None,
+        ignore: Iterable[str | tuple[str, str]] = (),
     ) -> Exporter:
         """Attach to the model and begin.
 
@@ -180,13 +182,14 @@ class Exporter(Reports):
                 A tensor of whole numbers, which may be a buffer, holds places on its grid.
             copies: Groups of names of parameters, buffers or modules that should hold the same and are told of when
                 they do not: ``[("left", "right")]``.
+            ignore: What is meant as it is, besides the setting of that name: ``[("NOT_TRAINING", "pooler")]`` covers
+                what lies within ``pooler``, ``("DEAD", "*.act")`` such names, a type alone every layer.
 
         Returns:
             The exporter itself.
 
         Raises:
-            ArgumentError: A block, a pair or a grid is not part of the model, the criterion is the model itself, or
-                this exporter was closed.
+            ArgumentError: A name is unknown, the criterion is the model itself, or this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
         if self._closed:
@@ -195,25 +198,16 @@ class Exporter(Reports):
             _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
             return self
         check_watch(criterion, optimizer, self._model())
+        self._judge.ignored = self.settings.ignored.joined(ignored(ignore))
         if not self.settings.enabled:
             return self
         model = self._model()
         if model is None:
             raise ArgumentError("the model of this Exporter is gone; keep a reference to the model that is trained.")
         loop = make_loop(
-            model,
-            self.settings,
-            self._guard,
-            self._worker.put,
-            runtime=self._runtime,
-            criterion=criterion,
-            optimizer=optimizer,
-            blocks=blocks,
-            pairs=pairs,
-            grids=grids,
-            copies=copies,
-            compiled=self._compiled,
-        )
+            model, self.settings, self._guard, self._worker.put, runtime=self._runtime, criterion=criterion,
+            optimizer=optimizer, blocks=blocks, pairs=pairs, grids=grids, copies=copies, compiled=self._compiled,
+        )  # fmt: skip
         loop.steps, loop.pace.worker = self._start_step, self._worker
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ CORE, PLUGIN = "gradflow_export", "tensorboard_plugin_gradflow"
 FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
 
 FLOORS = (
-    {"errors", "native", "hooks.torch_private"},
+    {"errors", "native", "hooks.torch_private", "autograd_graph.nodes"},
     {"records", "schedule"},
     {"metrics", "rules", "storage"},
     {"hooks", "report", "writers"},
@@ -30,6 +31,7 @@ FLOORS = (
 )
 """Every room, and every module at the top level. Imports go down only."""
 PRIVATE = "hooks.torch_private"
+NODES = "autograd_graph.nodes"
 TOP, FOLDER = 10, 25
 PLUGIN_MAY_IMPORT = {"records", "storage", "errors"}
 WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "report", "schedule"}
@@ -86,8 +88,8 @@ def part_of(dotted: str) -> str | None:
     pieces = dotted.split(".")
     if pieces[0] != CORE or len(pieces) < 2:
         return None
-    if ".".join(pieces[1:3]) == PRIVATE:
-        return PRIVATE
+    if ".".join(pieces[1:3]) in {PRIVATE, NODES}:
+        return ".".join(pieces[1:3])
     exists = (FOLDERS[CORE] / pieces[1]).is_dir() or (FOLDERS[CORE] / f"{pieces[1]}.py").is_file()
     return pieces[1] if exists else "__init__"
 
@@ -106,6 +108,34 @@ def core_edges() -> Iterator[tuple[str, str, str]]:
 def test_imports_go_down_only():
     """Every import goes to a lower floor; what stands on one floor does not know the others there."""
     assert [f"{name} imports {part}" for name, own, part in core_edges() if floor(part) >= floor(own)] == []
+
+
+def test_one_module_reads_the_graph_of_autograd():
+    """Names of nodes, and what they lead to, stand in one place: elsewhere a node is of a kind, and has sources."""
+    kinds = {
+        value.value
+        for node in ast.walk(SOURCES[f"{CORE}.{NODES}"])
+        if isinstance(node, ast.AnnAssign) and isinstance(value := node.value, ast.Constant)
+    } - {"T"}
+    rooms = {"autograd_graph", "checks"}
+    wrong = [
+        f"{name}:{node.lineno} {ast.unparse(node)}"
+        for name, tree in SOURCES.items()
+        if name.startswith(CORE) and part_of(name) != NODES
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "next_functions")
+        or (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and part_of(name) in rooms
+            and node.value in kinds
+        )
+        or (
+            isinstance(node, ast.Constant)
+            and re.fullmatch(r"\w+Backward\d?|torch::autograd::\w+|next_functions", str(node.value))
+        )
+    ]
+    assert wrong == []
 
 
 def test_every_module_stands_on_a_floor():

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS
-from gradflow_export.autograd_graph.loss_shape import SHAPES, kind_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.metrics.arrays.local import local
@@ -24,22 +25,29 @@ MOST_NODES = 50_000
 
 _KEEPS = SHAPES | frozenset(
     (
-        "Abs", "Amax", "Amin", "Cat", "Clamp", "ClampMax", "ClampMin", "ConstantPadNd", "Elu", "Embedding", "Gelu",
-        "Hardtanh", "LeakyRelu", "LogSoftmax", "Max", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "Maximum", "Min",
-        "Minimum", "Mish", "NativeDropout", "Neg", "Relu", "Sigmoid", "Silu", "Softmax", "Softplus", "Split", "Stack",
-        "Tanh", "Threshold", "Unbind", "Where",
+        Op.ABS, Op.AMAX, Op.AMIN, Op.CAT, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.CONSTANT_PAD_ND, Op.ELU,
+        Op.EMBEDDING, Op.GELU,
+        Op.HARDTANH, Op.LEAKY_RELU, Op.LOG_SOFTMAX, Op.MAX, Op.MAX_POOL_2D_WITH_INDICES, Op.MAX_POOL_3D_WITH_INDICES,
+        Op.MAXIMUM, Op.MIN,
+        Op.MINIMUM, Op.MISH, Op.NATIVE_DROPOUT, Op.NEG, Op.RELU, Op.SIGMOID, Op.SILU, Op.SOFTMAX, Op.SOFTPLUS,
+        Op.SPLIT, Op.STACK,
+        Op.TANH, Op.THRESHOLD, Op.UNBIND, Op.WHERE,
     )
 )  # fmt: skip
 """What gives out finite values where finite values enter."""
 _SHOWS = frozenset(
     (
-        "Add", "Addmm", "Alias", "Clone", "Convolution", "Expand", "LogSoftmax", "Mean", "Mm", "NativeBatchNorm",
-        "NativeLayerNorm", "Neg", "Permute", "ReshapeAlias", "Softmax", "Squeeze", "Sub", "Sum", "T", "ToCopy",
-        "Transpose", "UnsafeView", "Unsqueeze", "View",
+        Op.ADD, Op.ADDMM, Op.ALIAS, Op.CLONE, Op.CONVOLUTION, Op.EXPAND, Op.LOG_SOFTMAX, Op.MEAN, Op.MM,
+        Op.NATIVE_BATCH_NORM,
+        Op.NATIVE_LAYER_NORM, Op.NEG, Op.PERMUTE, Op.RESHAPE_ALIAS, Op.SOFTMAX, Op.SQUEEZE, Op.SUB, Op.SUM, Op.T,
+        Op.TO_COPY,
+        Op.TRANSPOSE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW,
     )
 )  # fmt: skip
 """What gives out something that is not finite where NaN or Inf enters."""
-_WEIGHT_VIEWS = frozenset(("Permute", "ReshapeAlias", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View"))
+_WEIGHT_VIEWS = frozenset(
+    (Op.PERMUTE, Op.RESHAPE_ALIAS, Op.T, Op.TO_COPY, Op.TRANSPOSE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
+)
 _TAKEN = frozenset(
     (
         "attn_bias", "attn_mask", "batch1", "batch2", "input", "key", "mat", "mat1", "mat2", "other", "query",
@@ -47,7 +55,7 @@ _TAKEN = frozenset(
     )
 )  # fmt: skip
 """Names under which nodes save what they took; what they made has others."""
-_SUMS = frozenset(("Add", "AvgPool2D", "Mean", "Sub"))
+_SUMS = frozenset((Op.ADD, Op.AVG_POOL2D, Op.MEAN, Op.SUB))
 _WIDE = frozenset((torch.float32, torch.float64))
 _RAW = "_raw_saved_"
 _HOLDERS = (nn.ModuleList, nn.ModuleDict)
@@ -117,12 +125,8 @@ def _in_order(root: Node) -> list[Node]:
             if len(entered) > MOST_NODES:
                 return []
             stack.append((node, True))
-            stack.extend((source, False) for source in _sources(node))
+            stack.extend((source, False) for source in sources(node))
     return out
-
-
-def _sources(node: Node) -> Iterator[Node]:
-    return (source for source, _ in node.next_functions if source is not None)
 
 
 def _kept(node: Node, known: dict[type, list[tuple[str, str]]]) -> Iterator[tuple[str, Tensor]]:
@@ -171,7 +175,7 @@ class _Search:
         self._order = {name: place for place, name in enumerate(dict.fromkeys(self._holders.values()))}
         self._takers: dict[Node, list[Node]] = {}
         for node in nodes:
-            for source in _sources(node):
+            for source in sources(node):
                 self._takers.setdefault(source, []).append(node)
         self._look(outputs)
 
@@ -194,7 +198,7 @@ class _Search:
             after = owners[0] if owners else self._nearest(first, self._following)
             if not self._is_number(first):
                 return None if after is None else Begin(("", after), first)
-        a = next(iter(self._owners(first)), None) or self._nearest(first, _sources)
+        a = next(iter(self._owners(first)), None) or self._nearest(first, sources)
         whole = len(suspects) == count
         b = (next(reversed(self._owners(last)), None) or self._nearest(last, self._following)) if whole else None
         if a is None and b is None:
@@ -218,7 +222,7 @@ class _Search:
         )
         for node in reversed(self._nodes):
             if self._state.get(node) is False and kind_of(node) in _SHOWS:
-                self._state.update((source, False) for source in _sources(node) if source not in self._state)
+                self._state.update((source, False) for source in sources(node) if source not in self._state)
 
     def _is_number(self, node: Node) -> bool:
         """Whether what entered without a graph is a number of Python's, which has the widest type."""
@@ -235,7 +239,7 @@ class _Search:
         """Return the operations of which one made the first value that is not finite, in the order of the graph."""
         state, tainted = self._state, set[Node]()
         for node in self._nodes:
-            if any(state.get(s) or (s not in state and s in tainted) for s in _sources(node)):
+            if any(state.get(s) or (s not in state and s in tainted) for s in sources(node)):
                 tainted.add(node)
         reached = self._upstream([self._nodes[-1]], lambda node: state.get(node) is not False)
         firsts = [node for node in reached if state.get(node) and node not in tainted]
@@ -243,7 +247,7 @@ class _Search:
         if first in self._constants:
             return [first]
         region = self._upstream([first], lambda node: node is first or node not in state)
-        region = sorted((node for node in region if next(_sources(node), None) is not None), key=_time)
+        region = sorted((node for node in region if sources(node)), key=_time)
         return [node for node in region if not _keeps_finite(node)] or region or [first]
 
     def _upstream(self, start: Iterable[Node], allowed: Callable[[Node], bool] = lambda _node: True) -> list[Node]:
@@ -251,7 +255,7 @@ class _Search:
         waiting = deque(start)
         seen = dict.fromkeys(waiting)
         while waiting:
-            for source in _sources(waiting.popleft()):
+            for source in sources(waiting.popleft()):
                 if source not in seen and allowed(source):
                     seen[source] = None
                     waiting.append(source)
@@ -277,9 +281,9 @@ class _Search:
     def _owners(self, node: Node) -> list[str]:
         """Return the modules whose parameters an operation takes, in the order of registration."""
         found = set()
-        for source in _sources(node):
-            while kind_of(source) in _WEIGHT_VIEWS and len(source.next_functions) == 1:
-                source = next(_sources(source), None)  # noqa: PLW2901 - down to the parameter that is shown
+        for source in sources(node):
+            while kind_of(source) in _WEIGHT_VIEWS and len(inputs(source)) == 1:
+                source = below(source)  # noqa: PLW2901 - down to the parameter that is shown
             variable = getattr(source, "variable", None)
             if id(variable) in self._holders and variable is not None:
                 found.add(self._holders[id(variable)])
@@ -306,7 +310,7 @@ class _Search:
 def _keeps_finite(node: Node) -> bool:
     """Whether an operation makes finite values of finite ones; a sum of two does but in reduced precision."""
     kind = kind_of(node)
-    if kind not in _SUMS | _KEEPS or any(source is None for source, _ in node.next_functions):
+    if kind not in _SUMS | _KEEPS or None in inputs(node):
         return False  # what has no graph may have brought it
     if kind in _KEEPS:
         return True

@@ -10,7 +10,8 @@ from typing import Any
 
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
-from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, below, dim_of, kind_of, shape_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, shape_of
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.records.loss_mistakes import (
     BROADCAST,
@@ -36,43 +37,43 @@ Form = tuple[str, float, Node]
 _NEAR = 96
 _LINEAR = SHAPES | frozenset(
     [
-        "Add",
-        "Cat",
-        "Div",
-        "Gather",
-        "MaskedFill",
-        "Mean",
-        "Mul",
-        "NanToNum",
-        "Neg",
-        "Rsub",
-        "Stack",
-        "Sub",
-        "Sum",
-        "Unbind",
-        "Where",
+        Op.ADD,
+        Op.CAT,
+        Op.DIV,
+        Op.GATHER,
+        Op.MASKED_FILL,
+        Op.MEAN,
+        Op.MUL,
+        Op.NAN_TO_NUM,
+        Op.NEG,
+        Op.RSUB,
+        Op.STACK,
+        Op.SUB,
+        Op.SUM,
+        Op.UNBIND,
+        Op.WHERE,
     ]
 )
 _BENDS = frozenset(
     [
-        "Abs",
-        "Clamp",
-        "ClampMax",
-        "ClampMin",
-        "Cosh",
-        "Log",
-        "Log1P",
-        "Maximum",
-        "Minimum",
-        "Pow",
-        "Relu",
-        "Softplus",
-        "Sqrt",
+        Op.ABS,
+        Op.CLAMP,
+        Op.CLAMP_MAX,
+        Op.CLAMP_MIN,
+        Op.COSH,
+        Op.LOG,
+        Op.LOG_1P,
+        Op.MAXIMUM,
+        Op.MINIMUM,
+        Op.POW,
+        Op.RELU,
+        Op.SOFTPLUS,
+        Op.SQRT,
     ]
 )
-_SQUASHED = MappingProxyType({"Softmax": SOFTMAX_BEFORE_CE, "Sigmoid": SIGMOID_BEFORE_CE})
-_SCORES = frozenset(("Addmm", "Addmv", "Convolution", "Linear"))
-_LIMITS = frozenset(("Clamp", "ClampMax", "ClampMin"))
+_SQUASHED = MappingProxyType({Op.SOFTMAX: SOFTMAX_BEFORE_CE, Op.SIGMOID: SIGMOID_BEFORE_CE})
+_SCORES = frozenset((Op.ADDMM, Op.ADDMV, Op.CONVOLUTION, Op.LINEAR))
+_LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN))
 
 
 def forms_of(root: Any) -> list[Form]:
@@ -88,27 +89,26 @@ def forms_of(root: Any) -> list[Form]:
         node, sign, whole, bare = waiting.popleft()
         kind = kind_of(node)
         form = _form(node, kind, sign) or (_pairs(node, kind) if whole else None)
-        if form is None and bare and sign > 0 and kind in {"Gather", "Index"}:
+        if form is None and bare and sign > 0 and kind in {Op.GATHER, Op.INDEX}:
             form = _unlikely(node)
         if form is not None:
             found.append(form)
             continue
         if kind not in _LINEAR and kind not in _BENDS:
             continue
-        for index in range(len(node.next_functions)):
-            source = below(node, index)
+        for index, source in enumerate(inputs(node)):
             if source is not None and source not in seen:
                 seen.add(source)
                 turned = 0.0 if kind in _BENDS or _weighs(node, kind) else sign * sign_of(node, index)
                 # Only what is averaged over everything at once was not meant to be a table of pairs.
-                entire = whole and (kind not in {"Mean", "Sum"} or shape_of(node) == ())
-                waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {"Div", "Mul"}))
+                entire = whole and (kind not in {Op.MEAN, Op.SUM} or shape_of(node) == ())
+                waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {Op.DIV, Op.MUL}))
     falling = scales_that_fall(root)
     return found if falling is None else [*found, (WITHOUT_BOUND, 1.0, falling)]
 
 
 def _form(node: Node, kind: str, sign: float) -> Form | None:
-    if kind == "Div":
+    if kind == Op.DIV:
         return _overlap(node, sign)
     looks = _LOOKS.get(kind, ())
     return next((form for form in (look(node) for look in looks) if form is not None), None)
@@ -134,14 +134,14 @@ def _gives_scores(node: Node) -> bool:
 
 def _unscaled(node: Node) -> Node:
     """Return what was multiplied or divided by one number, as by a temperature."""
-    while kind_of(node) in {"Div", "Mul"} and _alone(node) is not None and not _weighs(node, kind_of(node)):
+    while kind_of(node) in {Op.DIV, Op.MUL} and _alone(node) is not None and not _weighs(node, kind_of(node)):
         node = _alone(node)
     return node
 
 
 def _weighs(node: Node, kind: str) -> bool:
     """Whether a node multiplies by numbers that may be of any sign."""
-    if kind not in {"Mul", "Div"}:
+    if kind not in {Op.MUL, Op.DIV}:
         return False
     if below(node) is not None and below(node, 1) is not None:
         return True
@@ -152,17 +152,21 @@ def _weighs(node: Node, kind: str) -> bool:
 def _pairs(node: Node, kind: str) -> Form | None:
     """Return a difference or product in which every number of a batch met every other's target."""
     graph = below(node) if below(node, 1) is None else below(node, 1)
-    if kind not in {"Mul", "Rsub", "Sub"} or graph is None or (below(node) is not None and below(node, 1) is not None):
+    if (
+        kind not in {Op.MUL, Op.RSUB, Op.SUB}
+        or graph is None
+        or (below(node) is not None and below(node, 1) is not None)
+    ):
         return None
     made, given = shape_of(node), shape_of(graph)
     if len(made) != 2 or made[0] != made[1] or made[0] < 3:
         return None
-    if kind == "Mul":
+    if kind == Op.MUL:
         other = saved(node, "other" if below(node) is graph else "self")
         crossed = other is not None and given == (made[0],) and other.shape == (made[0], 1)
     else:
         # What was made a column on purpose is compared with all on purpose.
-        crossed = given == (made[0], 1) and (_gives_scores(graph) or kind_of(graph) in {"Relu", "Sigmoid", "Tanh"})
+        crossed = given == (made[0], 1) and (_gives_scores(graph) or kind_of(graph) in {Op.RELU, Op.SIGMOID, Op.TANH})
     return (BROADCAST, float(made[0]), _bare(graph)) if crossed else None
 
 
@@ -182,21 +186,21 @@ def _log_softmax(node: Node) -> Form | None:
 def _unlikely(node: Node) -> Form | None:
     """Return logarithms of the probabilities of what was picked, added to a loss as they are: without a minus."""
     softmax = _bare(below(node))
-    return (UNLIKELY, 1.0, _bare(below(softmax))) if kind_of(softmax) == "LogSoftmax" else None
+    return (UNLIKELY, 1.0, _bare(below(softmax))) if kind_of(softmax) == Op.LOG_SOFTMAX else None
 
 
 def _unaligned(node: Node) -> Form | None:
     """Return the loss of unaligned sequences whose log_softmax runs along another dimension than the classes."""
     made, axis = below(node), 2
-    while kind_of(made) in {"Permute", "Transpose"}:
+    while kind_of(made) in {Op.PERMUTE, Op.TRANSPOSE}:
         dims = list(range(len(shape_of(made))))
-        if kind_of(made) == "Permute":
+        if kind_of(made) == Op.PERMUTE:
             dims = [_signed(d) % len(dims) for d in made._saved_dims]  # noqa: SLF001 - what a node saved has no other name
         else:
             one, other = (_signed(d) % len(dims) for d in (made._saved_dim0, made._saved_dim1))  # noqa: SLF001 - the same
             dims[one], dims[other] = dims[other], dims[one]
         axis, made = dims[axis], below(made)
-    wrong = kind_of(made) == "LogSoftmax" and len(shape_of(made)) == 3 and dim_of(made) != axis
+    wrong = kind_of(made) == Op.LOG_SOFTMAX and len(shape_of(made)) == 3 and dim_of(made) != axis
     return (OVER_POSITIONS, 1.0, _bare(below(made))) if wrong else None
 
 
@@ -207,13 +211,18 @@ def _signed(dim: int) -> int:
 def _chosen(node: Node) -> Form | None:
     """Return nll_loss of rows of a log_softmax that runs along the samples, or of limited probabilities."""
     inner = below(node)
-    while kind_of(inner) in {"Index", "IndexSelect", "Slice", "ToCopy"}:
+    while kind_of(inner) in {Op.INDEX, Op.INDEX_SELECT, Op.SLICE, Op.TO_COPY}:
         inner = below(inner)
-    if kind_of(inner) == "LogSoftmax" and inner is not below(node) and len(shape_of(inner)) == 2 and dim_of(inner) == 0:
+    if (
+        kind_of(inner) == Op.LOG_SOFTMAX
+        and inner is not below(node)
+        and len(shape_of(inner)) == 2
+        and dim_of(inner) == 0
+    ):
         return OVER_POSITIONS, 1.0, _bare(below(inner))
     softmax = _bare(below(node))
-    limit = _bare(below(softmax)) if kind_of(softmax) == "LogSoftmax" else None
-    made = _bare(below(limit)) if kind_of(limit) in _LIMITS | {"Add"} and below(limit, 1) is None else None
+    limit = _bare(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else None
+    made = _bare(below(limit)) if kind_of(limit) in _LIMITS | {Op.ADD} and below(limit, 1) is None else None
     mistake = _SQUASHED.get(kind_of(made))
     dim = dim_of(softmax)
     if mistake is None or dim is None:
@@ -225,8 +234,8 @@ def _cosines(node: Node) -> Form | None:
     """Return a cross-entropy of cosines between features and a weight for each class, which lie within -1 and 1."""
     softmax = _bare(below(node))
     shape, dim = shape_of(softmax), dim_of(softmax)
-    product = _bare(below(softmax)) if kind_of(softmax) == "LogSoftmax" else None
-    if dim is None or kind_of(product) not in {"Linear", "Mm"}:
+    product = _bare(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else None
+    if dim is None or kind_of(product) not in {Op.LINEAR, Op.MM}:
         return None
     sides = [_bare(below(product, index)) for index in (0, 1)]
     whole = [_bare(below(side)) for side in sides if _is_normalised(side)]
@@ -237,16 +246,16 @@ def _cosines(node: Node) -> Form | None:
 
 
 def _is_normalised(node: Node) -> bool:
-    if kind_of(node) != "Div":
+    if kind_of(node) != Op.DIV:
         return False
     size = _bare(below(node, 1))
     size = _bare(below(size)) if kind_of(size) in _LIMITS else size
-    return kind_of(size) in {"LinalgVectorNorm", "Norm"} and _bare(below(size)) is _bare(below(node))
+    return kind_of(size) in {Op.LINALG_VECTOR_NORM, Op.NORM} and _bare(below(size)) is _bare(below(node))
 
 
 def _overlap(node: Node, sign: float) -> Form | None:
     """Return an overlap, as in Dice and Jaccard losses, of scores, or one that is minimised."""
-    shared = [part for part in _summed(below(node)) if kind_of(part) in {"Bmm", "Mul"} and _alone(part) is not None]
+    shared = [part for part in _summed(below(node)) if kind_of(part) in {Op.BMM, Op.MUL} and _alone(part) is not None]
     if not shared or below(node, 1) is None:
         return None
     predicted = _bare(_alone(shared[0]))
@@ -254,21 +263,21 @@ def _overlap(node: Node, sign: float) -> Form | None:
     if not sizes:
         return None
     # Beside squares alone a product may be a projection, as of a signal on another; a loss takes an overlap off one.
-    squared = all(kind_of(part) == "Pow" for part in sizes)
+    squared = all(kind_of(part) == Op.POW for part in sizes)
     if _gives_scores(predicted):
         return (SCORES_IN_OVERLAP, 1.0, predicted) if sign < 0 or not squared else None
-    over_batch = kind_of(below(predicted)) == "Convolution" and dim_of(predicted) == 0
-    if kind_of(predicted) == "Softmax" and over_batch and len(shape_of(below(predicted))) == len(shape_of(predicted)):
+    over_batch = kind_of(below(predicted)) == Op.CONVOLUTION and dim_of(predicted) == 0
+    if kind_of(predicted) == Op.SOFTMAX and over_batch and len(shape_of(below(predicted))) == len(shape_of(predicted)):
         return SOFTMAX_OVER_BATCH, 1.0, predicted
-    several = kind_of(_bare(below(node, 1))) in {"Add", "Sub"}
-    minimised = sign > 0 and several and kind_of(predicted) in {"Sigmoid", "Softmax"}
+    several = kind_of(_bare(below(node, 1))) in {Op.ADD, Op.SUB}
+    minimised = sign > 0 and several and kind_of(predicted) in {Op.SIGMOID, Op.SOFTMAX}
     return (OVERLAP_MINIMISED, 1.0, predicted) if minimised else None
 
 
 def _alone(node: Node) -> Node:
     """Return the one argument that has a graph, ``None`` where two have."""
-    sources = [source for source, _ in node.next_functions if source is not None]
-    return sources[0] if len(sources) == 1 else None
+    found = sources(node)
+    return found[0] if len(found) == 1 else None
 
 
 def _holds(node: Node, wanted: Node) -> bool:
@@ -276,7 +285,7 @@ def _holds(node: Node, wanted: Node) -> bool:
     for _ in range(12):
         if node is wanted or node is None:
             break
-        if kind_of(node) not in SHAPES | {"Abs", "Add", "Mean", "Mul", "Neg", "Pow", "Rsub", "Sub", "Sum"}:
+        if kind_of(node) not in SHAPES | {Op.ABS, Op.ADD, Op.MEAN, Op.MUL, Op.NEG, Op.POW, Op.RSUB, Op.SUB, Op.SUM}:
             return False
         node = _alone(node)
     return node is wanted
@@ -291,17 +300,17 @@ def _summed(node: Node) -> list[Node]:
             break
         here = waiting.pop()
         kind = kind_of(here)
-        if kind in {"Mean", "Sum"}:
+        if kind in {Op.MEAN, Op.SUM}:
             inner = _bare(below(here))
-            weighted = _bare(_alone(inner)) if kind_of(inner) == "Mul" else None
-            if kind_of(inner) in {"Bmm", "Mean", "Sum"} or kind_of(weighted) in {"Bmm", "Mean", "Sum"}:
+            weighted = _bare(_alone(inner)) if kind_of(inner) == Op.MUL else None
+            if kind_of(inner) in {Op.BMM, Op.MEAN, Op.SUM} or kind_of(weighted) in {Op.BMM, Op.MEAN, Op.SUM}:
                 waiting.append(weighted or inner)
             elif inner is not None:
                 found.append(inner)
-        elif kind == "Bmm":
+        elif kind == Op.BMM:
             found.append(here)
-        elif kind in SHAPES | {"Add", "Clamp", "ClampMin", "Div", "Mul", "Rsub", "Sub"}:
-            waiting += [source for source, _ in here.next_functions if source is not None]
+        elif kind in SHAPES | {Op.ADD, Op.CLAMP, Op.CLAMP_MIN, Op.DIV, Op.MUL, Op.RSUB, Op.SUB}:
+            waiting += sources(here)
     return found
 
 
@@ -310,7 +319,7 @@ def _logarithm(node: Node) -> Form | None:
     if (below(node) is None) == (below(node, 1) is None):
         return None
     log = _bare(below(node) if below(node) is not None else below(node, 1))
-    made = argument(log) if kind_of(log) == "Log" else None
+    made = argument(log) if kind_of(log) == Op.LOG else None
     return (SCORES_IN_LOGARITHM, 1.0, made) if made is not log and _gives_scores(made) else None
 
 
@@ -318,15 +327,15 @@ def _focal(node: Node) -> Form | None:
     """Return ``(1 - exp(-loss)) ** g * loss`` where the loss is already the mean of a batch."""
     for index in (0, 1):
         loss, weight = below(node, index), below(node, 1 - index)
-        if kind_of(loss) not in {"BinaryCrossEntropyWithLogits", "NllLoss"} or shape_of(loss) != ():
+        if kind_of(loss) not in {Op.BINARY_CROSS_ENTROPY_WITH_LOGITS, Op.NLL_LOSS} or shape_of(loss) != ():
             continue
         for _ in range(8):
-            if kind_of(weight) == "Exp":
+            if kind_of(weight) == Op.EXP:
                 scores = shape_of(below(loss))
                 inner = below(weight)
-                inner = below(inner) if kind_of(inner) == "Neg" else inner
+                inner = below(inner) if kind_of(inner) == Op.NEG else inner
                 return (FOCAL_OF_MEAN, 1.0, _bare(below(loss))) if inner is loss and scores and scores[0] > 1 else None
-            if kind_of(weight) not in {"Add", "Mul", "Neg", "Pow", "Rsub", "Sub"}:
+            if kind_of(weight) not in {Op.ADD, Op.MUL, Op.NEG, Op.POW, Op.RSUB, Op.SUB}:
                 break
             weight = below(weight) if below(weight) is not None else below(weight, 1)
     return None
@@ -335,21 +344,21 @@ def _focal(node: Node) -> Form | None:
 def _rates(node: Node) -> Form | None:
     """Return ``exp(x) - target * x`` where x is no logarithm of a rate but the rate."""
     rate, product = below(node), _bare(below(node, 1))
-    if kind_of(rate) != "Exp" or kind_of(product) != "Mul" or (below(product) is None) == (below(product, 1) is None):
+    if kind_of(rate) != Op.EXP or kind_of(product) != Op.MUL or (below(product) is None) == (below(product, 1) is None):
         return None
     made = _bare(below(rate))
     same = made is _bare(below(product) if below(product) is not None else below(product, 1))
-    return (RATES_IN_POISSON, 1.0, made) if same and kind_of(made) in {"Exp", "Relu", "Softplus"} else None
+    return (RATES_IN_POISSON, 1.0, made) if same and kind_of(made) in {Op.EXP, Op.RELU, Op.SOFTPLUS} else None
 
 
 _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyType(
     {
-        "BinaryCrossEntropy": (_clamped,),
-        "CtcLoss": (_unaligned,),
-        "LogSoftmax": (_log_softmax,),
-        "Mul": (_logarithm, _focal),
-        "NllLoss": (_chosen, _cosines),
-        "NllLoss2D": (_chosen,),
-        "Sub": (_rates,),
+        Op.BINARY_CROSS_ENTROPY: (_clamped,),
+        Op.CTC_LOSS: (_unaligned,),
+        Op.LOG_SOFTMAX: (_log_softmax,),
+        Op.MUL: (_logarithm, _focal),
+        Op.NLL_LOSS: (_chosen, _cosines),
+        Op.NLL_LOSS_2D: (_chosen,),
+        Op.SUB: (_rates,),
     }
 )

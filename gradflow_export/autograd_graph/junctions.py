@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gradflow_export.autograd_graph.nodes import edges, sources, takers_in
+
 LEARN_STEPS = 3
 """Sampled steps that are followed from the loss back; a new block called later is followed again."""
 MOST_NODES = 100_000
@@ -95,24 +97,24 @@ class Junctions:
         if not self.learning or loss.grad_fn is None:
             return
         root: Any = loss.grad_fn
-        waiting = _consumers(root)
-        if waiting is None:
+        takers = takers_in(root, MOST_NODES)
+        if takers is None:
             self._left = 0
             return
+        waiting = {node: len(edges_up) for node, edges_up in takers.items()}
         walk = _Walk()
         ready, through = [root], {root: LOSS}
         while ready:
             node = ready.pop()
             here = through.pop(node)
-            entry = node.metadata.get(self._key) if node.next_functions else None
+            entry = node.metadata.get(self._key) if edges(node) else None
             if entry is not None and entry[0] == self._generation:
                 here = walk.add(Call(entry[1], entry[2], here))
-            for below, _ in node.next_functions:
-                if below is not None:
-                    through[below] = walk.common(through[below], here) if below in through else here
-                    waiting[below] -= 1
-                    if not waiting[below]:
-                        ready.append(below)
+            for below in sources(node):
+                through[below] = walk.common(through[below], here) if below in through else here
+                waiting[below] -= 1
+                if not waiting[below]:
+                    ready.append(below)
         if walk.calls:
             self._walks.append(walk.calls)
 
@@ -191,19 +193,3 @@ def _tensors(output: Any) -> Iterable[Tensor]:
     elif isinstance(output, (tuple, list, Mapping)):
         for part in output.values() if isinstance(output, Mapping) else output:
             yield from _tensors(part)
-
-
-def _consumers(root: Any) -> dict[Any, int] | None:
-    """Return how many edges lead to each node that the root reaches, ``None`` for too large a graph."""
-    counts, stack = {root: 0}, [root]
-    while stack:
-        for below, _ in stack.pop().next_functions:
-            if below is None:
-                continue
-            if below not in counts:
-                counts[below] = 0
-                stack.append(below)
-            counts[below] += 1
-        if len(counts) > MOST_NODES:
-            return None
-    return counts

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS, REACH, Node, through_shapes
-from gradflow_export.autograd_graph.loss_shape import below, kind_of, shape_of
+from gradflow_export.autograd_graph.loss_shape import shape_of
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 
 MOST_NODES = 4_000
@@ -19,45 +20,53 @@ MOST_NODES = 4_000
 _FAR = 1e4
 """Limits of an activation that lie as far out are not meant to be reached."""
 NORMALISATIONS = frozenset(
-    ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm")
+    (
+        Op.NATIVE_BATCH_NORM,
+        Op.CUDNN_BATCH_NORM,
+        Op.MIOPEN_BATCH_NORM,
+        Op.NATIVE_LAYER_NORM,
+        Op.NATIVE_GROUP_NORM,
+        Op.FUSED_RMS_NORM,
+    )
 )
 _AFFINE = frozenset(
     [
-        "Add",
-        "Alias",
-        "AsStrided",
-        "AvgPool2D",
-        "Cat",
-        "Clone",
-        "ConstantPadNd",
-        "Div",
-        "Expand",
-        "Mean",
-        "Mul",
-        "Neg",
-        "NativeBatchNorm",
-        "NativeDropout",
-        "CudnnBatchNorm",
-        "Permute",
-        "ReshapeAlias",
-        "Select",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Stack",
-        "Sub",
-        "Sum",
-        "T",
-        "ToCopy",
-        "Transpose",
-        "Unsqueeze",
-        "UnsafeView",
-        "View",
+        Op.ADD,
+        Op.ALIAS,
+        Op.AS_STRIDED,
+        Op.AVG_POOL2D,
+        Op.CAT,
+        Op.CLONE,
+        Op.CONSTANT_PAD_ND,
+        Op.DIV,
+        Op.EXPAND,
+        Op.MEAN,
+        Op.MUL,
+        Op.NEG,
+        Op.NATIVE_BATCH_NORM,
+        Op.NATIVE_DROPOUT,
+        Op.CUDNN_BATCH_NORM,
+        Op.PERMUTE,
+        Op.RESHAPE_ALIAS,
+        Op.SELECT,
+        Op.SLICE,
+        Op.SPLIT,
+        Op.SQUEEZE,
+        Op.STACK,
+        Op.SUB,
+        Op.SUM,
+        Op.T,
+        Op.TO_COPY,
+        Op.TRANSPOSE,
+        Op.UNSQUEEZE,
+        Op.UNSAFE_VIEW,
+        Op.VIEW,
     ]
 )
-_WEIGHT_VIEWS = frozenset(("T", "ToCopy", "View", "Transpose", "Permute", "ReshapeAlias", "UnsafeView", "Unsqueeze"))
-_LOOKUPS = frozenset(("Embedding", "EmbeddingBag"))
-_LEAF = "torch::autograd::AccumulateGrad"
+_WEIGHT_VIEWS = frozenset(
+    (Op.T, Op.TO_COPY, Op.VIEW, Op.TRANSPOSE, Op.PERMUTE, Op.RESHAPE_ALIAS, Op.UNSAFE_VIEW, Op.UNSQUEEZE)
+)
+LOOKUPS = frozenset((Op.EMBEDDING, Op.EMBEDDING_BAG))
 
 
 @dataclass
@@ -158,7 +167,7 @@ def _enter(
 ) -> tuple[list[Node], tuple[Straight, ...]]:
     """Take one node in; return where its data came from, and the row of layers that goes on from here."""
     kind = kind_of(node)
-    if kind == _LEAF:
+    if kind == Op.LEAF:
         out.foreign |= id(getattr(node, "variable", None)) not in names
         return [], ()
     if kind in LAYERS:
@@ -167,7 +176,7 @@ def _enter(
         if name is not None:
             return [below(node, data)], _add_layer(node, name, after, row, out)
         sources = [source for source in (below(node, data), below(node, weight)) if source is not None]
-        if len(sources) == 1 and kind != "Convolution":  # with a matrix that has no graph, as a graph's neighbours
+        if len(sources) == 1 and kind != Op.CONVOLUTION:  # with a matrix that has no graph, as a graph's neighbours
             return sources, row
         out.bends = True  # a product of two activations, or a weight that is computed
         row = ()
@@ -178,15 +187,15 @@ def _enter(
             out.last = out.last or name
         out.bends |= kind not in _AFFINE
         return [below(node)], row if kind in _AFFINE else ()
-    elif kind in _LOOKUPS:
+    elif kind in LOOKUPS:
         name = _owner(below(node), names)
         if name is not None:
             out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
         return [], ()
-    elif not is_straight(node) and (kind not in _AFFINE or (kind in {"Div", "Mul"} and not is_factor(node))):
+    elif not is_straight(node) and (kind not in _AFFINE or (kind in {Op.DIV, Op.MUL} and not is_factor(node))):
         out.bends = True
         row = ()
-    return [source for source, _ in node.next_functions], row
+    return inputs(node), row
 
 
 def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out: Layers) -> tuple[Straight, ...]:
@@ -208,15 +217,15 @@ def _owner(node: Node, names: Mapping[int, str]) -> str | None:
     """Return the module whose weight this is, ``None`` where it is no parameter of the model as it stands."""
     while kind_of(node) in _WEIGHT_VIEWS:
         node = below(node)
-    return names.get(id(getattr(node, "variable", None))) if kind_of(node) == _LEAF else None
+    return names.get(id(getattr(node, "variable", None))) if kind_of(node) == Op.LEAF else None
 
 
 def is_straight(node: Node) -> bool:
     """Whether this is an activation that bends nothing: a slope of 1 on both sides, or limits no number comes to."""
     kind = kind_of(node)
-    if kind == "LeakyRelu":
+    if kind == Op.LEAKY_RELU:
         return bool(getattr(node, "_saved_negative_slope", 0.0) == 1.0)
-    if kind != "Hardtanh":
+    if kind != Op.HARDTANH:
         return False
     low, high = getattr(node, "_saved_min_val", 0.0), getattr(node, "_saved_max_val", 0.0)
     return bool(low <= -_FAR and high >= _FAR)
@@ -224,10 +233,10 @@ def is_straight(node: Node) -> bool:
 
 def is_factor(node: Node) -> bool:
     """Whether a product or quotient is with a number, or with a mask of dropout."""
-    if node.name() in {"DivBackward1", "MulBackward1"}:
+    if by_number(node):
         return True
     both = below(node) is not None and below(node, 1) is not None
-    if both or (kind_of(node) == "Div" and below(node) is None):
+    if both or (kind_of(node) == Op.DIV and below(node) is None):
         return False
     other: Any = saved(node, "other" if below(node) is not None else "self")
     return other is not None and (other.dim() == 0 or _is_mask(other, shape_of(node)))

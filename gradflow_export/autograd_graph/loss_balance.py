@@ -6,7 +6,8 @@ from collections import deque
 from typing import Any
 
 from gradflow_export.autograd_graph.loss_domain import sign_of
-from gradflow_export.autograd_graph.loss_shape import SHAPES, below, kind_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, edges, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 
 Node = Any
@@ -14,23 +15,23 @@ _Edge = tuple[Node, int]
 _Key = tuple[str, Node, int]
 
 _NEAR = 160
-_MOVES = SHAPES | frozenset(["Cat", "Flip", "IndexSelect", "Split", "SplitWithSizes", "Stack", "Unbind"])
-_SUMS = _MOVES | frozenset(["Add", "Mean", "Neg", "Rsub", "Sub", "Sum"])
+_MOVES = SHAPES | frozenset([Op.CAT, Op.FLIP, Op.INDEX_SELECT, Op.SPLIT, Op.SPLIT_WITH_SIZES, Op.STACK, Op.UNBIND])
+_SUMS = _MOVES | frozenset([Op.ADD, Op.MEAN, Op.NEG, Op.RSUB, Op.SUB, Op.SUM])
 _POSITIVE = frozenset(
     [
-        "Abs",
-        "BinaryCrossEntropy",
-        "BinaryCrossEntropyWithLogits",
-        "Exp",
-        "HuberLoss",
-        "MseLoss",
-        "NllLoss",
-        "NllLoss2D",
-        "Relu",
-        "Sigmoid",
-        "SmoothL1Loss",
-        "Softmax",
-        "Softplus",
+        Op.ABS,
+        Op.BINARY_CROSS_ENTROPY,
+        Op.BINARY_CROSS_ENTROPY_WITH_LOGITS,
+        Op.EXP,
+        Op.HUBER_LOSS,
+        Op.MSE_LOSS,
+        Op.NLL_LOSS,
+        Op.NLL_LOSS_2D,
+        Op.RELU,
+        Op.SIGMOID,
+        Op.SMOOTH_L1_LOSS,
+        Op.SOFTMAX,
+        Op.SOFTPLUS,
     ]
 )
 
@@ -62,25 +63,25 @@ class _Balance:
         for _ in range(12):
             node, index = edge
             self.grown.setdefault(("exp", node, index), set()).add((times, power))
-            if not (kind_of(node) in _MOVES | {"Neg"} or _is_scaled(node)) or kind_of(node) in {"Cat", "Stack"}:
+            if not (kind_of(node) in _MOVES | {Op.NEG} or _is_scaled(node)) or kind_of(node) in {Op.CAT, Op.STACK}:
                 return
             place = 0 if below(node) is not None else 1
             power *= sign_of(node, place)
-            edge = node.next_functions[place]
+            edge = edges(node)[place]
             if edge[0] is None:
                 return
 
     def factor(self, edge: _Edge, times: float, power: float) -> None:
         """Take down one factor of a product: an exponential, a power of a scale, or a scale."""
         node, _ = edge
-        while kind_of(node) in _MOVES - {"Cat", "Stack"} or _is_scaled(node) or _is_even(node, odd=True):
+        while kind_of(node) in _MOVES - {Op.CAT, Op.STACK} or _is_scaled(node) or _is_even(node, odd=True):
             place = 0 if below(node) is not None else 1
-            edge = node.next_functions[place]
+            edge = edges(node)[place]
             node = edge[0]
             if node is None:
                 return
-        if kind_of(node) == "Exp":
-            self.exponential(node.next_functions[0], times, power)
+        if kind_of(node) == Op.EXP:
+            self.exponential(edges(node)[0], times, power)
         self.grown.setdefault(("log", *edge), set()).add((times, power))
 
 
@@ -102,16 +103,16 @@ def scales_that_fall(root: Any) -> Node | None:
         (node, index), sign = waiting.popleft()
         kind = kind_of(node)
         balance.logs.setdefault(("exp", node, index), set()).add(sign)
-        if kind == "Log":
-            balance.logs.setdefault(("log", *node.next_functions[0]), set()).add(sign)
-        elif kind == "Exp":
-            balance.exponential(node.next_functions[0], sign, 1.0)
-        elif kind in {"Mul", "Div"} and below(node) is not None and below(node, 1) is not None:
+        if kind == Op.LOG:
+            balance.logs.setdefault(("log", *edges(node)[0]), set()).add(sign)
+        elif kind == Op.EXP:
+            balance.exponential(edges(node)[0], sign, 1.0)
+        elif kind in {Op.MUL, Op.DIV} and below(node) is not None and below(node, 1) is not None:
             _product(balance, node, kind, sign)
-        elif kind in {"MseLoss", "Pow"} and sign > 0 and (kind == "MseLoss" or _is_even(node)):
-            _inside(balance, node.next_functions[0])
+        elif kind in {Op.MSE_LOSS, Op.POW} and sign > 0 and (kind == Op.MSE_LOSS or _is_even(node)):
+            _inside(balance, edges(node)[0])
         if kind in _SUMS or _is_scaled(node):
-            for place, edge in enumerate(node.next_functions):
+            for place, edge in enumerate(edges(node)):
                 if edge[0] is not None and edge not in seen:
                     seen.add(edge)
                     waiting.append((edge, sign * sign_of(node, place)))
@@ -120,14 +121,14 @@ def scales_that_fall(root: Any) -> Node | None:
 
 
 def _product(balance: _Balance, node: Node, kind: str, sign: float) -> None:
-    one, other = node.next_functions[0], node.next_functions[1]
-    if kind == "Mul" and one == other:
+    one, other = edges(node)[:2]
+    if kind == Op.MUL and one == other:
         if sign > 0:
             _inside(balance, one)
         return
     if sign * definite(one[0]) > 0:
-        balance.factor(other, 1.0, 1.0 if kind == "Mul" else -1.0)
-    if kind == "Mul" and sign * definite(other[0]) > 0:
+        balance.factor(other, 1.0, 1.0 if kind == Op.MUL else -1.0)
+    if kind == Op.MUL and sign * definite(other[0]) > 0:
         balance.factor(one, 1.0, 1.0)
 
 
@@ -137,14 +138,14 @@ def _inside(balance: _Balance, edge: _Edge) -> None:
     while waiting and len(seen) < _NEAR:
         node, _ = waiting.popleft()
         kind = kind_of(node)
-        if kind not in _SUMS | {"Div", "Mul"}:
+        if kind not in _SUMS | {Op.DIV, Op.MUL}:
             continue
-        edges = [source for source in node.next_functions if source[0] is not None]
-        for place, source in enumerate(node.next_functions):
-            if source[0] is not None and (kind == "Mul" or (kind == "Div" and place == 1)):
-                balance.factor(source, 1.0, 1.0 if kind == "Mul" else -1.0)
-        waiting += [source for source in edges if source not in seen]
-        seen.update(edges)
+        known = [source for source in edges(node) if source[0] is not None]
+        for place, source in enumerate(edges(node)):
+            if source[0] is not None and (kind == Op.MUL or (kind == Op.DIV and place == 1)):
+                balance.factor(source, 1.0, 1.0 if kind == Op.MUL else -1.0)
+        waiting += [source for source in known if source not in seen]
+        seen.update(known)
 
 
 def definite(node: Node) -> float:
@@ -152,12 +153,12 @@ def definite(node: Node) -> float:
     sign = 1.0
     for _ in range(12):
         kind = kind_of(node)
-        if kind in _POSITIVE or _is_even(node) or (kind == "Mul" and below(node) is below(node, 1) is not None):
+        if kind in _POSITIVE or _is_even(node) or (kind == Op.MUL and below(node) is below(node, 1) is not None):
             return sign
-        if kind in {"Cat", "Stack"}:
-            signs = {definite(source) for source, _ in node.next_functions}
+        if kind in {Op.CAT, Op.STACK}:
+            signs = {definite(source) for source in inputs(node)}
             return sign * signs.pop() if len(signs) == 1 else 0.0
-        if not (kind in _MOVES | {"Mean", "Neg", "Sum"} or _is_scaled(node)):
+        if not (kind in _MOVES | {Op.MEAN, Op.NEG, Op.SUM} or _is_scaled(node)):
             return 0.0
         place = 0 if below(node) is not None else 1
         sign *= sign_of(node, place)
@@ -167,16 +168,18 @@ def definite(node: Node) -> float:
 
 def _is_even(node: Node, *, odd: bool = False) -> bool:
     exponent = getattr(node, "_saved_exponent", None)
-    return kind_of(node) == "Pow" and isinstance(exponent, (int, float)) and exponent > 0 and (odd or exponent % 2 == 0)
+    return (
+        kind_of(node) == Op.POW and isinstance(exponent, (int, float)) and exponent > 0 and (odd or exponent % 2 == 0)
+    )
 
 
 def _is_scaled(node: Node) -> bool:
     """Whether a node multiplies or divides by one number, known to be one."""
-    if kind_of(node) not in {"Div", "Mul"} or (below(node) is not None and below(node, 1) is not None):
+    if kind_of(node) not in {Op.DIV, Op.MUL} or (below(node) is not None and below(node, 1) is not None):
         return False
-    if node.name() in {"DivBackward1", "MulBackward1"}:
+    if by_number(node):
         return True
-    if below(node) is None and kind_of(node) == "Div":
+    if below(node) is None and kind_of(node) == Op.DIV:
         return False
     other = saved(node, "other" if below(node) is not None else "self")
     return other is not None and other.numel() == 1

@@ -7,21 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradflow_export.autograd_graph.loss_shape import below, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
 
 Node = Any
-_SHAPES = frozenset(("Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "UnsafeView", "Unsqueeze", "View"))
-_LIMITS = frozenset(("Clamp", "ClampMin", "Relu"))
+_SHAPES = frozenset(
+    (Op.ALIAS, Op.CLONE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.TO_COPY, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
+)
+_LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MIN, Op.RELU))
 
 
 def sign_of(node: Node, index: int) -> float:
     """Return -1.0 where a node turns the sign of an argument, as far as that costs nothing to know."""
     kind = kind_of(node)
-    if kind in {"Neg", "Rsub"} or (kind == "Sub" and index == 1):
+    if kind in {Op.NEG, Op.RSUB} or (kind == Op.SUB and index == 1):
         return -1.0
-    factor = getattr(node, "_saved_other", None) if node.name() in {"MulBackward1", "DivBackward1"} else None
-    if factor is None and kind in {"Mul", "Div"}:
+    factor = getattr(node, "_saved_other", None) if by_number(node) else None
+    if factor is None and kind in {Op.MUL, Op.DIV}:
         factor = saved(node, "other" if below(node) is not None else "self")
         # A number on another device would have to be waited for.
         factor = float(factor) if factor is not None and factor.dim() == 0 and factor.device.type == "cpu" else None
@@ -42,25 +44,25 @@ def signs_of(node: Node) -> tuple[Tensor, Node] | None:
         ``None`` where this is none of them. Where a loss compares labels with -1 and 1, what is neither is 0.
     """
     kind = kind_of(node)
-    if kind == "SoftMarginLoss":
+    if kind == Op.SOFT_MARGIN_LOSS:
         target = saved(node, "target")
         return None if target is None else (target, below(node))
-    if kind == "Add" and kind_of(below(node)) == kind_of(below(node, 1)) == "Where":
+    if kind == Op.ADD and kind_of(below(node)) == kind_of(below(node, 1)) == Op.WHERE:
         return _compared(below(node), below(node, 1))
     return _clamped(node)
 
 
 def _clamped(node: Node) -> tuple[Tensor, Node] | None:
     """Return the labels of ``clamp(margin - labels * scores, min=0)``, squared or not."""
-    if kind_of(node) == "Pow" and getattr(node, "_saved_exponent", None) == 2:
+    if kind_of(node) == Op.POW and getattr(node, "_saved_exponent", None) == 2:
         node = below(node)
     kind = kind_of(node)
-    limited = kind in {"Clamp", "ClampMin"} and getattr(node, "_saved_min", None) == 0
-    if kind != "Relu" and (not limited or getattr(node, "_saved_max", None) is not None):
+    limited = kind in {Op.CLAMP, Op.CLAMP_MIN} and getattr(node, "_saved_min", None) == 0
+    if kind != Op.RELU and (not limited or getattr(node, "_saved_max", None) is not None):
         return None
     inner = _only(node)
-    product = _only(inner) if kind_of(inner) in {"Add", "Rsub", "Sub"} else None
-    if kind_of(product) != "Mul" or (below(product) is None) == (below(product, 1) is None):
+    product = _only(inner) if kind_of(inner) in {Op.ADD, Op.RSUB, Op.SUB} else None
+    if kind_of(product) != Op.MUL or (below(product) is None) == (below(product, 1) is None):
         return None
     labels = saved(product, "self" if below(product) is None else "other")
     if labels is None or labels.dim() == 0 or labels.numel() < 2:
@@ -72,8 +74,8 @@ def _clamped(node: Node) -> tuple[Tensor, Node] | None:
 
 def _only(node: Node) -> Node:
     """Return the one node that an operation got its argument from, changes of shape aside, else ``None``."""
-    sources = [source for source, _ in getattr(node, "next_functions", ()) if source is not None]
-    here = sources[0] if len(sources) == 1 else None
+    found = sources(node)
+    here = found[0] if len(found) == 1 else None
     while kind_of(here) in _SHAPES:
         here = below(here)
     return here

@@ -19,16 +19,15 @@ from gradflow_export.autograd_graph.loss_shape import (
     SHAPES,
     adds_bias,
     argument,
-    below,
     crossed,
     crossed_product,
     dim_of,
-    kind_of,
     mixes_positions,
     over_positions,
     shape_of,
     twice,
 )
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
 from gradflow_export.records.loss_mistakes import (
@@ -57,83 +56,83 @@ from gradflow_export.records.loss_mistakes import (
 Node = Any
 _ARITHMETIC = frozenset(
     [
-        "Add",
-        "Alias",
-        "Cat",
-        "Clone",
-        "Div",
-        "MaskedFill",
-        "Mean",
-        "Mul",
-        "NanToNum",
-        "Neg",
-        "ReshapeAlias",
-        "Rsub",
-        "Select",
-        "Squeeze",
-        "Stack",
-        "Sub",
-        "Sum",
-        "ToCopy",
-        "Unbind",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
-        "Where",
+        Op.ADD,
+        Op.ALIAS,
+        Op.CAT,
+        Op.CLONE,
+        Op.DIV,
+        Op.MASKED_FILL,
+        Op.MEAN,
+        Op.MUL,
+        Op.NAN_TO_NUM,
+        Op.NEG,
+        Op.RESHAPE_ALIAS,
+        Op.RSUB,
+        Op.SELECT,
+        Op.SQUEEZE,
+        Op.STACK,
+        Op.SUB,
+        Op.SUM,
+        Op.TO_COPY,
+        Op.UNBIND,
+        Op.UNSAFE_VIEW,
+        Op.UNSQUEEZE,
+        Op.VIEW,
+        Op.WHERE,
     ]
 )
-_PENALTIES = frozenset(("Abs", "LinalgVectorNorm", "Norm", "Pow", "Relu", "torch::autograd::AccumulateGrad"))
-_PICKS = frozenset(("Clamp", "Exp", "Gather", "Index", "Log"))
+_PENALTIES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.NORM, Op.POW, Op.RELU, Op.LEAF))
+_PICKS = frozenset((Op.CLAMP, Op.EXP, Op.GATHER, Op.INDEX, Op.LOG))
 _LOSSES: Mapping[str, Kind] = MappingProxyType(
     {
-        "NllLoss": "classes",
-        "NllLoss2D": "classes",
-        "MseLoss": "squared",
-        "SmoothL1Loss": "huber",
-        "HuberLoss": "huber",
-        "BinaryCrossEntropy": "binary",
-        "BinaryCrossEntropyWithLogits": "binary",
+        Op.NLL_LOSS: "classes",
+        Op.NLL_LOSS_2D: "classes",
+        Op.MSE_LOSS: "squared",
+        Op.SMOOTH_L1_LOSS: "huber",
+        Op.HUBER_LOSS: "huber",
+        Op.BINARY_CROSS_ENTROPY: "binary",
+        Op.BINARY_CROSS_ENTROPY_WITH_LOGITS: "binary",
     }
 )
 _BEFORE_CE = MappingProxyType(
     {
-        "Softmax": SOFTMAX_BEFORE_CE,
-        "Sigmoid": SIGMOID_BEFORE_CE,
-        "Tanh": TANH_BEFORE_CE,
-        "Relu": RELU_BEFORE_CE,
+        Op.SOFTMAX: SOFTMAX_BEFORE_CE,
+        Op.SIGMOID: SIGMOID_BEFORE_CE,
+        Op.TANH: TANH_BEFORE_CE,
+        Op.RELU: RELU_BEFORE_CE,
     }
 )
 _BEFORE_BCE = MappingProxyType(
     {
-        "Sigmoid": SIGMOID_BEFORE_BCE,
-        "Softmax": SOFTMAX_BEFORE_BCE,
-        "Tanh": TANH_BEFORE_BCE,
-        "Relu": RELU_BEFORE_BCE,
+        Op.SIGMOID: SIGMOID_BEFORE_BCE,
+        Op.SOFTMAX: SOFTMAX_BEFORE_BCE,
+        Op.TANH: TANH_BEFORE_BCE,
+        Op.RELU: RELU_BEFORE_BCE,
     }
 )
-_BEFORE_CTC = MappingProxyType({"Softmax": PROBABILITIES_IN_CTC})
+_BEFORE_CTC = MappingProxyType({Op.SOFTMAX: PROBABILITIES_IN_CTC})
 REACH = MappingProxyType(
     {
-        "Sigmoid": (0.0, 1.0),
-        "Softmax": (0.0, 1.0),
-        "Tanh": (-1.0, 1.0),
-        "Relu": (0.0, math.inf),
-        "Softplus": (0.0, math.inf),
-        "Elu": (-1.0, math.inf),
-        "LogSoftmax": (-math.inf, 0.0),
-        "LogSigmoidForward": (-math.inf, 0.0),
+        Op.SIGMOID: (0.0, 1.0),
+        Op.SOFTMAX: (0.0, 1.0),
+        Op.TANH: (-1.0, 1.0),
+        Op.RELU: (0.0, math.inf),
+        Op.SOFTPLUS: (0.0, math.inf),
+        Op.ELU: (-1.0, math.inf),
+        Op.LOG_SOFTMAX: (-math.inf, 0.0),
+        Op.LOG_SIGMOID: (-math.inf, 0.0),
     }
 )
 """What an activation can give out at all, by the name of its node."""
 LAYERS: Mapping[str, tuple[str, int, int]] = MappingProxyType(
     {
-        "Addmm": ("mat1", 1, 2),
-        "Addmv": ("mat", 1, 2),
-        "Bmm": ("self", 0, 1),
-        "Convolution": ("input", 0, 1),
-        "Linear": ("input", 0, 1),
-        "Mm": ("self", 0, 1),
-        "Mv": ("self", 0, 1),
+        Op.ADDMM: ("mat1", 1, 2),
+        Op.ADDMV: ("mat", 1, 2),
+        Op.BMM: ("self", 0, 1),
+        Op.CONVOLUTION: ("input", 0, 1),
+        Op.LINEAR: ("input", 0, 1),
+        Op.MM: ("self", 0, 1),
+        Op.MV: ("self", 0, 1),
     }
 )
 """What a layer saves of its input, and which of its arguments are the input and the weight."""
@@ -205,11 +204,10 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
             found.append(term)
             continue
         if kind_of(node) in _ARITHMETIC or kind_of(node) in _PICKS:
-            for index in range(len(node.next_functions)):
-                source = below(node, index)
+            for index, source in enumerate(inputs(node)):
                 if source is not None and source not in seen:
                     seen.add(source)
-                    waiting.append((source, sign * sign_of(node, index), node.name() == "SumBackward0"))
+                    waiting.append((source, sign * sign_of(node, index), is_variant(node, Op.SUM, 0)))
         else:
             whole &= kind_of(node) in _PENALTIES
     return found, whole and not waiting
@@ -217,15 +215,15 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
 
 def _term(node: Node) -> Term | None:
     kind = kind_of(node)
-    if kind in {"NllLoss", "NllLoss2D"}:
+    if kind in {Op.NLL_LOSS, Op.NLL_LOSS_2D}:
         return _classes(node)
-    if kind in {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}:
+    if kind in {Op.BINARY_CROSS_ENTROPY, Op.BINARY_CROSS_ENTROPY_WITH_LOGITS}:
         return _binary(node, logits=kind.endswith("Logits"))
     if kind in _LOSSES:
         return _distance(node, _LOSSES[kind])
-    if kind in {"Sigmoid", "Softmax"}:
+    if kind in {Op.SIGMOID, Op.SOFTMAX}:
         return _policy(node)
-    return _by_hand(node, kind) if kind in {"Pow", "Abs", "Mul", "Sub"} else None
+    return _by_hand(node, kind) if kind in {Op.POW, Op.ABS, Op.MUL, Op.SUB} else None
 
 
 def _special(node: Node) -> Term | None:
@@ -233,7 +231,7 @@ def _special(node: Node) -> Term | None:
     margin = signs_of(node)
     if margin is not None:
         return Term("absolute", node, through_shapes(margin[1]), signs=margin[0])
-    before = through_shapes(below(node)) if kind_of(node) == "CtcLoss" else None
+    before = through_shapes(below(node)) if kind_of(node) == Op.CTC_LOSS else None
     before = through_shapes(below(before)) if adds_bias(before) else before
     mistake = LOGITS_IN_CTC if kind_of(before) in LAYERS else _BEFORE_CTC.get(kind_of(before))
     return None if mistake is None else Term("classes", node, before, mistakes={mistake: 1.0})
@@ -254,21 +252,21 @@ def _classes(node: Node) -> Term:
     ignored = getattr(node, "_saved_ignore_index", None)
     term.ignored = None if ignored is None else ignored - 2**64 if ignored >= 2**63 else ignored
     kind = kind_of(before)
-    if kind == "LogSoftmax":
+    if kind == Op.LOG_SOFTMAX:
         shape, dim = shape_of(before), dim_of(before)
         term.mistakes.update(dict.fromkeys(_misplaced(before, direct=below(node) is before), 1.0))
         inner = through_shapes(below(before))
         mistake = _BEFORE_CE.get(kind_of(inner))
         if mistake is not None and dim is not None and shape:
             term.mistakes[mistake] = _floor(mistake, shape[dim])
-        elif kind_of(inner) == "Log" and twice(argument(inner)):
+        elif kind_of(inner) == Op.LOG and twice(argument(inner)):
             term.mistakes[TWICE] = 1.0
         if dim is not None and mixes_positions(below(before), dim, frozenset(LAYERS)):
             term.mistakes[POSITIONS_MIXED] = 1.0
         term.behind = inner
-    elif kind == "Log" and twice(argument(before)):
+    elif kind == Op.LOG and twice(argument(before)):
         term.mistakes[TWICE] = 1.0
-    elif kind in {"Softmax", "Sigmoid"}:
+    elif kind in {Op.SOFTMAX, Op.SIGMOID}:
         term.mistakes[PROBABILITIES_IN_NLL] = 1.0
     elif kind in LAYERS:
         term.mistakes[LOGITS_IN_NLL] = 1.0
@@ -298,7 +296,7 @@ def _binary(node: Node, *, logits: bool) -> Term:
     term = Term("binary", node, before, saved(node, "self"), saved(node, "target"), logits=logits)
     kind = kind_of(before)
     if logits and kind in _BEFORE_BCE:
-        term.mistakes[_BEFORE_BCE[kind]] = {"Sigmoid": -math.log(1 / (1 + math.exp(-1.0)))}.get(kind, 1.0)
+        term.mistakes[_BEFORE_BCE[kind]] = {Op.SIGMOID: -math.log(1 / (1 + math.exp(-1.0)))}.get(kind, 1.0)
     elif not logits and twice(before):
         term.mistakes[TWICE] = 1.0
     _check_softmax(term)
@@ -318,7 +316,7 @@ def _distance(node: Node, kind: Kind) -> Term:
 
 
 def _check_softmax(term: Term) -> None:
-    if kind_of(term.behind) != "Softmax":
+    if kind_of(term.behind) != Op.SOFTMAX:
         return
     shape, dim = shape_of(term.behind), dim_of(term.behind)
     if dim is None or not shape:
@@ -332,21 +330,21 @@ def _check_softmax(term: Term) -> None:
 def _by_hand(node: Node, kind: str) -> Term | None:
     """Return a loss that was written out: from chosen log-probabilities, or from a difference of which all is known."""
     first, second = below(node), below(node, 1)
-    if kind == "Sub":
+    if kind == Op.SUB:
         return _divergence(node) if first is None else None
-    if kind == "Mul" and second is None and kind_of(through_shapes(first)) == "LogSoftmax":
+    if kind == Op.MUL and second is None and kind_of(through_shapes(first)) == Op.LOG_SOFTMAX:
         return _soft(node, through_shapes(first))
-    product = crossed_product(node) if kind == "Mul" else None
+    product = crossed_product(node) if kind == Op.MUL else None
     if product is not None:
         return Term("soft", node, product[0], mistakes={BROADCAST: float(product[1])})
-    squared = (kind == "Mul" and first is second) or (kind == "Pow" and getattr(node, "_saved_exponent", None) == 2)
-    if not (squared or kind == "Abs") or kind_of(first) not in {"Sub", "Rsub"}:
+    squared = (kind == Op.MUL and first is second) or (kind == Op.POW and getattr(node, "_saved_exponent", None) == 2)
+    if not (squared or kind == Op.ABS) or kind_of(first) not in {Op.SUB, Op.RSUB}:
         return None
-    inner: list[Any] = [source for source, _ in getattr(first, "next_functions", ()) if source is not None]
+    inner = sources(first)
     if len(inner) != 1:
         return None
     term = Term("squared" if squared else "absolute", node, through_shapes(inner[0]))
-    made, given = shape_of(first), shape_of(below(inner[0]) if kind_of(inner[0]) == "Expand" else inner[0])
+    made, given = shape_of(first), shape_of(below(inner[0]) if kind_of(inner[0]) == Op.EXPAND else inner[0])
     if math.prod(made) > math.prod(given) > 1:
         # A vector less a vector along another dimension; what the difference holds will prove it.
         term.difference = saved(node, "self")
@@ -356,11 +354,11 @@ def _by_hand(node: Node, kind: str) -> Term | None:
 def _divergence(node: Node) -> Term | None:
     """Return what ``F.kl_div`` is made of where it was given probabilities: ``xlogy(t, t) - t * p``."""
     product = below(node, 1)
-    if kind_of(product) != "Mul" or below(product) is not None:
+    if kind_of(product) != Op.MUL or below(product) is not None:
         return None
     source = through_shapes(below(product, 1))
-    again = kind_of(source) == "LogSoftmax" and kind_of(through_shapes(below(source))) == "Softmax"
-    if not (again or kind_of(source) == "Softmax") or saved(product, "self") is None:
+    again = kind_of(source) == Op.LOG_SOFTMAX and kind_of(through_shapes(below(source))) == Op.SOFTMAX
+    if not (again or kind_of(source) == Op.SOFTMAX) or saved(product, "self") is None:
         return None
     return Term("soft", node, source, mistakes={TWICE if again else PROBABILITIES_IN_KL: 1.0})
 

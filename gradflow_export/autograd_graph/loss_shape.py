@@ -8,26 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of
 from gradflow_export.hooks.backward_listener import saved
 
 SHAPES = frozenset(
     [
-        "Alias",
-        "AsStrided",
-        "Clone",
-        "Expand",
-        "Index",
-        "Permute",
-        "ReshapeAlias",
-        "Select",
-        "Slice",
-        "Squeeze",
-        "T",
-        "ToCopy",
-        "Transpose",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
+        Op.ALIAS,
+        Op.AS_STRIDED,
+        Op.CLONE,
+        Op.EXPAND,
+        Op.INDEX,
+        Op.PERMUTE,
+        Op.RESHAPE_ALIAS,
+        Op.SELECT,
+        Op.SLICE,
+        Op.SQUEEZE,
+        Op.T,
+        Op.TO_COPY,
+        Op.TRANSPOSE,
+        Op.UNSAFE_VIEW,
+        Op.UNSQUEEZE,
+        Op.VIEW,
     ]
 )
 """Nodes that show the same entries, or some of them, in another shape."""
@@ -35,21 +36,11 @@ Node = Any
 MOST_ENTRIES = 65_536
 """Outputs that are followed through a change of shape; more of them are taken on trust."""
 _STEPS = 16
-_RESHAPES = frozenset(("ReshapeAlias", "Squeeze", "UnsafeView", "Unsqueeze", "View"))
-_SAME = frozenset(("Alias", "Clone", "ToCopy"))
-_CHOICES = frozenset(("Index", "Select", "Slice"))
-_SQUASHING = frozenset(("Sigmoid", "Softmax"))
-_AROUND_LOGARITHMS = frozenset(("Add", "Clamp", "Log", "Neg", "Rsub", "Sub"))
-
-
-def kind_of(node: Node) -> str:
-    """Return what made a tensor, such as ``"Addmm"`` for ``AddmmBackward0``; empty where nothing did."""
-    return "" if node is None else str(node.name()).partition("Backward")[0]
-
-
-def below(node: Node, index: int = 0) -> Node:
-    """Return the node that an argument came from, ``None`` for one without a graph."""
-    return node.next_functions[index][0] if index < len(node.next_functions) else None
+_RESHAPES = frozenset((Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW))
+_SAME = frozenset((Op.ALIAS, Op.CLONE, Op.TO_COPY))
+_CHOICES = frozenset((Op.INDEX, Op.SELECT, Op.SLICE))
+_SQUASHING = frozenset((Op.SIGMOID, Op.SOFTMAX))
+_AROUND_LOGARITHMS = frozenset((Op.ADD, Op.CLAMP, Op.LOG, Op.NEG, Op.RSUB, Op.SUB))
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
@@ -60,7 +51,7 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 def adds_bias(node: Node) -> bool:
     """Whether a sum is with a parameter that is a vector, as where a layer is given what is not contiguous."""
-    if kind_of(node) != "Add":
+    if kind_of(node) != Op.ADD:
         return False
     variable = getattr(below(node, 1), "variable", None)
     return variable is not None and variable.dim() == 1
@@ -123,7 +114,7 @@ def crossed_product(node: Node) -> tuple[Node, int] | None:
     graph, name = (below(node), "other") if below(node, 1) is None else (below(node, 1), "self")
     if graph is None or (below(node) is not None and below(node, 1) is not None):
         return None
-    if kind_of(graph) not in {"Addmm", "Linear", "Log", "Mm"}:  # what was made a column on purpose is left alone
+    if kind_of(graph) not in {Op.ADDMM, Op.LINEAR, Op.LOG, Op.MM}:  # what was made a column on purpose is left alone
         return None
     made, given, other = shape_of(node), shape_of(graph), saved(node, name)
     if other is None or len(made) != 2 or made[0] != made[1] or made[0] < 3:
@@ -148,7 +139,7 @@ def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:
         node = below(node)
     made = shape_of(node)
     # Of a product of two activations either dimension may be the one to choose from.
-    if kind_of(node) in {"Bmm", "Convolution"} or len(shape) < 3 or len(made) < 2 or dim == len(shape) - 1:
+    if kind_of(node) in {Op.BMM, Op.CONVOLUTION} or len(shape) < 3 or len(made) < 2 or dim == len(shape) - 1:
         return False
     return shape[-1] == made[-1] > 1
 
@@ -170,20 +161,20 @@ def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:
         if (
             len(steps) == _STEPS
             or not shape_of(node)
-            or kind_of(node) not in _RESHAPES | _SAME | {"Permute", "T", "Transpose"}
+            or kind_of(node) not in _RESHAPES | _SAME | {Op.PERMUTE, Op.T, Op.TRANSPOSE}
         ):
             return False
         steps.append(node)
         node = below(node)
     shape = shape_of(node)
     if (
-        kind_of(node) == "Bmm"
+        kind_of(node) == Op.BMM
         or len(shape) < 2
         or math.prod(shape) > MOST_ENTRIES
         or not any(kind_of(step) in _RESHAPES for step in steps)
     ):
         return False
-    axis = 1 if kind_of(node) == "Convolution" else len(shape) - 1
+    axis = 1 if kind_of(node) == Op.CONVOLUTION else len(shape) - 1
     outside = [size for index, size in enumerate(shape) if index != axis]
     positions = torch.arange(math.prod(outside)).view(outside).unsqueeze(axis).expand(shape)
     for step in reversed(steps):
@@ -197,11 +188,11 @@ def _changed(tensor: Tensor, step: Node) -> Tensor:
     kind = kind_of(step)
     if kind in _RESHAPES:
         return tensor.reshape(shape_of(step))
-    if kind == "Permute":
+    if kind == Op.PERMUTE:
         return tensor.permute([_signed(d) for d in step._saved_dims])  # noqa: SLF001 - what a node saved has no other name
-    if kind == "Transpose":
+    if kind == Op.TRANSPOSE:
         return tensor.transpose(_signed(step._saved_dim0), _signed(step._saved_dim1))  # noqa: SLF001 - the same
-    return tensor.t() if kind == "T" else tensor
+    return tensor.t() if kind == Op.T else tensor
 
 
 def _signed(dim: int) -> int:

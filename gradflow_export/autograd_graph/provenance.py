@@ -9,16 +9,17 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.hooks import torch_private
 
 _RESHAPES = frozenset(
-    ("Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View")
+    (Op.EXPAND, Op.PERMUTE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.T, Op.TRANSPOSE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
 )
-_VIEWS = _RESHAPES | frozenset(("Alias", "Clone", "Slice", "ToCopy"))
+_VIEWS = _RESHAPES | frozenset((Op.ALIAS, Op.CLONE, Op.SLICE, Op.TO_COPY))
 _ELEMENTWISE = _VIEWS | frozenset(
-    ("Add", "Clamp", "CopySlices", "Div", "MaskedFill", "Mul", "Neg", "Select", "Sub", "Tanh", "Where")
+    (Op.ADD, Op.CLAMP, Op.COPY_SLICES, Op.DIV, Op.MASKED_FILL, Op.MUL, Op.NEG, Op.SELECT, Op.SUB, Op.TANH, Op.WHERE)
 )
-_PRODUCTS = frozenset(("Bmm", "Baddbmm"))
+_PRODUCTS = frozenset((Op.BMM, Op.BADDBMM))
 _NODES = 32
 
 
@@ -44,25 +45,20 @@ def is_product(node: Any) -> bool:
     waiting, seen = [node], 0
     while waiting and seen < _NODES:
         here, seen = waiting.pop(), seen + 1
-        kind = _kind(here)
-        if kind in _PRODUCTS and not any(_is_parameter(source) for source, _ in here.next_functions[-2:]):
+        kind = kind_of(here)
+        if kind in _PRODUCTS and not any(_is_parameter(source) for source in inputs(here)[-2:]):
             return True
         if kind in _ELEMENTWISE:
-            waiting += [source for source, _ in here.next_functions]
+            waiting += inputs(here)
     return False
 
 
 def _is_parameter(node: Any) -> bool:
     for _ in range(_NODES):
-        if _kind(node) not in _VIEWS:
+        if kind_of(node) not in _VIEWS:
             break
-        node = node.next_functions[0][0]
-    return _kind(node) == "torch::autograd::AccumulateGrad"
-
-
-def _kind(node: Any) -> str:
-    """Return what made a tensor, such as ``"Bmm"`` for ``BmmBackward0``; empty where nothing did."""
-    return "" if node is None else str(node.name()).partition("Backward")[0]
+        node = below(node)
+    return kind_of(node) == Op.LEAF
 
 
 def nearest_parameter(tensor: Tensor, name_of: Callable[[object], str | None], within: int) -> str | None:
@@ -87,5 +83,5 @@ def nearest_parameter(tensor: Tensor, name_of: Callable[[object], str | None], w
         name = None if variable is None else name_of(variable)
         if name is not None:
             return name
-        nodes.extend(before for before, _ in getattr(node, "next_functions", ()) if before is not None)
+        nodes.extend(sources(node))
     return None

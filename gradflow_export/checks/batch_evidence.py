@@ -99,7 +99,8 @@ class InputTap:
         names = {
             id(parameter): name for name, module in modules.items() for parameter in module.parameters(recurse=False)
         }
-        states = {id(p) for m in modules.values() for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
+        cells = [m for m in modules.values() if isinstance(m, (nn.RNNBase, nn.RNNCellBase))]
+        states = {id(p) for m in cells for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
         with torch.no_grad():
             terms, whole = terms_of(root)
             terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]

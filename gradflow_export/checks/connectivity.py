@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
+from gradflow_export.autograd_graph.nodes import sources
+from gradflow_export.hooks.called_modules import Calls
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
-from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.parameter_slots import Slot
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.evidence import Wiring
@@ -40,6 +39,8 @@ SEARCHES = (5, 10)
 
 LASTING = 4
 """Looks at which a tensor that was made from another one must be the same, so that it is no output that was kept."""
+SAMPLED = 16
+"""Entries of each parameter that are compared with those of others of its shape, in the first look."""
 STEPS_BACK = 4
 """Nodes of a graph between such a tensor and the one it was made from, at most."""
 
@@ -69,6 +70,7 @@ class WiringTap:
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._armed = False
         self._steps = 0
+        self._copies: dict[str, list[str]] = {}
         self._codes: dict[str, int] = {}
         self._hidden_codes: dict[str, int] = {}
         self._orphans = 0
@@ -117,6 +119,8 @@ class WiringTap:
             owned |= {id(p): False for p in step.owned.parameters}
         names = names_of(model)
         parameters = list(model.parameters())
+        if self._steps == 1:
+            self._copies = _copies([(names[id(p)][1], p) for p in parameters])
         self._search_waiting(parameters, owned)
         waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
         if self._steps == LOOKS:
@@ -148,6 +152,9 @@ class WiringTap:
             return []
         calls = {} if self._calls is None else self._calls.codes()
         codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
+        for name, others in self._copies.items():
+            if any(codes.get(other, 0) & Wiring.GRADIENT for other in others):
+                codes[name] = codes.get(name, 0) | Wiring.COPY
         out: Drained = [_states("connection.state", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
         taken = {} if self._calls is None else self._calls.taken()
         if taken:
@@ -194,106 +201,6 @@ class WiringTap:
             self._waiting.update(found)
 
 
-class Calls:
-    """Sees which modules are called while the model's own forward pass runs, while armed.
-
-    Args:
-        model: Returns the model.
-        guard: Wraps the hooks.
-    """
-
-    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
-        self._model = model
-        self._enter, self._leave = guard(self._entered), guard(self._left)
-        self._armed: contextlib.ExitStack | None = None
-        self._depth = self._thread = 0
-        self._seen = WeakIdKeyDictionary()  # by identity: a module's own == may return a tensor
-        self._names: dict[int, str] = {}
-        self._codes: dict[str, int] = {}
-        self._stack: list[int] = []
-        self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
-        self._looked = False
-        self._taken: dict[str, tuple[int, int]] = {}
-        self._cells: Counter[str] = Counter()
-
-    def arm(self, *, on: bool) -> None:
-        """Begin to see calls, or with ``on=False`` see no more."""
-        if on and self._armed is None:
-            with contextlib.ExitStack() as stack:
-                stack.callback(register_module_forward_pre_hook(self._enter).remove)
-                stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
-                self._armed = stack.pop_all()
-        elif not on and self._armed is not None:
-            self._armed.close()
-            self._armed = None
-
-    def codes(self) -> dict[str, int]:
-        """Return by name of module whether it was called; empty before the model's own forward pass was seen."""
-        model = self._model()
-        if model is None or not self._looked:
-            return {}
-        if self._armed is None and self._codes:  # nothing more is looked at
-            return self._codes
-        called, not_called = int(Wiring.CALLED), int(Wiring.UNCALLED)
-        self._codes = {site_name(name): called if m in self._seen else not_called for name, m in model.named_modules()}
-        return self._codes
-
-    def strangers(self) -> Iterator[tuple[str, Slot, Tensor]]:
-        """Yield the parameters of modules that were called and are no part of the model: a name, the place, itself."""
-        model = self._model()
-        members = set() if model is None else {id(m) for m in model.modules()}
-        for module in list(self._seen.keys()):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            if id(module) not in members:
-                names = {id(p): f"{type(module).__name__} (called).{name}" for name, p in module.named_parameters()}
-                yield from ((names[id(p)], slot, p) for slot, p in slots(module))
-
-    def made(self) -> set[str]:
-        """Return where modules with weights were called that are gone already; they were made for that call."""
-        strange, self._strange = self._strange, []
-        return {path for path, reference in strange if reference() is None}
-
-    def taken(self) -> dict[str, tuple[int, int]]:
-        """Return the steps and sequences that each layer with ``batch_first`` took its latest input for."""
-        taken, self._taken = self._taken, {}
-        return taken
-
-    def cells(self) -> dict[str, int]:
-        """Return how often each recurrent cell was called since this was asked last."""
-        cells, self._cells = dict(self._cells), Counter()
-        return cells
-
-    def _entered(self, module: nn.Module, given: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        model = self._model()
-        if module is model:
-            self._depth, self._looked, self._thread = 1, True, threading.get_ident()
-            self._stack.clear()
-            self._names = {id(member): site_name(name) for name, member in model.named_modules()}
-        if not self._depth or threading.get_ident() != self._thread:
-            return  # nothing is called by this model, or by another thread, whose gradients must not be looked at
-        self._seen[module] = True
-        ordered, first = getattr(module, "batch_first", None), given[0] if given else None
-        if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
-            sizes = (first.shape[0], first.shape[1])
-            self._taken[self._names[id(module)]] = sizes[::-1] if ordered else sizes
-        if isinstance(module, nn.RNNCellBase) and id(module) in self._names:
-            self._cells[self._names[id(module)]] += 1
-        self._stack.append(id(module))
-        if id(module) not in self._names and any(p.requires_grad for p in module.parameters()):
-            holder = next((self._names[key] for key in reversed(self._stack) if key in self._names), "")
-            path = f"{holder}.{type(module).__name__}".lstrip(".")
-            self._strange.append((path, weakref.ref(module)))
-
-    def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._depth or threading.get_ident() != self._thread:
-            return
-        while self._stack and self._stack.pop() != id(module):
-            pass
-        if module is self._model():
-            self._depth = 0
-
-
 def _kept_outside(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the trainable tensors that modules keep in plain attributes, lists and dicts, with a path as name."""
     for name, module in model.named_modules():
@@ -320,7 +227,7 @@ def source_of(tensor: Tensor) -> Tensor | None:
         return None
     node: Any = tensor.grad_fn
     for _ in range(STEPS_BACK if node is not None else 0):
-        behind = [source for source, _ in node.next_functions if source is not None]
+        behind = sources(node)
         if len(behind) != 1:
             return None
         node = behind[0]
@@ -351,7 +258,29 @@ def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> i
         | Wiring.GRADIENT * (tensor.grad is not None)
         | Wiring.ZERO_RATE * owned.get(here, False)
         | Wiring.WAITING * (here in waiting)
+        | Wiring.VECTOR * (tensor.dim() <= 1)
     )
+
+
+def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[str]]:
+    """Return by name of each matrix the others that begin with the same entries, as of a network and its follower."""
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
+    for name, p in named:
+        if p.dim() > 1 and p.numel() and p.is_floating_point() and not hasattr(p, "placements"):
+            alike.setdefault((p.shape, p.dtype, p.device), []).append((name, p))
+    found: dict[str, list[str]] = {}
+    for members in alike.values():
+        if len(members) < 2:
+            continue
+        entries: dict[tuple[float, ...], list[str]] = {}
+        with torch.no_grad():
+            sampled = torch.stack([even_sample(p, SAMPLED).double() for _, p in members]).tolist()
+        for (name, _), sample in zip(members, sampled, strict=True):
+            if len({*sample}) > 1:  # one number everywhere is no copy of another
+                entries.setdefault(tuple(sample), []).append(name)
+        for names in entries.values():
+            found.update({name: [other for other in names if other != name] for name in names if len(names) > 1})
+    return found
 
 
 def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:

@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
-from gradflow_export.autograd_graph.loss_shape import below, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, walk
 from gradflow_export.checks.leakage import MOST_NODES, Graph
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.function_spy import Spy
@@ -25,9 +25,8 @@ from gradflow_export.rules.signals import owner
 
 MOST_DRAWS = 32
 """Draws of one step that are remembered."""
-FLAT = frozenset(("Ceil", "Floor", "Heaviside", "Normal", "Round", "Sign", "Trunc"))
+FLAT = frozenset((Op.CEIL, Op.FLOOR, Op.NORMAL, Op.ROUND, Op.SIGN, Op.TRUNC))
 """Nodes whose gradient is 0 everywhere: steps, and draws that are no ``rsample``."""
-_LEAF = "torch::autograd::AccumulateGrad"
 
 
 class Draws:
@@ -156,39 +155,24 @@ def _steps_before(graph: Graph, layer: Node, source: Node, layers: Mapping[Node,
         passed.add(here)
         if here in layers:
             return []
-        waiting += [node for node, _ in here.next_functions if node is not None]
+        waiting += sources(here)
     before = {layers[node] for node in _below(steps) if node in layers}
     # Also with a loss of its own, as where a score is computed by hand, or with the same weights again.
     others = [taker for step in steps for taker in graph.takers.get(step, ()) if taker not in passed]
     above = {layers[node] for node in graph.above([layer]) if node in layers}
     alone = all(taker in layers for taker in others) and before.isdisjoint({*above, layers[layer]})
-    return [node for step in steps for node, _ in step.next_functions if node is not None] if alone else []
+    return [node for step in steps for node in sources(step)] if alone else []
 
 
 def _below(nodes: set[Node], stop: frozenset[str] = frozenset()) -> set[Node]:
-    seen, waiting = set(nodes), list(nodes)
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in seen and kind_of(node) not in stop:
-                seen.add(node)
-                waiting.append(node)
-    return seen
+    return set(walk(nodes, into=lambda node: kind_of(node) not in stop))
 
 
 def _nearest(nodes: list[Node], names: Mapping[int, str]) -> list[str]:
     """Return the layers that stand nearest behind some nodes, each once."""
-    found, seen, waiting = dict[str, None](), set(nodes), list(nodes)
-    while waiting and len(seen) < MOST_NODES:
-        here = waiting.pop(0)
-        name = owner_of(here, names)
-        if name is not None:
-            found[name] = None
-            continue
-        for node, _ in here.next_functions:
-            if node is not None and node not in seen:
-                seen.add(node)
-                waiting.append(node)
-    return list(found)
+    behind = walk(nodes, past=lambda node: owner_of(node, names) is None, most=MOST_NODES)
+    found = (owner_of(node, names) for node in behind)
+    return list(dict.fromkeys(name for name in found if name is not None))
 
 
 def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
@@ -201,9 +185,9 @@ def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
     if kind_of(node) not in LAYERS:
         return None
     here = below(node, LAYERS[kind_of(node)][2])
-    while kind_of(here) in {"T", "ToCopy", "Transpose", "Unsqueeze", "View"}:
+    while kind_of(here) in {Op.T, Op.TO_COPY, Op.TRANSPOSE, Op.UNSQUEEZE, Op.VIEW}:
         here = below(here)
-    return names.get(id(getattr(here, "variable", None))) if kind_of(here) == _LEAF else None
+    return names.get(id(getattr(here, "variable", None))) if kind_of(here) == Op.LEAF else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gradflow_export.autograd_graph.layer_graph import NORMALISATIONS
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
-from gradflow_export.autograd_graph.loss_shape import below, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources
 from gradflow_export.checks.detached import owner_of
 from gradflow_export.checks.leakage import Graph
 from gradflow_export.hooks.compiled_calls import CompiledCode
@@ -29,8 +29,19 @@ from gradflow_export.rules.history import History
 
 MOST_CALLS = 64
 """Calls of one step that are remembered."""
-_SHAPES = ("Alias", "Clone", "Expand", "Permute", "ReshapeAlias", "Squeeze", "T", "ToCopy", "Transpose", "UnsafeView")
-_STRAIGHT = NORMALISATIONS | frozenset((*_SHAPES, "AvgPool2D", "NativeDropout", "Unsqueeze", "View"))
+_SHAPES = (
+    Op.ALIAS,
+    Op.CLONE,
+    Op.EXPAND,
+    Op.PERMUTE,
+    Op.RESHAPE_ALIAS,
+    Op.SQUEEZE,
+    Op.T,
+    Op.TO_COPY,
+    Op.TRANSPOSE,
+    Op.UNSAFE_VIEW,
+)
+_STRAIGHT = NORMALISATIONS | frozenset((*_SHAPES, Op.AVG_POOL2D, Op.NATIVE_DROPOUT, Op.UNSQUEEZE, Op.VIEW))
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ def _between(graph: Graph, source: Node, names: Mapping[int, str]) -> str | None
     """Return the layer that made what entered an activation, where it goes on to layers with nothing in between."""
     here = source
     while owner_of(here, names) is None and _is_straight(here):
-        here = next((node for node, _ in here.next_functions if node is not None), None)
+        here = next(iter(sources(here)), None)
     name = owner_of(here, names)
     waiting, seen = [source], {source}
     while waiting and name is not None:
@@ -131,7 +142,7 @@ def _is_straight(node: Node) -> bool:
     kind = kind_of(node)
     if kind in LAYERS:
         return below(node, LAYERS[kind][1]) is None or below(node, LAYERS[kind][2]) is None
-    return kind in _STRAIGHT or (kind in {"Div", "Mul"} and (below(node) is None or below(node, 1) is None))
+    return kind in _STRAIGHT or (kind in {Op.DIV, Op.MUL} and (below(node) is None or below(node, 1) is None))
 
 
 @dataclass(frozen=True, kw_only=True)

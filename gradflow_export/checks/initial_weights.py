@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +20,7 @@ from gradflow_export.hooks.readings import Clue, ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.records.sites import pattern
 
 LATER = 8
 """Armed step at which rows are compared once more."""
@@ -145,7 +145,7 @@ class InitialTap:
                 self._out.append(ClueSample("parameter.row_doubles", name, _mixed(weight), analyse))
         siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
         for name, weight in named:
-            siblings.setdefault((re.sub(r"\d+", "#", name), weight.shape), []).append((name, weight))
+            siblings.setdefault((pattern(name), weight.shape), []).append((name, weight))
         gaps = [gap for alike in siblings.values() if len(alike) > 1 for gap in _gaps(alike)]
         if gaps:
             self._out.append(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gradflow_export.autograd_graph.loss_graph import Node, Term
-from gradflow_export.autograd_graph.loss_shape import below, dim_of, kind_of
+from gradflow_export.autograd_graph.loss_shape import dim_of
+from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, inputs, kind_of, sources, takers_in, walk
 from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.readings import ClueSample
@@ -37,9 +38,11 @@ LAYERS = 8
 _HIDDEN = -1e4
 """What is added to a score that is not to count is below this."""
 _LEAST = 1e-6
-_EMBEDDINGS = frozenset(("Embedding",))
-_PASSING = frozenset(("Clone", "Expand", "NativeDropout", "ReshapeAlias", "ToCopy", "UnsafeView", "View"))
-_SCALING = _PASSING | frozenset(("Add", "Clamp", "Div", "MaskedFill", "Mul", "Neg", "Sub", "Transpose", "Where"))
+_EMBEDDINGS = frozenset((Op.EMBEDDING,))
+_PASSING = frozenset((Op.CLONE, Op.EXPAND, Op.NATIVE_DROPOUT, Op.RESHAPE_ALIAS, Op.TO_COPY, Op.UNSAFE_VIEW, Op.VIEW))
+_SCALING = _PASSING | frozenset(
+    (Op.ADD, Op.CLAMP, Op.DIV, Op.MASKED_FILL, Op.MUL, Op.NEG, Op.SUB, Op.TRANSPOSE, Op.WHERE)
+)
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,8 @@ class Graph:
 
 def graph_behind(node: Node) -> Graph | None:
     """Return the graph from a node on, ``None`` where it is too long."""
-    takers: dict[Node, list[Node]] = {}
-    waiting, seen = deque([node]), {node: None}
-    while waiting:
-        here = waiting.popleft()
-        for source, _ in here.next_functions:
-            if source is None:
-                continue
-            takers.setdefault(source, []).append(here)
-            if source not in seen:
-                if len(seen) >= MOST_NODES:
-                    return None
-                seen[source] = None
-                waiting.append(source)
-    return Graph(tuple(seen), takers)
+    takers = takers_in(node, MOST_NODES)
+    return None if takers is None else Graph(tuple(takers), takers)
 
 
 def samples_of(term: Term, graph: Graph, names: Mapping[int, str], backwards: set[int]) -> Iterator[ClueSample]:
@@ -151,11 +142,11 @@ def _seers(
     """Yield layers that words come to, with what each place sees of the next one."""
     for node in graph.nodes:
         kind, seen = kind_of(node), None
-        if kind.startswith("ScaledDotProduct"):
+        if kind.startswith(ATTENTION):
             seen = _fused(node, length) if below(node, 1) in reached else None
-        elif kind in {"Softmax", "SafeSoftmax"}:
+        elif kind in {Op.SOFTMAX, Op.SAFE_SOFTMAX}:
             seen = _softmax(node, length, graph) if _key(node) in reached else None
-        elif kind != "torch::autograd::AccumulateGrad" and _reads_back(node, backwards) and node in reached:
+        elif kind != Op.LEAF and _reads_back(node, backwards) and node in reached:
             seen = 1.0
         if seen is not None:
             yield _owner_below(node, names), seen
@@ -163,11 +154,11 @@ def _seers(
 
 def _reads_back(node: Node, backwards: set[int]) -> bool:
     """Whether a node is the part of a recurrent layer that reads from the end."""
-    for source, _ in node.next_functions:
+    for source in inputs(node):
         here = source
-        while kind_of(here) in {"T", "Transpose", "View"}:
+        while kind_of(here) in {Op.T, Op.TRANSPOSE, Op.VIEW}:
             here = below(here)
-        if id(getattr(here, "variable", None)) in backwards and kind_of(node) not in {"T", "Transpose", "View"}:
+        if id(getattr(here, "variable", None)) in backwards and kind_of(node) not in {Op.T, Op.TRANSPOSE, Op.VIEW}:
             return True
     return False
 
@@ -193,10 +184,10 @@ def _softmax(node: Node, length: int, graph: Graph) -> Tensor | None:
         return None
     seen = _next(local(weights) > _LEAST)
     for taker in _takers(node, graph):  # a mask that was put on the weights, not on the scores
-        kept = saved(taker, "other") if kind_of(taker) == "Mul" else saved(taker, "mask")
+        kept = saved(taker, "other") if kind_of(taker) == Op.MUL else saved(taker, "mask")
         if kept is not None and kept.dim() >= 2 and tuple(kept.shape[-2:]) == (length, length):
             kept = local(kept) != 0
-            seen = seen * _next(~kept if kind_of(taker) == "MaskedFill" else kept)
+            seen = seen * _next(~kept if kind_of(taker) == Op.MASKED_FILL else kept)
     return seen
 
 
@@ -206,7 +197,7 @@ def _takers(node: Node, graph: Graph) -> Iterator[Node]:
         if len(takers) != 1:
             return
         node = takers[0]
-        if kind_of(node) in {"MaskedFill", "Mul"}:
+        if kind_of(node) in {Op.MASKED_FILL, Op.MUL}:
             yield node
         elif kind_of(node) not in _PASSING:
             return
@@ -223,26 +214,17 @@ def _key(node: Node) -> Node:
     waiting = [below(node)]
     for _ in range(16):
         here: Any = waiting.pop(0) if waiting else None
-        if kind_of(here) in {"Baddbmm", "Bmm"}:
-            return here.next_functions[-1][0]
+        if kind_of(here) in {Op.BADDBMM, Op.BMM}:
+            return inputs(here)[-1]
         if kind_of(here) in _SCALING:
-            waiting += [source for source, _ in here.next_functions if source is not None]
+            waiting += sources(here)
     return None
 
 
 def _owner_below(node: Node, names: Mapping[int, str]) -> str:
     """Return the name of the module whose parameter stands nearest below a node, without its last part."""
-    waiting, seen = deque([node]), {node}
-    while waiting and len(seen) < 64:
-        here = waiting.popleft()
-        name = names.get(id(getattr(here, "variable", None)))
-        if name is not None:
-            return name
-        for source, _ in here.next_functions:
-            if source is not None and source not in seen:
-                seen.add(source)
-                waiting.append(source)
-    return ""
+    found = (names.get(id(getattr(here, "variable", None))) for here in walk([node], most=64))
+    return next((name for name in found if name is not None), "")
 
 
 def _told(

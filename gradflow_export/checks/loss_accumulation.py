@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.loss_graph import Node
-from gradflow_export.autograd_graph.loss_shape import kind_of, shape_of
+from gradflow_export.autograd_graph.loss_shape import shape_of
+from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Clue, Drained
@@ -28,9 +29,10 @@ NODES = 256
 """Nodes of a sum that are looked at; the newest terms are met first."""
 FOLLOWED = 4
 ENTRIES = 256
-_LEAF = "torch::autograd::AccumulateGrad"
-_SUMS = frozenset(("Add", "Alias", "Clone", "Div", "Mul", "Neg", "Rsub", "Select", "Squeeze", "Sub", "ToCopy", "View"))
-_LISTS = frozenset(("Cat", "Stack"))
+_SUMS = frozenset(
+    (Op.ADD, Op.ALIAS, Op.CLONE, Op.DIV, Op.MUL, Op.NEG, Op.RSUB, Op.SELECT, Op.SQUEEZE, Op.SUB, Op.TO_COPY, Op.VIEW)
+)
+_LISTS = frozenset((Op.CAT, Op.STACK))
 
 Terms = frozenset[tuple[int, str]]
 
@@ -158,15 +160,15 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
     waiting, seen = deque([node]), {node}
     while waiting and len(seen) < NODES:
         here = waiting.popleft()
-        sources = [source for source, _ in here.next_functions if source is not None]
+        made_of = sources(here)
         kind = kind_of(here)
         scalar = all(size == 1 for size in shape_of(here))
-        listed = kind in {"Mean", "Sum"} and len(sources) == 1 and kind_of(sources[0]) in _LISTS
-        product = kind in {"Div", "Mul"} and len(sources) > 1
-        if sources and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS):
-            waiting.extend(source for source in sources if source not in seen)
-            seen.update(sources)
-        elif here.name() != _LEAF:
+        listed = kind in {Op.MEAN, Op.SUM} and len(made_of) == 1 and kind_of(made_of[0]) in _LISTS
+        product = kind in {Op.DIV, Op.MUL} and len(made_of) > 1
+        if made_of and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS):
+            waiting.extend(source for source in made_of if source not in seen)
+            seen.update(made_of)
+        elif kind != Op.LEAF:
             terms.add((torch_private.sequence_number(here), kind))
     return frozenset(terms), not waiting
 

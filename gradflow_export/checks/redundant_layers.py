@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from gradflow_export.autograd_graph.layer_graph import is_factor, is_straight
+from gradflow_export.autograd_graph.layer_graph import LOOKUPS, is_factor, is_straight
 from gradflow_export.autograd_graph.loss_graph import LAYERS, through_shapes
-from gradflow_export.autograd_graph.loss_shape import adds_bias, below, kind_of
+from gradflow_export.autograd_graph.loss_shape import adds_bias
+from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of, takers_in
 from gradflow_export.hooks import torch_private
 
 Node = Any
@@ -20,26 +20,21 @@ MOST_NODES = 20_000
 """A graph of more nodes is not searched for other uses of what stands between two layers."""
 _PASSED = frozenset(
     [
-        "Alias",
-        "Clone",
-        "CudnnBatchNorm",
-        "NativeBatchNorm",
-        "NativeDropout",
-        "ReshapeAlias",
-        "Squeeze",
-        "ToCopy",
-        "UnsafeView",
-        "Unsqueeze",
-        "View",
+        Op.ALIAS,
+        Op.CLONE,
+        Op.CUDNN_BATCH_NORM,
+        Op.NATIVE_BATCH_NORM,
+        Op.NATIVE_DROPOUT,
+        Op.RESHAPE_ALIAS,
+        Op.SQUEEZE,
+        Op.TO_COPY,
+        Op.UNSAFE_VIEW,
+        Op.UNSQUEEZE,
+        Op.VIEW,
     ]
 )
-_JOINED = frozenset(("Add", "Cat", "Stack"))
+_JOINED = frozenset((Op.ADD, Op.CAT, Op.STACK))
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ON_PURPOSE = re.compile(
-    r"adapt|bottle|compress|down|emb|factor|feat|input|latent|lift|lora|low|neck|patch|proj|rank|reduc|squeeze|stem|to_"
-    r"|(?<!en)(?<!de)code"
-)
-"""What a first layer is called whose output is wanted as such: a space, or fewer numbers."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +57,10 @@ def pairs_of(made: list[tuple[Node, str]], root: Node, modules: Mapping[str, nn.
 
     Both are linear layers, or convolutions of the same kernel without groups, of one parent module; where modules meet,
     what one hands to the other may be wanted elsewhere. The middle is at least as wide as one end, so that it is no
-    factorisation of low rank, and nothing else in the whole graph takes it. Unless it is wider than both ends, the
-    first layer must not bear the name of a space of its own, and nothing may be added to what the second gives out, as
-    is done with adapters. Projections of attention are left out.
+    factorisation of low rank, and nothing else in the whole graph takes it. Unless it is wider than both ends, nothing
+    may be added to what the second gives out, as is done with adapters, and the first must not be given entries of a
+    table that is narrower than both its number of entries and what the second gives out: all three are then one
+    factorisation of low rank. Projections of attention are left out.
 
     Args:
         made: Nodes of layers, with the names of their modules.
@@ -86,12 +82,15 @@ def pairs_of(made: list[tuple[Node, str]], root: Node, modules: Mapping[str, nn.
     }
     if not candidates:
         return ()
-    takers = _takers(root)
+    takers = takers_in(root, MOST_NODES) or {}
     return tuple(
         Pair(*names, width=_width(modules[names[0]], modules[names[1]]))
         for names, each in candidates.items()
         if all(len(takers.get(node, ())) == 1 for chain in each for node in chain[1:])
-        and (_wide(modules[names[0]], modules[names[1]]) or not _purpose(names[0], (c[0] for c in each), takers))
+        and (
+            _wide(modules[names[0]], modules[names[1]])
+            or not (_is_added((c[0] for c in each), takers) or any(_factors(c, modules[names[1]]) for c in each))
+        )
     )
 
 
@@ -107,7 +106,7 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
     here = below(node, LAYERS[kind_of(node)][1])
     while here is not None and here not in known:
         kind = kind_of(here)
-        factor = kind in {"Div", "Mul"} and is_factor(here)
+        factor = kind in {Op.DIV, Op.MUL} and is_factor(here)
         if not (factor or kind in _PASSED or is_straight(here) or adds_bias(here)):
             return []
         chain.append(here)
@@ -115,7 +114,7 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
     if here is None:
         return []
     source = kind_of(through_shapes(below(here, LAYERS[kind_of(here)][1])))
-    return [] if source == "Bmm" or source.startswith("ScaledDotProduct") else [*chain, here]
+    return [] if source == Op.BMM or source.startswith(ATTENTION) else [*chain, here]
 
 
 def _alike(first: str, second: str, modules: Mapping[str, nn.Module]) -> bool:
@@ -148,10 +147,15 @@ def _wide(a: nn.Module, b: nn.Module) -> bool:
     return _sizes(a)[1] > max(_sizes(a)[0], _sizes(b)[1])
 
 
-def _purpose(first: str, results: Iterable[Node], takers: Mapping[Node, list[Node]]) -> bool:
-    """Whether the first layer's name, or a sum with what the second gives out, tells of a purpose."""
-    if _ON_PURPOSE.search(first.rpartition(".")[2]):
-        return True
+def _factors(chain: list[Node], second: nn.Module) -> bool:
+    """Whether what enters the first layer are entries of a table that make one factorisation with both layers."""
+    table = through_shapes(below(chain[-1], LAYERS[kind_of(chain[-1])][1]))
+    entries = getattr(below(table), "variable", None) if kind_of(table) in LOOKUPS else None
+    return entries is not None and entries.dim() == 2 and entries.shape[1] < min(entries.shape[0], _sizes(second)[1])
+
+
+def _is_added(results: Iterable[Node], takers: Mapping[Node, list[Node]]) -> bool:
+    """Whether what the second layer gives out is added to, or put beside, something else."""
     for result in results:
         node = result
         while len(takers.get(node, ())) == 1 and (kind_of(takers[node][0]) in _PASSED or adds_bias(takers[node][0])):
@@ -159,21 +163,3 @@ def _purpose(first: str, results: Iterable[Node], takers: Mapping[Node, list[Nod
         if any(kind_of(taker) in _JOINED and not adds_bias(taker) for taker in takers.get(node, ())):
             return True
     return False
-
-
-def _takers(root: Node) -> dict[Node, list[Node]]:
-    """Return by node which nodes take its result, ``{}`` where a graph is too long to be sure."""
-    takers: dict[Node, list[Node]] = {}
-    waiting, seen = [root], {root}
-    while waiting:
-        node = waiting.pop()
-        for source, _ in node.next_functions:
-            if source is None:
-                continue
-            takers.setdefault(source, []).append(node)
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
-        if len(seen) > MOST_NODES:
-            return {}
-    return takers

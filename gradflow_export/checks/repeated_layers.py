@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,9 +22,6 @@ from gradflow_export.hooks.readings import Clue, Drained
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
-_MEANT = re.compile(
-    r"shar|tied|tie_|albert|universal|recur|rnn|unroll|repeat|loop|iter|siam|reus|refin|equil|deq", re.IGNORECASE
-)
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -33,8 +29,8 @@ class RepeatedTap:
     """Tells of a layer that one container holds several times, where its calls follow each other or are all the same.
 
     Calls follow each other where what enters one was computed by the one before, as in a stack of blocks; they are the
-    same where the same tensor enters each. A layer that has a name of its own besides, or whose name says that it is
-    shared, and one whose calls are given different data (two views, heads of a detector), is shared on purpose.
+    same where the same tensor enters each. A layer that is registered a second time outside of the container, and one
+    whose calls are given different data (two views, heads of a detector), is shared on purpose.
 
     Args:
         model: The unwrapped model; only weak references to its modules are kept.
@@ -115,7 +111,7 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
         for identity, count in Counter(id(child) for child in _children(module)).items():
             child = members[identity]
             path = f"{name}.{names[identity]}".lstrip(".")
-            if count == 1 or holders[identity] != count or _is_meant(path, child, model):
+            if count == 1 or holders[identity] != count:
                 continue
             if any(parameter.dim() > 1 for parameter in child.parameters()):
                 yield site_name(path), child, count
@@ -123,10 +119,6 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
 
 def _children(module: nn.Module) -> list[nn.Module]:
     return torch_private.children(module)
-
-
-def _is_meant(path: str, child: nn.Module, model: nn.Module) -> bool:
-    return any(_MEANT.search(text) for text in (path, type(child).__name__, type(model).__name__))
 
 
 def _draws(module: nn.Module) -> bool:

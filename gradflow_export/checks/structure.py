@@ -101,7 +101,7 @@ class StructureTap:
             for key, parameter in module.named_parameters(recurse=False):
                 names[id(parameter)] = site_name(name)
                 owners[id(parameter)] = site_name(name.rpartition(".")[0] if plain else name)
-                if "weight_ih" in key and key.endswith("_reverse"):
+                if isinstance(module, nn.RNNBase) and "weight_ih" in key and key.endswith("_reverse"):
                     backwards.add(id(parameter))
         with torch.no_grad():
             self._activations.read(graph, names)

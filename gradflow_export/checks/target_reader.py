@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.layer_graph import FirstLayer
 from gradflow_export.autograd_graph.loss_graph import Node, Term
-from gradflow_export.autograd_graph.loss_shape import adds_bias, below, kind_of
+from gradflow_export.autograd_graph.loss_shape import adds_bias
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
 
@@ -20,29 +21,31 @@ MOST_PRODUCTS = 2**26
 WORDS = 1024
 """Words that are compared with targets, at most."""
 _FAR = 4_000
-_IN_ORDER = frozenset(("Alias", "Clone", "ReshapeAlias", "Squeeze", "ToCopy", "UnsafeView", "Unsqueeze", "View"))
+_IN_ORDER = frozenset(
+    (Op.ALIAS, Op.CLONE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.TO_COPY, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
+)
 """What changes shape alone, and not the order of the entries."""
-_RECURRENT = frozenset(("CudnnRnn", "MkldnnRnnLayer"))
+_RECURRENT = frozenset((Op.CUDNN_RNN, Op.MKLDNN_RNN_LAYER))
 _BY_PLACE = _IN_ORDER | frozenset(
     [
-        "Add",
-        "Div",
-        "Elu",
-        "FusedRmsNorm",
-        "Gelu",
-        "LeakyRelu",
-        "LogSoftmax",
-        "Mul",
-        "NativeDropout",
-        "NativeLayerNorm",
-        "Relu",
-        "Silu",
-        "Sub",
-        "Tanh",
+        Op.ADD,
+        Op.DIV,
+        Op.ELU,
+        Op.FUSED_RMS_NORM,
+        Op.GELU,
+        Op.LEAKY_RELU,
+        Op.LOG_SOFTMAX,
+        Op.MUL,
+        Op.NATIVE_DROPOUT,
+        Op.NATIVE_LAYER_NORM,
+        Op.RELU,
+        Op.SILU,
+        Op.SUB,
+        Op.TANH,
     ]
 )
-_ENTERED = MappingProxyType({"Addmm": "mat1", "Convolution": "input", "Linear": "input", "Mm": "self"})
-_MATRICES = MappingProxyType({"Addmm": 1, "Linear": 0, "Mm": 0})
+_ENTERED = MappingProxyType({Op.ADDMM: "mat1", Op.CONVOLUTION: "input", Op.LINEAR: "input", Op.MM: "self"})
+_MATRICES = MappingProxyType({Op.ADDMM: 1, Op.LINEAR: 0, Op.MM: 0})
 """Layers that keep rows apart, and which of their arguments these are."""
 
 
@@ -59,7 +62,7 @@ def by_hand(term: Term) -> tuple[Tensor, Tensor] | None:
         Both, of one shape; ``None`` where anything else stands between the last layer and the difference.
     """
     difference, apart = saved(term.node, "self"), below(term.node)
-    if difference is None or kind_of(apart) != "Sub" or getattr(apart, "_saved_alpha", 1) != 1:
+    if difference is None or kind_of(apart) != Op.SUB or getattr(apart, "_saved_alpha", 1) != 1:
         return None
     turned = below(apart) is None
     out = _given_out(below(apart, int(turned)))
@@ -77,11 +80,11 @@ def _given_out(node: Node) -> Tensor | None:
         node = below(node)
     kind = kind_of(node)
     entered = saved(node, _ENTERED.get(kind, ""))
-    weight = _variable(below(node, {"Addmm": 2}.get(kind, 1)))
+    weight = _variable(below(node, {Op.ADDMM: 2}.get(kind, 1)))
     if entered is None or weight is None:
         return None
     x, w = local(entered).float(), local(weight.detach()).float()
-    if kind == "Convolution":
+    if kind == Op.CONVOLUTION:
         bias = _variable(below(node, 2))
         work = x.numel() * w.shape[0] * math.prod(w.shape[2:])
         if work > MOST_PRODUCTS or getattr(node, "_saved_transposed", True):
@@ -96,12 +99,12 @@ def _given_out(node: Node) -> Tensor | None:
         )
     if x.numel() * w.shape[0] > MOST_PRODUCTS or x.shape[-1] != w.shape[-1] or w.dim() != 2:
         return None
-    bias = bias if kind == "Mm" else _variable(below(node, {"Addmm": 0}.get(kind, 2)))
+    bias = bias if kind == Op.MM else _variable(below(node, {Op.ADDMM: 0}.get(kind, 2)))
     return nn.functional.linear(x, w, None if bias is None else bias.detach().float())
 
 
 def _variable(node: Node) -> Tensor | None:
-    while kind_of(node) in {"T", "ToCopy", "Transpose"}:
+    while kind_of(node) in {Op.T, Op.TO_COPY, Op.TRANSPOSE}:
         node = below(node)
     found = getattr(node, "variable", None)
     return found if isinstance(found, Tensor) else None
@@ -139,7 +142,7 @@ def _reaches_words(node: Node, words: list[Tensor], count: int) -> bool:
     while waiting and len(seen) < _FAR:
         here = waiting.popleft()
         kind = kind_of(here)
-        if kind == "Embedding":
+        if kind == Op.EMBEDDING:
             held = saved(here, "indices")
             if held is not None and (held.data_ptr(), held.numel()) in wanted:
                 return True
@@ -159,9 +162,9 @@ def _sources(node: Node, kind: str, count: int) -> list[Node]:
     if kind in _RECURRENT:
         # What a recurrent layer says at a place has passed the word there; batch and time may be turned round.
         source = below(node)
-        while kind_of(source) in {"Clone", "Transpose"}:
+        while kind_of(source) in {Op.CLONE, Op.TRANSPOSE}:
             source = below(source)
         return [source]
-    if kind == "Transpose":
+    if kind == Op.TRANSPOSE:
         return [below(node)] if kind_of(below(node)) in _RECURRENT else []
-    return [source for source, _ in node.next_functions] if kind in _BY_PLACE else []
+    return inputs(node) if kind in _BY_PLACE else []

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, GradflowError, StorageError
+from gradflow_export.records.causes import worst_first
 from gradflow_export.records.issues import Issue, Severity, issue_to_json
-from gradflow_export.writers.preflight import findings, merged, worst
+from gradflow_export.writers.preflight import findings, worst
 
 if TYPE_CHECKING:
     from gradflow_export.cli.script_runner import Outcome
@@ -104,7 +105,7 @@ class Report:
             found = weighed(found, verdict)
         known = {issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM}
         new = [issue for verdict in self.verdicts for issue in cures(verdict) if issue.issue_type not in known]
-        return merged([*found, *new])
+        return sorted([*found, *new], key=worst_first)
 
     def line(self, issue: Issue) -> int:
         """Return the line of the script that an issue belongs to, 0 where it is not known."""
@@ -328,8 +329,9 @@ def _render(report: Report, kind: str) -> str:
     if kind == "sarif":
         version = metadata.version("gradflow-export")
         failed = outcome.error.strip().rpartition("\n")[2]
+        causes = [issue for issue in issues if issue.explained_by is None]
         return as_sarif(
-            [(issue, report.line(issue)) for issue in issues], report.target.path, version=version, error=failed
+            [(issue, report.line(issue)) for issue in causes], report.target.path, version=version, error=failed
         )
     if kind == "json":
         found = [{**issue_to_json(issue), "line": report.line(issue) or None} for issue in issues]

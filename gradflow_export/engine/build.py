@@ -253,7 +253,9 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
 def make_judge(settings: Settings, *, strict: bool) -> ToldJudge:
     """Return the judge that the settings ask for; one without rules when alerts are off or rank 0 judges."""
     rules = rules_of(settings.profile, settings.thresholds)
-    return ToldJudge(rules if settings.alerts_enabled and this_rank() == 0 else (), strict=strict)
+    judge = ToldJudge(rules if settings.alerts_enabled and this_rank() == 0 else (), strict=strict)
+    judge.ignored = settings.ignored
+    return judge
 
 
 def is_compiled(model: nn.Module) -> bool:

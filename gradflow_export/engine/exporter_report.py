@@ -52,6 +52,16 @@ class Reports:
         found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.issues)
         return found
 
+    @property
+    def ignored(self) -> tuple[Issue, ...]:
+        """What ``ignore`` kept from being issues, the newest 1000; they raise no alert.
+
+        It waits for the worker to catch up.
+        """
+        self._catch_up()
+        found: tuple[Issue, ...] = self._worker.read_summary(lambda summary: summary.ignored)
+        return found
+
     def summary(self) -> dict[str, Any]:
         """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings.
 

@@ -39,16 +39,20 @@ class ToldJudge(Judge):
         """
         events = list(super().check(record))
         for issue in told:
+            into = self._meant if self._is_ignored(issue) else events
             if not issue.open:
                 known = self._told.pop(issue.key, None)
                 if known is not None:
-                    events.append(replace(known, healed_step=record.step))
+                    into.append(replace(known, healed_step=record.step))
             elif not self._said(issue):
                 while len(self._told) >= CAPACITY:
                     del self._told[next(iter(self._told))]
                 self._told[issue.key] = replace(issue, step=record.step)
-                events.append(self._told[issue.key])
+                into.append(self._told[issue.key])
         return tuple(events)
+
+    def _is_ignored(self, issue: Issue) -> bool:
+        return all(self.ignored.covers(issue.issue_type, layer) for layer in issue.layers)
 
     def _said(self, issue: Issue) -> bool:
         for other in (*self.issues, *self._told.values()):

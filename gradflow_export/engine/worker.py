@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from gradflow_export.engine.assemble import Assembler, Ranks
 from gradflow_export.engine.backlog import DEFERRED, Backlog
@@ -20,6 +20,7 @@ from gradflow_export.engine.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.arrays.algebra import use_one_thread
+from gradflow_export.records.ignored import note_of_ignored
 from gradflow_export.records.lost import DROPPED, LostSteps
 from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord
 from gradflow_export.report.summary import RunSummary
@@ -276,7 +277,7 @@ class Worker:
             record = self._record(bundle)
             with self._lock:
                 issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
-                notes = tuple(item for item in bundle.told if isinstance(item, Note))
+                notes = (*filter(_is_note, bundle.told), *map(note_of_ignored, self._judge.take_ignored()))
                 record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
             for issue in issues:
@@ -329,3 +330,7 @@ class Worker:
         if self._unflushed and time.monotonic() - self._last_record >= IDLE_SECONDS:
             self._unflushed = False
             self.outlets.flush()
+
+
+def _is_note(item: Issue | Note) -> TypeGuard[Note]:
+    return isinstance(item, Note)

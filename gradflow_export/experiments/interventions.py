@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.autograd_graph.nodes import walk
+
 
 class Intervention:
     """Does nothing; each subclass overrides the moments at which it acts.
@@ -255,16 +257,10 @@ class EverythingTrained(Intervention):
 
 def leaves(loss: Tensor) -> Iterator[nn.Parameter]:
     """Yield the parameters that a loss depends on."""
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in walk([loss.grad_fn]):
         weight = getattr(node, "variable", None)
         if isinstance(weight, nn.Parameter):
             yield weight
-        waiting += [following for following, _ in node.next_functions]
 
 
 class OwnAdam(Intervention):

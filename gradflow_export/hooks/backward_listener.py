@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.autograd_graph.nodes import Op, below, is_variant, kind_of, walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.readings import Clue, Drained
@@ -24,7 +24,6 @@ MOST_NODES = 5_000
 ALWAYS_CHECKED = 10
 CHECKED_EVERY = 50
 _MARK = "gradflow_listeners"
-_CHECKPOINT = "CheckpointFunctionBackward"
 """A reentrant checkpoint, whose parameters show in the graph of its second run only."""
 
 
@@ -196,17 +195,9 @@ def reaches(root: Tensor, parameters: Iterable[int]) -> bool:
         root: A tensor with a graph.
         parameters: By ``id``.
     """
-    known, waiting = frozenset(parameters), deque([root.grad_fn])
-    seen = {root.grad_fn}
-    while waiting and len(seen) < MOST_NODES:
-        node: Any = waiting.popleft()
-        if id(getattr(node, "variable", None)) in known or node.name() == _CHECKPOINT:
-            return True
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-    return False
+    known = frozenset(parameters)
+    behind = walk([root.grad_fn], most=MOST_NODES)
+    return any(id(getattr(node, "variable", None)) in known or kind_of(node) == Op.CHECKPOINT for node in behind)
 
 
 def saved(node: Any, name: str) -> Tensor | None:
@@ -234,7 +225,7 @@ def saved(node: Any, name: str) -> Tensor | None:
 
 def scale_of(node: Any) -> Tensor | None:
     """Return what may be a ``GradScaler``'s scale: a tensor of float32 without dimensions that a root was made with."""
-    if node.name() != "MulBackward0" or node.next_functions[1][0] is not None:
+    if not is_variant(node, Op.MUL, 0) or below(node, 1) is not None:
         return None
     other = saved(node, "other")
     return other if other is not None and other.dim() == 0 and other.dtype == torch.float32 else None

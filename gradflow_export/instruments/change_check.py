@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.readings import Drained, Pending, join_scalars
-from gradflow_export.instruments.network_copies import copied
 from gradflow_export.metrics.arrays.checksum import checksum
 
 
@@ -29,7 +28,6 @@ class Checksums:
         self._model = model
         self._known: dict[str, tuple[int, torch.device, Tensor]] = {}
         self._begun = False
-        self._copies: Drained = []
 
     def begin(self) -> None:
         """Take the first checksums, before the first step that is read."""
@@ -39,7 +37,6 @@ class Checksums:
         for site, parameter in self._named():
             if parameter.requires_grad:
                 self._keep(site, parameter)
-        self._copies = self._find_copies()
 
     def compare(self, moved: AbstractSet[str]) -> Drained:
         """Return which parameters have changed since the last call.
@@ -65,28 +62,7 @@ class Checksums:
         if not values:
             return []
         sites = tuple(site for site, _ in named)
-        changed = Pending("parameter.changed", sites, join_scalars(values), np.array(where, dtype=np.int64))
-        return [changed, *self._copies]
-
-    def _find_copies(self) -> Drained:
-        """Number the pairs of networks that begin alike: positive for the first, negative for the other."""
-        model = self._model()
-        if model is None:
-            return []
-        named = self._named()
-        places = {id(p): (place, site) for place, (site, p) in enumerate(named) if p.requires_grad}
-        sums = {key: self._known[site][2] for key, (_, site) in places.items() if site in self._known}
-        where: list[int] = []
-        values: list[Tensor | float] = []
-        for number, (one, other, same) in enumerate(copied(model, sums), 1):
-            for parameters, sign in ((one, number), (other, -number)):
-                where += [places[id(p)][0] for p in parameters]
-                values += [torch.where(same, float(sign), torch.nan).double()] * len(parameters)
-        sites = tuple(site for site, _ in named)
-        order = sorted(range(len(where)), key=where.__getitem__)
-        rows = np.array([where[index] for index in order], dtype=np.int64)
-        joined = join_scalars([values[index] for index in order]) if values else None
-        return [] if joined is None else [Pending("parameter.copied", sites, joined, rows, nan_is_missing=True)]
+        return [Pending("parameter.changed", sites, join_scalars(values), np.array(where, dtype=np.int64))]
 
     def _named(self) -> list[tuple[str, Tensor]]:
         model = self._model()

@@ -89,7 +89,7 @@ class OriginTap:
         self._passes: deque[_Pass] = deque(maxlen=CALLS)
         self._held = self._number = self._roots = self._unread = self._gone = 0
         self._left = LOOKS
-        self._broken = self._random = False
+        self._broken = False
         self._mark = f"gradflow_output_{id(self)}"
         self._found: Found | None = None
         self._out: Drained = []
@@ -105,7 +105,6 @@ class OriginTap:
         stack, model = contextlib.ExitStack(), self._model()
         stack.callback(self.forget)
         if model is not None:
-            self._random = any("dropout" in type(module).__name__.lower() for module in model.modules())
             begin = ModuleHook(self._guard(self._repeatable if self._rerun else self._entered))
             self.placed = [hook_calls([(model, begin)], before=True, with_kwargs=True)]
             if not self._rerun:
@@ -222,7 +221,7 @@ class OriginTap:
         autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         held = torch_private.tree_map_only(Tensor, self._hold, (args, kwargs))
         self._number += 1
-        self._calls.append(Repeatable(held, autocast, torch.get_rng_state() if self._random else None))
+        self._calls.append(Repeatable(held, autocast, torch.get_rng_state()))
 
     def _hold(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
         """Keep a small input, or a parameter; remember a large one as long as somebody else keeps it."""

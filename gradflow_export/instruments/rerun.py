@@ -26,12 +26,12 @@ class Repeatable:
     Attributes:
         arguments: Positional and keyword arguments; in place of large tensors weak references.
         autocast: Device type, whether it was enabled, and its dtype.
-        random_state: Of the CPU's generator, where the model draws from it.
+        random_state: Of the CPU's generator.
     """
 
     arguments: Any
     autocast: tuple[str, bool, torch.dtype]
-    random_state: Tensor | None
+    random_state: Tensor
 
 
 _NOT_REPEATED: tuple[str, tuple[str, ...]] = ("", ())
@@ -102,8 +102,7 @@ def repeat(model: nn.Module, call: Repeatable, weights: dict[str, Tensor]) -> tu
         stack.enter_context(_Alone())  # type: ignore[no-untyped-call]  # torch leaves its class untyped
         stack.callback(register_module_forward_pre_hook(follower.enter).remove)
         stack.callback(register_module_forward_hook(follower.leave).remove)
-        if call.random_state is not None:
-            torch.set_rng_state(call.random_state)
+        torch.set_rng_state(call.random_state)
         try:
             functional_call(model, weights, args, kwargs) if weights else model(*args, **kwargs)
         except Exception:

@@ -156,7 +156,6 @@ class UpdateTap:
             "trainable",
             "numel",
             "changed",
-            "copied",
         )
         errors = ("weight_norm_error", "update_norm_error")
         return tuple(spec(f"parameter.{name}") for name in (*names, *errors))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.autograd_graph.nodes import Op, kind_of, walk
 from gradflow_export.errors import MissingPackageError
 from gradflow_export.metrics.outputs import rank_of_spectrum
 
@@ -105,15 +106,8 @@ def check_twice(gradients: Sequence[Tensor]) -> None:
     Raises:
         RuntimeError: An operation has no second derivative.
     """
-    waiting, seen = [g.grad_fn for g in gradients], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "torch::autograd::Error":
-            raise RuntimeError("an operation of the model is differentiable only once")
-        waiting.extend(following for following, _ in node.next_functions)
+    if any(kind_of(node) == Op.ONCE for node in walk(g.grad_fn for g in gradients)):
+        raise RuntimeError("an operation of the model is differentiable only once")
 
 
 def _flat(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:

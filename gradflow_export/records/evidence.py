@@ -27,6 +27,14 @@ class Wiring(enum.IntFlag):
     WAITING = 64
     MADE = 128
     STEPPED = 256
+    VECTOR = 512
+    """It has at most one dimension."""
+    BESIDE = 1024
+    """Its module is one of a list of which two were given the same tensor, or different numbers of samples."""
+    LOOKED = 2048
+    """Its module was called while gradients were off."""
+    COPY = 4096
+    """It began as a copy of a parameter that has a gradient."""
 
 
 Value = float | bool | Wiring | None

@@ -142,6 +142,8 @@ class Issue:
         healed_step: The step at which the condition was seen to have gone, ``None`` while it is open.
         cause: What brought it about, in a few words, where that is known: of a NaN its origin, of which the other
             layers that show it are consequences.
+        explained_by: ``key`` of the issue of the same run whose consequence this one is, ``None`` where there is none
+            or nobody looked; :func:`gradflow_export.records.causes.with_causes` looks.
     """
 
     issue_type: IssueType
@@ -155,6 +157,7 @@ class Issue:
     layers: tuple[str, ...] = ()
     healed_step: int | None = None
     cause: str = ""
+    explained_by: tuple[str, str, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -216,11 +219,13 @@ def issue_to_json(issue: Issue) -> dict[str, Any]:
         "layers": list(issue.layers),
         "healed_step": issue.healed_step,
         "cause": issue.cause,
+        "explained_by": None if issue.explained_by is None else list(issue.explained_by),
     }
 
 
 def issue_from_json(data: Mapping[str, Any]) -> Issue:
     """Undo :func:`issue_to_json`."""
+    explained = data.get("explained_by")
     return Issue(
         issue_type=IssueType(data["issue_type"]),
         severity=Severity[data["severity"]],
@@ -233,4 +238,5 @@ def issue_from_json(data: Mapping[str, Any]) -> Issue:
         layers=tuple(data["layers"]),
         healed_step=data["healed_step"],
         cause=data.get("cause", ""),
+        explained_by=(str(explained[0]), str(explained[1]), int(explained[2])) if explained else None,
     )

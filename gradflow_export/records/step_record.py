@@ -237,7 +237,7 @@ class Note:
     """Something that is told beside the numbers.
 
     Attributes:
-        kind: ``"mark"`` or ``"checkpoint"``, which belong on a time axis, or ``"architecture"``, the model as it is.
+        kind: ``"mark"`` and ``"checkpoint"`` belong on a time axis; ``"architecture"`` and ``"ignored"`` do not.
         text: In words.
         step: The step it belongs to.
         data: What goes with it, ready for ``json.dumps``.

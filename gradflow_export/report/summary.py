@@ -11,6 +11,8 @@ from typing import Any
 
 from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.causes import Group, groups, with_causes, worst_first
+from gradflow_export.records.ignored import ignored_in
 from gradflow_export.records.lost import LostSteps, StoredLost
 from gradflow_export.records.statistics import Ends, Welford, Window, spread_of
 from gradflow_export.records.step_record import (
@@ -61,6 +63,7 @@ class RunSummary:
         self._known: LostSteps | None = None
         self._windows = {name: Window(TREND_WINDOW) for name in TREND_METRICS}
         self._issues: dict[tuple[str, str, int], Issue] = {}
+        self._ignored: dict[tuple[str, str, int], Issue] = {}
         self._loss, self.loss_read, self.trace = Ends(), 0, Trace()
         self._elapsed = self._own = 0.0
 
@@ -91,7 +94,10 @@ class RunSummary:
             self.trace.add(record.step, loss)
         for issue in record.issues:
             self._issues[issue.key] = issue
-        if record.issues:
+        for meant in ignored_in(record):
+            self._ignored.pop(meant.key, None)
+            self._ignored[meant.key] = meant
+        if record.issues or record.notes:
             self._forget()
 
     def _forget(self) -> None:
@@ -100,11 +106,23 @@ class RunSummary:
         for key in healed[: max(len(healed) - HEALED, 0)]:
             del self._issues[key]
             self.left_out += 1
+        for key in list(self._ignored)[: max(len(self._ignored) - HEALED, 0)]:
+            del self._ignored[key]
+
+    @property
+    def ignored(self) -> tuple[Issue, ...]:
+        """What would be issues, had the user not chosen to ignore them: of each the latest state, newest last."""
+        return tuple(self._ignored.values())
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Each issue once, as it stands now: open ones first, worst first, then by step."""
-        return tuple(sorted(self._issues.values(), key=lambda i: (not i.open, -i.severity, i.step)))
+        """Each issue once, as it stands now, with what explains it: open ones first, worst first, then by step."""
+        return with_causes(sorted(self._issues.values(), key=worst_first))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The issues that no other one explains, each with its consequences: open ones first, worst first."""
+        return groups(self._issues.values())
 
     @property
     def lost_steps(self) -> LostSteps:
@@ -131,11 +149,11 @@ class RunSummary:
 
     @property
     def verdict(self) -> str:
-        """One line: healthy, or the worst open problem and how many there are; and how many steps were lost."""
+        """One line: healthy, or the worst open problem and how many causes there are; and how many steps were lost."""
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
             return f"no step recorded yet{lost}"
-        still = [issue for issue in self.issues if issue.open]
+        still = [group.head for group in self.groups if group.head.open]
         if not still:
             healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
             said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
@@ -177,6 +195,7 @@ class RunSummary:
             "flow": self.flow.as_dict(self._open_types),
             "issues": [issue_to_json(issue) for issue in self.issues],
             "issues_left_out": self.left_out,
+            "ignored": [issue_to_json(issue) for issue in self.ignored],
         }
 
     def _row(self, name: str, seen: Welford) -> dict[str, float]:
@@ -214,15 +233,24 @@ class RunSummary:
         pattern = self.flow.pattern(self._open_types)
         if pattern is not None:
             lines.append(f"  gradient flow: {pattern}")
-        for issue in self.issues:
-            lines += issue_lines(issue)
+        for group in self.groups:
+            lines += issue_lines(group.head, group.also)
         if self.left_out:
             lines.append(f"  {self.left_out} older issues that have gone again are left out")
+        for issue in self.ignored:
+            until = "" if issue.open else f", gone at step {issue.healed_step}"
+            where = f"{issue.layer or 'the whole model'}{f' and {n} more' if (n := len(issue.layers) - 1) else ''}"
+            lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
         return "\n".join(lines)
 
 
-def issue_lines(issue: Issue) -> list[str]:
-    """Return an issue as lines for a terminal: what, where, since when, the numbers, what to do."""
+def issue_lines(issue: Issue, also: str = "") -> list[str]:
+    """Return an issue as lines for a terminal: what, where, since when, the numbers, its consequences, what to do.
+
+    Args:
+        issue: What is wrong.
+        also: What it explains, in words.
+    """
     where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
     lines = [
         f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
@@ -231,6 +259,8 @@ def issue_lines(issue: Issue) -> list[str]:
     ]
     if len(issue.layers) > 1:
         lines.append(f"    layers {', '.join(issue.layers)}")
+    if also:
+        lines.append(f"    also   seen: {also}")
     return [*lines, f"    do     {issue.advice}"]
 
 

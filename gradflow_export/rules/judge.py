@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from gradflow_export.records.ignored import Ignored
 from gradflow_export.records.step_record import Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History
@@ -21,6 +22,8 @@ KINDS = 64
 
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
+MEANT = "\0ignored"
+"""End of the cause of a finding that is ignored, so that it shares no issue with one that is not."""
 
 
 @dataclass
@@ -49,11 +52,17 @@ class Judge:
         rules: What to look for, as :func:`gradflow_export.profiles.profile` returns them.
         strict: Let a failing rule raise; for tests. Otherwise it is logged once, counted and set aside.
         keep: How many healed issues are remembered; the oldest go first.
+
+    Attributes:
+        ignored: What is not reported.
     """
 
     def __init__(self, rules: Sequence[Rule], strict: bool = False, keep: int = 1000) -> None:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.quiet))
         self._strict, self._keep = strict, keep
+        self.ignored = Ignored()
+        self._quiet: set[int] = set()
+        self._meant: list[Issue] = []
         self._history = History({name for rule in self._rules for name in rule.remembers})
         self._watches: list[dict[_Key, _Watch]] = [{} for _ in self._rules]
         self._open: list[_Open] = []
@@ -65,12 +74,19 @@ class Judge:
 
     def begin_again(self) -> None:
         """Forget all records and issues, as for a new session."""
+        ignored = self.ignored
         Judge.__init__(self, self._rules, self._strict, self._keep)
+        self.ignored = ignored
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Every issue in its latest state, in order of opening."""
-        return tuple(self._issues.values())
+        """Every issue in its latest state, in order of opening; ignored ones are none."""
+        return tuple(issue for number, issue in self._issues.items() if number not in self._quiet)
+
+    def take_ignored(self) -> list[Issue]:
+        """Return the issues that would have opened or healed since this was asked last, had they not been ignored."""
+        meant, self._meant = self._meant, []
+        return meant
 
     @property
     def failures(self) -> Mapping[str, int]:
@@ -90,16 +106,18 @@ class Judge:
             return ()
         record = before_clipping(record)
         self._history.add(record)
-        events: list[Issue] = []
+        events: list[int] = []
         for index, rule in self._concerned(record):
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
             findings = self._ask(index, rule, record)
             if findings or (findings is not None and self._watches[index]):
                 events += self._settle(index, rule, record.step, findings)
+        self._meant += [self._issues[number] for number in events if number in self._quiet]
+        told = tuple(self._issues[number] for number in events if number not in self._quiet)
         if self._open or any(self._watches):
             self._forget(record.step)
-        return tuple(events)
+        return told
 
     def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
         """Return the rules that look at a record like this one, with their places: there are few kinds of records."""
@@ -117,7 +135,7 @@ class Judge:
 
     def _ask(self, index: int, rule: Rule, record: StepRecord) -> tuple[Finding, ...] | None:
         try:
-            return rule.check(record, self._history)
+            return _split(rule.check(record, self._history), self.ignored)
         except Exception:
             if self._strict:
                 raise
@@ -126,7 +144,8 @@ class Judge:
             _log.warning("rule %r failed at step %d and is set aside", rule.name, record.step, exc_info=True)
             return None
 
-    def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[Issue]:
+    def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[int]:
+        """Return the numbers of the issues that opened or healed."""
         watches = self._watches[index]
         seen: dict[_Key, Finding] = {}
         for finding in findings:
@@ -148,20 +167,20 @@ class Judge:
                 events.append(event)
         return events
 
-    def _heal(self, index: int, rule: Rule, step: int) -> list[Issue]:
-        events: list[Issue] = []
+    def _heal(self, index: int, rule: Rule, step: int) -> list[int]:
+        events: list[int] = []
         watches = self._watches[index]
         for item in [item for item in self._open if item.rule == index]:
             if all(watches[key].negatives >= rule.heal for key in item.keys):
                 healed = replace(self._issues[item.number], healed_step=step)
                 self._issues[item.number] = healed
                 self._open.remove(item)
-                events.append(healed)
+                events.append(item.number)
                 for key in item.keys:
                     watches[key].barred_until = step + rule.cooldown
         return events
 
-    def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> Issue | None:
+    def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> int | None:
         watches = self._watches[index]
         keys = _keys(rule, finding)
         if self._explained(rule, step, finding):
@@ -188,7 +207,9 @@ class Judge:
         self._count += 1
         self._issues[self._count] = issue
         self._open.append(_Open(index, self._count, set(free)))
-        return issue
+        if finding.cause.endswith(MEANT):
+            self._quiet.add(self._count)
+        return self._count
 
     def _grow(self, item: _Open, finding: Finding) -> None:
         """Keep an open issue's worst state; its key (type, layer, step) never changes."""
@@ -200,8 +221,10 @@ class Judge:
 
     def _covered(self, rule: Rule, key: _Key) -> bool:
         """Whether an open issue already tells of this: the same type, and the same layer where layers count."""
-        kind, _, layer = key
+        kind, cause, layer = key
         for item in self._open:
+            if (item.number in self._quiet) != cause.endswith(MEANT):
+                continue
             other, issue = self._rules[item.rule], self._issues[item.number]
             if issue.issue_type is kind and other.fixed == rule.fixed and (layer in issue.layers or layer == _WHOLE):
                 return True
@@ -231,9 +254,22 @@ class Judge:
                     del watches[key]
         while len(self._issues) - len(self._open) > self._keep:
             numbers = {item.number for item in self._open}
-            del self._issues[next(number for number in self._issues if number not in numbers)]
+            oldest = next(number for number in self._issues if number not in numbers)
+            del self._issues[oldest]
+            self._quiet.discard(oldest)
 
 
 def _keys(rule: Rule, finding: Finding) -> list[_Key]:
     units = finding.layers if rule.by_layer else (_WHOLE,)
     return [(finding.issue_type, finding.cause, unit) for unit in units]
+
+
+def _split(findings: tuple[Finding, ...], ignored: Ignored) -> tuple[Finding, ...]:
+    """Return findings, those of which some layers are ignored in two parts; see :data:`MEANT`."""
+    out: list[Finding] = []
+    for finding in findings if ignored.pairs else ():
+        meant = tuple(layer for layer in finding.layers if ignored.covers(finding.issue_type, layer))
+        others = tuple(layer for layer in finding.layers if layer not in meant)
+        out += [replace(finding, layers=others)] if others else []
+        out += [replace(finding, layers=meant, cause=finding.cause + MEANT)] if meant else []
+    return tuple(out) if ignored.pairs else findings

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.evidence import Wiring
+from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import converged, owner, pattern, taking_turns, target_networks
+from gradflow_export.rules.signals import connections, converged, follows, owner, taking_turns
 
 NOT_OWNED = "not in an optimizer"
 NO_GRADIENT = "no gradient"
@@ -37,8 +38,8 @@ class Stagnation(Rule):
     parameters are all 0 would rest behind any activation. Steps that a gradient scaler skipped are no steps. What got
     no gradient because nothing was sent there, while others of its kind learn, is told as never chosen and matters
     little: a router may come to it yet. It is known by modules that were not called, by a gradient that was there
-    before, and by members of its kind that have one in some steps only. A network that gets no gradient at all, while
-    the one it began as a copy of learns, is a target network and waits for the next copy.
+    before, and by members of its kind that have one in some steps only. A target network waits for the next copy,
+    see :func:`~gradflow_export.rules.signals.follows`.
 
     Attributes:
         span: Least number of steps without a change.
@@ -58,7 +59,6 @@ class Stagnation(Rule):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "parameter.changed",
-        "parameter.copied",
         "parameter.gradient_norm",
         "connection.state",
         *_SHUT,
@@ -84,7 +84,7 @@ class Stagnation(Rule):
             reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
-        _leave_targets(reasons, {sites[index] for index in np.flatnonzero(still)}, history)
+        _leave_followers(reasons, history)
         _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
@@ -274,17 +274,17 @@ def _advice(why: str, layer: str) -> str:
 def _with(history: History, bit: Wiring) -> set[str]:
     """Return the parameters that had a connection in any reading of the window."""
     wiring = history.at_sites("connection.state")
-    codes = np.where(np.isfinite(wiring.values), np.clip(wiring.values, 0, sum(Wiring)), 0).astype(np.int64)
-    here = (wiring.present & ((codes & bit) > 0)).any(axis=0)
+    here = ((connections(wiring) & bit) > 0).any(axis=0)
     return {wiring.sites[index] for index in np.flatnonzero(here)}
 
 
-def _leave_targets(reasons: dict[str, tuple[str, ...]], still: set[str], history: History) -> None:
-    """Take out target networks, which get no gradient on purpose."""
-    without = {site for why in (NO_GRADIENT, NOT_OWNED) for site in reasons.get(why, ())}
-    targets = target_networks(history, without - _with(history, Wiring.GRADIENT), still)
-    for why in (NO_GRADIENT, NOT_OWNED) if targets else ():
-        reasons[why] = tuple(site for site in reasons.get(why, ()) if site not in targets)
+def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> None:
+    """Take out target networks and the like, which get no gradient on purpose."""
+    wiring = history.at_sites("connection.state")
+    following = follows(wiring.sites, np.bitwise_or.reduce(connections(wiring), axis=0))
+    resting = {wiring.sites[index] for index in np.flatnonzero(following)}
+    for why in (NO_GRADIENT, NOT_OWNED) if resting else ():
+        reasons[why] = tuple(site for site in reasons.get(why, ()) if site not in resting)
 
 
 def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history: History) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from collections.abc import Container
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.evidence import Wiring
+from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Reading, StepRecord
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, SiteSeries
 
 Floats = npt.NDArray[np.float64]
 
@@ -226,9 +226,17 @@ def owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def pattern(name: str) -> str:
-    """Return a name without its numbers, which the members of one list share."""
-    return re.sub(r"\d+", "#", name)
+def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
+    """Return the bits of ``connection.state`` or ``hidden.state``, 0 where none arrived.
+
+    Args:
+        series: The past of one of them.
+
+    Returns:
+        Sums of :class:`~gradflow_export.records.evidence.Wiring`. Shape: that of ``series.values``.
+    """
+    known = series.present & np.isfinite(series.values)
+    return np.clip(np.where(known, series.values, 0.0), 0, 2**24).astype(np.int64)
 
 
 def inside(module: str, block: str) -> bool:
@@ -251,20 +259,31 @@ def taking_turns(history: History) -> set[str]:
     return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)
 
 
-def target_networks(history: History, without: AbstractSet[str], resting: AbstractSet[str]) -> set[str]:
-    """Return the parameters of networks that wait to be written to from the one whose first weights they began with.
+def follows(sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Tell which parameters belong to a follower: a copy of what learns, and called only while gradients are off.
+
+    Vectors, which often begin as one number everywhere, follow where all matrices of the nearest module around them do.
 
     Args:
-        history: Holds ``parameter.copied``.
-        without: Parameters without a gradient; a target network is one as a whole.
-        resting: Parameters that do not learn; of the network that a target network follows, none is one.
+        sites: Names of parameters.
+        codes: Sums of :class:`~gradflow_export.records.evidence.Wiring` over all readings. Shape: ``[sites]``.
+
+    Returns:
+        Shape: ``[sites]``.
     """
-    copied = history.at_sites("parameter.copied")
-    networks: dict[float, set[str]] = {}
-    for index in np.flatnonzero(np.isfinite(copied.first)):
-        networks.setdefault(float(copied.first[index]), set()).add(copied.sites[index])
-    out: set[str] = set()
-    for number, sites in networks.items():
-        if sites <= without and not networks.get(-number, sites) & resting:
-            out |= sites
-    return out
+    beside = (codes & (Wiring.LOOKED | Wiring.CALLED)) == Wiring.LOOKED
+    matrix = (codes & Wiring.VECTOR) == 0
+    copied = beside & matrix & ((codes & Wiring.COPY) > 0)
+    all_copied: dict[str, bool] = {}
+    for index in np.flatnonzero(matrix):
+        parts = owner(sites[index]).split(".")
+        for depth in range(len(parts) + 1):
+            module = ".".join(parts[:depth])
+            all_copied[module] = all_copied.get(module, True) and bool(copied[index])
+    follows: npt.NDArray[np.bool_] = copied.copy()
+    for index in np.flatnonzero(beside & ~matrix):
+        module = owner(sites[index])
+        while module and module not in all_copied:
+            module = owner(module)
+        follows[index] = all_copied.get(module, False)
+    return follows

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
+from gradflow_export.records.causes import with_causes
 from gradflow_export.records.step_record import Issue, RunInfo, Severity, StepRecord
 from gradflow_export.writers.terminal import say
 
@@ -57,7 +58,7 @@ class ConsoleWriter:
         self._verdict: Callable[[], str] | None = None
         self._printed: float | None = None
         self._last_step = 0
-        self._open: dict[tuple[str, str, int], Severity] = {}
+        self._open: dict[tuple[str, str, int], Issue] = {}
         self._types: set[str] = set()
         self._found = self._left_out = 0
         self._tokens, self._counted = float(BURST), 0.0
@@ -112,7 +113,7 @@ class ConsoleWriter:
             self._print(f"closed after step {self._last_step}; {found}")
             return
         ended = f"after step {self._last_step}: {self._verdict()}" if self._last_step else "no step was recorded"
-        worst = max(self._open.values(), default=Severity.INFO)
+        worst = max((issue.severity for issue in self._open.values()), default=Severity.INFO)
         self._print(f"{ended}{self._next if self._last_step else _NO_STEP}", _level(worst))
 
     def _tell(self, issue: Issue, now: float) -> None:
@@ -121,11 +122,24 @@ class ConsoleWriter:
             self._open.pop(issue.key, None)
         else:
             self._found += known is None
-            self._open[issue.key] = issue.severity
-        if self._verbose > 1:
+            self._open[issue.key] = issue
+        grave = issue.severity >= Severity.HIGH and (not issue.open or known is None or issue.severity > known.severity)
+        if not (grave or self._verbose > 1):
+            return
+        cause = self._cause_of(issue)
+        if cause is not None:
+            also = f"also seen: {issue.issue_type} in {_place(issue)} since step {issue.step}, which {cause} explains"
+            self._print(also, _level(issue.severity))
+        elif self._verbose > 1:
             self._print(_issue_line(issue), _level(issue.severity) if issue.open else logging.INFO)
-        elif issue.severity >= Severity.HIGH and (not issue.open or known is None or issue.severity > known):
+        else:
             self._tell_shortly(issue, now)
+
+    def _cause_of(self, issue: Issue) -> str | None:
+        """Return the type of the open issue that explains another one."""
+        known = with_causes(self._open.values()) if issue.open else ()
+        why = next((found.explained_by for found in known if found.key == issue.key), None)
+        return None if why is None else why[0]
 
     def _tell_shortly(self, issue: Issue, now: float) -> None:
         self._tokens = min(self._tokens + max(now - self._counted, 0.0) / REFILL_SECONDS, float(BURST))

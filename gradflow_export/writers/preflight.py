@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records.step_record import Issue, IssueType, RunInfo, Severity, StepRecord
+from gradflow_export.records.causes import groups
+from gradflow_export.records.step_record import Issue, RunInfo, Severity, StepRecord
 
 
 @final
@@ -62,45 +64,32 @@ class PreflightWriter:
 
     def _tell(self) -> None:
         self._told = True
-        self._target.write(f"gradflow: preflight, {findings(list(self._issues.values()), self._last)}\n")
+        self._target.write(f"gradflow: preflight, {findings(self._issues.values(), self._last)}\n")
 
 
-def findings(issues: list[Issue], steps: int) -> str:
-    """Return issues as text, worst first: a line that counts them, and three lines for each.
+def findings(issues: Iterable[Issue], steps: int) -> str:
+    """Return issues as text, worst first: a line that counts causes, and three or four lines for each.
 
     Args:
         issues: What was found.
         steps: In how many steps.
     """
     ran = "1 step" if steps == 1 else f"{steps} steps"
-    if not issues:
+    shown = groups(issues)
+    if not shown:
         return f"{ran}: nothing found."
-    shown = merged(issues)
     count = "1 finding" if len(shown) == 1 else f"{len(shown)} findings"
     lines = [f"{ran}: {count}."]
-    for issue in shown:
+    for group in shown:
+        issue = group.head
         more = f" (+{len(issue.layers) - 1} more)" if len(issue.layers) > 1 else ""
         gone = "" if issue.open else f", gone at step {issue.healed_step}"
         where = f"{issue.layer or 'the whole model'}{more}"
         lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")
         lines.append(f"    seen  {issue.message}")
+        lines += [f"    also  seen: {group.also}"] if group.also else []
         lines.append(f"    do    {issue.advice}")
     return "\n".join(lines)
-
-
-def merged(issues: list[Issue]) -> list[Issue]:
-    """Return the issues worst first, without those that tell only that weights rest of which another tells why.
-
-    Args:
-        issues: What was found.
-    """
-    known = {layer for issue in issues if issue.issue_type is IssueType.NOT_TRAINING for layer in issue.layers}
-    left = [
-        issue
-        for issue in issues
-        if issue.issue_type is not IssueType.STAGNATION or not ("" in known or known.issuperset(issue.layers))
-    ]
-    return sorted(left, key=lambda issue: (not issue.open, -issue.severity, issue.step))
 
 
 def worst(issues: list[Issue]) -> Severity | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
@@ -9,8 +10,9 @@ from typing import Any, TypeVar
 
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.records.catalog import CATALOG, MetricSpec, spec
+from gradflow_export.records.causes import with_causes
 from gradflow_export.records.retired import RETIRED
-from gradflow_export.records.step_record import Severity
+from gradflow_export.records.step_record import Issue, Severity, issue_from_json
 from tensorboard_plugin_gradflow.derived import DERIVED, stored_name
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.headline import headline
@@ -125,7 +127,8 @@ def all_issues(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     """Return every issue of one run, open ones first, the worst first.
 
     An issue is one thing however often it was written; its last word counts. An issue that was open when its session
-    ended and another session followed is ``"ended"``: nothing looked at it any more.
+    ended and another session followed is ``"ended"``: nothing looked at it any more. ``explained_by`` is type, layer
+    and step of the issue whose consequence it is, or ``None``.
 
     Args:
         source: Where to read.
@@ -137,7 +140,7 @@ def all_issues(source: Source, index: RunIndex) -> list[dict[str, Any]]:
             if step < session.cut:
                 key = issue["issue_type"], issue["layer"], issue["step"]
                 found[key] = {**issue, "seen": step, "state": _state(issue, number, index)}
-    return sorted(found.values(), key=_worst_first)
+    return sorted(_explained(found.values()), key=_worst_first)
 
 
 def site_tables(source: Source, index: RunIndex) -> Tables:
@@ -288,6 +291,19 @@ def _above(sites: Iterable[str]) -> Iterator[str]:
 def _metrics_at(layer: str, places: Mapping[str, tuple[AbstractSet[str], AbstractSet[str]]]) -> list[str]:
     exact = sorted(name for name, (sites, _) in places.items() if layer in sites)
     return exact or sorted(name for name, (_, above) in places.items() if layer in above)
+
+
+def _explained(issues: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the issues, each with what explains it; what has ended explains what has ended."""
+    found = list(issues)
+    known: dict[bool, list[Issue]] = {True: [], False: []}
+    for issue in found:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # of a type that this version does not know
+            known[issue["state"] == "ended"].append(issue_from_json({**issue, "explained_by": None}))
+    why = {item.key: item.explained_by for members in known.values() for item in with_causes(members)}
+    for issue in found:
+        cause = why.get((issue["issue_type"], issue["layer"], issue["step"]))
+        yield {**issue, "explained_by": None if cause is None else list(cause)}
 
 
 def _state(issue: Mapping[str, Any], number: int, index: RunIndex) -> str:

@@ -65,7 +65,8 @@ def _outcome(source: Source, index: RunIndex, losses: Pairs) -> dict[str, Any]:
         info = next((known_of(data) for _, data in source.read_json(index.run, session.of_kind("meta"))), {})
     issues = all_issues(source, index)
     states = [issue["state"] for issue in issues if issue["severity"] != "INFO"]
-    worst = next((item for item in issues if item["severity"] != "INFO" and item["state"] == "open"), None)
+    causes = (item for item in issues if item["explained_by"] is None)
+    worst = next((item for item in causes if item["severity"] != "INFO" and item["state"] == "open"), None)
     named = ("issue_type", "severity", "layer", "step")
     return {
         "model": info.get("model"),

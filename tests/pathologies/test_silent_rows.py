@@ -71,6 +71,13 @@ ONE = {
     "normalised between": (
         nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)), {"0", "2"},
     ),
+    "an embedding": (
+        Named(
+            lambda m, x: m.head(m.embedding(m.entry(x).relu())),
+            entry=nn.Linear(6, 16), embedding=nn.Linear(16, 8), head=nn.Linear(8, 3),
+        ),
+        {"embedding", "head"},
+    ),
     "feed-forward": (
         Named(residual, entry=nn.Linear(6, 16), one=nn.Linear(16, 64), two=nn.Linear(64, 16), head=nn.Linear(16, 3)),
         {"one", "two"},
@@ -96,9 +103,9 @@ def test_two_layers_that_could_be_one_are_capacity(name):
 TWO = {
     "low rank": nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2), nn.Linear(2, 3)),
     "autoencoder": nn.Sequential(nn.Linear(6, 16), nn.ReLU(), *linear(16, 4, 16), nn.ReLU(), nn.Linear(16, 3)),
-    "a space of its own": Named(
-        lambda m, x: m.head(m.embedding(m.entry(x).relu())),
-        entry=nn.Linear(6, 16), embedding=nn.Linear(16, 8), head=nn.Linear(8, 3),
+    "a factorised table": Named(
+        lambda m, x: m.head(m.project(m.table((x[:, 0] > 0).long()))),
+        table=nn.Embedding(20, 6), project=nn.Linear(6, 6), head=nn.Linear(6, 30),
     ),
     "modules that meet": nn.Sequential(
         nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)),
@@ -132,7 +139,7 @@ TWO = {
 
 @pytest.mark.parametrize("name", TWO)
 def test_rows_with_a_purpose_are_left_in_peace(name):
-    """A narrow middle, adapters, attention, factored convolutions and spaces with a name raise no CAPACITY."""
+    """A narrow middle, adapters, attention, factored convolutions and tables of low rank raise no CAPACITY."""
     assert rows(TWO[name], images="convolutions" in name or "kernels" in name) == []
 
 

@@ -48,7 +48,12 @@ def stagnant(agent, loss_of, owned, every=None):
             optimizer.step()
             if every is not None and step % every == every - 1:
                 agent.follower.load_state_dict(agent.values.state_dict())
-    return {layer for issue in exporter.issues if issue.issue_type.value in {"STAGNATION", "NOT_TRAINING"} for layer in issue.layers}
+    return {
+        layer
+        for issue in exporter.issues
+        if issue.issue_type.value in {"STAGNATION", "NOT_TRAINING"}
+        for layer in issue.layers
+    }
 
 
 def temporal_difference(agent, here, there):

@@ -78,9 +78,11 @@ def test_findings_name_layer_line_and_way_out(script, capsys):
     assert "arguments ['still']" in printed.err
     assert told["steps"] == 50
     assert told["models"] == ["Net"]
-    assert [(f["issue_type"], f["severity"], f["line"]) for f in told["findings"]] == [
-        ("NOT_TRAINING", "CRITICAL", STEP_LINE)
-    ]
+    first, second = told["findings"]
+    assert [first[name] for name in ("issue_type", "severity", "line", "explained_by")] == [
+        "NOT_TRAINING", "CRITICAL", STEP_LINE, None,
+    ]  # fmt: skip
+    assert (second["issue_type"], second["explained_by"][0]) == ("STAGNATION", "NOT_TRAINING")
 
 
 def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):

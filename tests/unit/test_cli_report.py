@@ -73,6 +73,7 @@ def test_json_holds_statistics_and_issues_with_all_fields(tmp_path, capsys, back
         "layers": ["blocks.3", "blocks.2"],
         "healed_step": 4,
         "cause": "",
+        "explained_by": None,
     }
 
 

@@ -198,6 +198,7 @@ def test_settings_describe_themselves_as_json():
     assert json.loads(json.dumps(description)) == description
     assert set(description) == {
         "profile", "every", "intervals", "thresholds", "alerts_enabled", "budget", "synchronous", "compiled",
+            "ignore",
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.autograd_graph.nodes import walk
 from gradflow_export.debugging.nan.anomaly import anomaly_mode
 from gradflow_export.debugging.nan.batch import (
     Call,
@@ -76,15 +77,7 @@ def _traceback(node: Node) -> str:
 
 def nodes_of(roots: Iterable[Tensor]) -> Iterator[Node]:
     """Yield every node of the graph behind some tensors once."""
-    seen: set[Node] = set()
-    left = [tensor.grad_fn for tensor in roots if tensor.grad_fn is not None]
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        yield node
-        left.extend(following for following, _ in node.next_functions if following is not None)
+    yield from walk(tensor.grad_fn for tensor in roots)
 
 
 @contextlib.contextmanager

@@ -33,10 +33,6 @@ def specs() -> tuple[MetricSpec, ...]:
           "1 when a bit of the tensor is another one than at the last reading of updates, whoever wrote it, else 0: "
           "told by the update norm or by a checksum of all entries; missing without a reading before",
           "xxHash64", "1P of what rests", low=0.0, high=1.0, across="max"),
-        s("parameter.copied", "began as a copy", "1", "parameter",
-          "number of a pair of modules of like parameters, outside one list of layers, that held the same bits at the "
-          "first reading of updates: positive in the first of the two, negative in the other; missing elsewhere",
-          "xxHash64", "1P once"),
         s("parameter.learning_rate", "learning rate", "1", "parameter",
           "lr of the parameter's group; missing when no optimizer owns it", "definition", "c", low=0.0, scale="log"),
         s("parameter.trainable", "trainable", "1", "parameter", "1 when requires_grad, else 0", "definition", "c",

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, some
-from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import owner
-
-_FACTOR = re.compile(r"lora|adapt|delta|ia3|dora", re.IGNORECASE)
-"""Names of what is added to a frozen network in order to be trained."""
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import connections, owner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +20,8 @@ class LeftFrozen(Rule):
 
     What was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on stepping, was
     frozen for another player's pass: whoever wants layers to rest from the beginning freezes them before, and whoever
-    wants them to rest later trains them for longer. The factor of an adapter that is frozen while all its entries are 0
-    adds nothing to what it adapts.
+    wants them to rest later trains them for longer. A matrix that is frozen while all its entries are 0, such as the
+    second factor of an adapter, takes away whatever it is multiplied with.
 
     Attributes:
         brief: Steps within which the parameters were last trained.
@@ -57,7 +52,7 @@ class LeftFrozen(Rule):
         early = series.steps <= self.brief
         if not early.any() or early.sum() + self.readings > len(series.steps) or record.step < self.brief + self.span:
             return ()
-        codes = _codes(series)
+        codes = connections(series)
         used = Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT
         first = ((codes[early] & used) == used).any(axis=0)
         later = codes[~early]
@@ -82,13 +77,13 @@ class LeftFrozen(Rule):
         sizes, series = history.at_sites("parameter.frozen_size"), history.at_sites("connection.state")
         if not len(sizes.steps) or record.step < self.span:
             return ()
-        codes = np.bitwise_or.reduce(_codes(series))
+        codes = np.bitwise_or.reduce(connections(series))
         known = dict(zip(series.sites, codes.tolist(), strict=True))
         zero = sizes.present[-1] & (sizes.values[-1] == 0)
         names = tuple(
             site
             for site in (sizes.sites[index] for index in np.flatnonzero(zero))
-            if _FACTOR.search(site) and known.get(site, 0) & (Wiring.TRAINABLE | Wiring.CALLED) == Wiring.CALLED
+            if known.get(site, 0) & (Wiring.TRAINABLE | Wiring.CALLED) == Wiring.CALLED
         )
         if not names or not any(code & Wiring.TRAINABLE for code in known.values()):
             return ()
@@ -102,12 +97,6 @@ class LeftFrozen(Rule):
             "trained weights."
         )
         return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
-
-
-def _codes(series: SiteSeries) -> npt.NDArray[np.int64]:
-    """Return connections as whole numbers, 0 where there are none. Shape: that of ``series.values``."""
-    known = series.present & np.isfinite(series.values)
-    return np.clip(np.where(known, series.values, 0.0), 0, 2**15).astype(np.int64)
 
 
 def _finding(names: tuple[str, ...], message: str, advice: str, since: int, cause: str) -> Finding:

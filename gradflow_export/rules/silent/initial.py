@@ -11,12 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.evidence import Wiring
+from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import no_better, values_of
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import pattern
+from gradflow_export.rules.signals import connections
 
 COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
 DOUBLES, SIBLINGS, ONE_SIDED = "units have doubles", "layers are copies", "one-sided"
@@ -326,9 +327,8 @@ def _moving(record: StepRecord) -> set[str]:
 def _reached(history: History) -> set[str]:
     """Return the parameters that are in an optimizer and have a gradient."""
     wiring = history.at_sites("connection.state")
-    values = np.where(wiring.present & np.isfinite(wiring.values), np.clip(wiring.values, 0, 127), 0.0)
     wanted = Wiring.OWNED | Wiring.GRADIENT
-    both = ((values.astype(np.int64) & wanted) == wanted).any(axis=0)
+    both = ((connections(wiring) & wanted) == wanted).any(axis=0)
     return {wiring.sites[index] for index in np.flatnonzero(both)}
 
 

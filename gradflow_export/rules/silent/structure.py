@@ -16,7 +16,7 @@ class RepeatedLayer(Rule):
     """Find a layer that stands several times in one container, as by ``[layer] * n``: n layers with the weights of one.
 
     It takes calls of which each is given what the one before made, or all the same tensor. A layer that is registered
-    once and called several times, or has a name that says that it is shared, is shared on purpose.
+    once and called several times, or registered elsewhere besides, is shared on purpose.
     """
 
     patience: int = 2
@@ -42,7 +42,8 @@ class RepeatedLayer(Rule):
                 f"{some(layers)} stands {number(count)} times in its container: all are one layer with one set of "
                 "weights.",
                 "make each anew, nn.ModuleList([Block() for _ in range(n)]) in place of [Block()] * n; where one is "
-                "meant to be shared, register it once and call it n times.",
+                "meant to be shared, register it once and call it n times, or say so: watch(ignore=[('CAPACITY', "
+                f"{layers[0]!r})]).",
                 cause="repeated layer",
             ),
         )

@@ -11,19 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.evidence import Wiring
+from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
-from gradflow_export.rules.signals import owner, pattern, taking_turns, target_networks
+from gradflow_export.rules.signals import connections, follows, owner, taking_turns
 from gradflow_export.rules.silent.passes import blind_passes, gathering_passes, lonely_passes
 
 Codes = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-_FOLLOWERS = re.compile(r"(^|[._])(target|teacher|ema|momentum|shadow|average\w*)([._]|$)|encoder_k([._]|$)")
-"""Names of copies that are moved by hand: they have no gradient on purpose."""
 
 
 class _Told(NamedTuple):
@@ -44,9 +42,9 @@ class NotTraining(Rule):
     left without a gradient must be in an optimizer (whoever leaves it out of both wants it to rest), and modules that
     are called rarely or that stand in a row of like ones (experts) have a longer time to get one. A gradient that is
     exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's,
-    and a recurrent cell called once or twice in a step has no earlier state whose weights could learn. What must have
-    no update by its name or because it began as a copy (a target network), or because it is frozen before the rest (a
-    backbone), is left in peace.
+    and a recurrent cell called once or twice in a step has no earlier state whose weights could learn. A follower (a
+    target network, a moving average) is moved by hand: it changes without a gradient, or began as a copy of what learns
+    and is called while gradients are off. Not reported is it, nor what is frozen before the rest (a backbone).
 
     Attributes:
         readings: Least number of steps looked at.
@@ -68,7 +66,6 @@ class NotTraining(Rule):
         "activation.zero_share",
         "layer.cell_calls",
         "loss",
-        "parameter.copied",
         "parameter.gradient_norm",
         "hidden.state",
         "parameter.weight_norm",
@@ -88,7 +85,7 @@ class NotTraining(Rule):
         series = history.at_sites("connection.state")
         if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()
-        codes = _codes(series)
+        codes = connections(series)
         span, since = int(series.steps[-1] - series.steps[0]) + 1, int(series.steps[0])
         ever, always = np.bitwise_or.reduce(codes), np.bitwise_and.reduce(codes)
         sites = series.sites
@@ -102,7 +99,7 @@ class NotTraining(Rule):
             *self._hidden(history),
             *self._unowned(history, sites, trainable & reached & ~owned, ever, record.step),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span),
-            *self._flat(record, history, sites, trainable & owned & reached),
+            *self._flat(record, history, sites, trainable & owned & reached, ever),
             *_rateless(sites, trainable & ((always & Wiring.ZERO_RATE) > 0), total),
             *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, (ever & Wiring.CALLED) > 0),
         ]
@@ -126,7 +123,7 @@ class NotTraining(Rule):
         series = history.at_sites("hidden.state")
         if len(series.steps) < self.readings:
             return
-        ever = np.bitwise_or.reduce(_codes(series))
+        ever = np.bitwise_or.reduce(connections(series))
         wanted = Wiring.TRAINABLE | Wiring.GRADIENT
         loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
         made = loose & ((ever & Wiring.MADE) > 0)
@@ -203,15 +200,14 @@ class NotTraining(Rule):
         if span < self.span or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
         moved = _moved(history.at_sites("parameter.weight_norm"))
-        peers = _experts(sites, (ever & Wiring.GRADIENT) > 0) | taking_turns(history)
-        without = set(_chosen(sites, cut))
-        moved |= target_networks(history, without, without)
+        called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
+        turns, routed = taking_turns(history), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
         names = tuple(
             name
-            for name in _chosen(sites, cut)
-            if not _FOLLOWERS.search(name) and name not in moved and (span >= self.rare or pattern(name) not in peers)
+            for name in _chosen(sites, cut & ~follows(sites, ever))
+            if name not in moved
+            and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | routed))
         )
-        called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
         used = tuple(name for name in names if called[name])
         unused = tuple(name for name in names if not called[name])
         if used:
@@ -237,7 +233,9 @@ class NotTraining(Rule):
                 True,
             )
 
-    def _flat(self, record: StepRecord, history: History, sites: tuple[str, ...], learning: Flags) -> Iterable[_Told]:
+    def _flat(
+        self, record: StepRecord, history: History, sites: tuple[str, ...], learning: Flags, ever: Codes
+    ) -> Iterable[_Told]:
         """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
         norms = history.at_sites("parameter.gradient_norm")
         if record.step < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
@@ -247,12 +245,15 @@ class NotTraining(Rule):
         living = set(_chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
         homes = {owner(site) for site in living}
         brief = _brief_cells(history)
-        kin = _experts(norms.sites, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
+        known = dict(zip(sites, ever.tolist(), strict=True))
+        codes = np.array([known.get(site, 0) for site in norms.sites], dtype=np.int64)
+        kin = _kin(norms.sites, codes, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
+        vectors = set(_chosen(norms.sites, (codes & Wiring.VECTOR) > 0))
         names = tuple(
             site
             for site in _chosen(sites, learning)
             if site in flat
-            and not (site.endswith("bias") and owner(site) in homes)
+            and not (site in vectors and owner(site) in homes)
             and not (site.endswith("weight_hh") and owner(site) in brief)
             and pattern(site) not in kin
         )
@@ -297,7 +298,7 @@ def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags
         return
     last = cold == modules[-1:] and len(warm) >= 2
     peers = [m for m in warm if pattern(m) == pattern(cold[0])]
-    among = len(cold) == 1 and len(peers) >= 3 and re.search(r"\d", cold[0]) is not None and cold[0] != modules[0]
+    among = len(cold) == 1 and len(peers) >= 3 and cold[0] != modules[0]
     if last or among:
         names = tuple(sites[i] for i in by_module[cold[0]])
         yield _Told(
@@ -318,12 +319,6 @@ def _severity(names: int, total: int, sure: bool) -> Severity:
     return Severity.HIGH if sure else Severity.MEDIUM
 
 
-def _codes(series: SiteSeries) -> Codes:
-    """Return the codes of the window as whole numbers, 0 where none arrived. Shape: ``[readings, sites]``."""
-    values = np.where(series.present & np.isfinite(series.values), series.values, 0.0)
-    return np.clip(values, 0, sum(Wiring)).astype(np.int64)
-
-
 def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
     return tuple(sites[index] for index in np.flatnonzero(flags))
 
@@ -335,9 +330,9 @@ def _brief_cells(history: History) -> set[str]:
     return {site for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
 
 
-def _experts(sites: tuple[str, ...], flags: Flags) -> set[str]:
-    """Return the patterns of flagged sites that are called experts: a router may always choose the same ones."""
-    return {pattern(name) for name in _chosen(sites, flags) if re.search(r"expert", name, re.IGNORECASE)}
+def _kin(sites: tuple[str, ...], codes: Codes, flags: Flags) -> set[str]:
+    """Return the patterns of flagged sites in lists whose members stand side by side: a router may choose of them."""
+    return {pattern(name) for name in _chosen(sites, flags & ((codes & Wiring.BESIDE) > 0))}
 
 
 def _moved(weights: SiteSeries) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import final
 
+from gradflow_export.records.causes import with_causes
 from gradflow_export.records.step_record import Issue, Severity
 
 TITLE = 64
@@ -107,7 +108,12 @@ class Incidents:
         self._records += 1
         for issue in issues:
             if issue.open:
-                self._join(issue, now)
+                told = self._explaining(issue)
+                if told is None:
+                    self._join(issue, now)
+                else:  # a consequence raises no alert, and keeps none waiting
+                    told.issues.append(issue)
+                    self._told.setdefault(cause(issue), now)
             else:
                 for incident in self._open:
                     incident.healed.add(issue.key)
@@ -124,6 +130,12 @@ class Incidents:
     def rest(self) -> list[Alert]:
         """Return what still waits to be told."""
         return [self._tell(incident) for incident in self._open if self._waits(incident)]
+
+    def _explaining(self, issue: Issue) -> Incident | None:
+        """Return the incident that holds what explains an issue."""
+        known = [other for i in self._open for other in i.issues if other.key not in i.healed]
+        why = next(found.explained_by for found in with_causes([*known, issue]) if found.key == issue.key)
+        return next((i for i in self._open if any(other.key == why for other in i.issues)), None)
 
     def _join(self, issue: Issue, now: float) -> None:
         hot = [incident for incident in self._open if not self._cold(incident)]
@@ -156,7 +168,7 @@ class Incidents:
     def _tell(self, incident: Incident) -> Alert:
         incident.told = True
         self.sent += 1
-        first, *others = incident.issues
+        first, *others = _cause_first(incident.issues)
         text = alert_text(first)
         if others:
             also = [f"{issue.issue_type} in {issue.layer or 'the model'} since step {issue.step}" for issue in others]
@@ -200,8 +212,15 @@ def alert_text(issue: Issue) -> str:
     )
 
 
+def _cause_first(issues: list[Issue]) -> list[Issue]:
+    """Return issues in their order, but what explains the first one, and opened after it, before it."""
+    why = with_causes(issues)[0].explained_by
+    head = [issue for issue in issues if issue.key == why]
+    return head + [issue for issue in issues if issue.key != why]
+
+
 def _heal(incident: Incident) -> Alert:
-    first = incident.issues[0]
+    first = _cause_first(incident.issues)[0]
     others = f", and {len(incident.issues) - 1} that followed" if len(incident.issues) > 1 else ""
     text = f"{first.issue_type} in {first.layer or 'the whole model'} (since step {first.step}){others}: healed."
     return Alert(alert_title(first, what="healed: "), text, "INFO", first.step)

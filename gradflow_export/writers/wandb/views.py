@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, final
 
+from gradflow_export.records.causes import groups
 from gradflow_export.records.step_record import RunInfo, StepRecord
 from gradflow_export.writers.wandb.fold import Row
 from gradflow_export.writers.wandb.gains import GainViews
@@ -49,7 +50,8 @@ class Views:
     def verdict(self) -> Row:
         """What the run's summary says of the whole."""
         still = self.issues.open
-        said = f"{still[0].issue_type} in {still[0].layer or 'the whole model'}" if still else "healthy"
+        worst = groups(still)[0].head if still else None
+        said = "healthy" if worst is None else f"{worst.issue_type} in {worst.layer or 'the whole model'}"
         return {"verdict": said, "issues_found": self.issues.found, "open_issues": len(still)}
 
     def sender(self, rows: Rows, step: int, info: RunInfo | None) -> Callable[[], None]:

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { courseOf, courseText, isLow } from "../src/model/course";
 import { groupIssues } from "../src/model/groups";
 import type { Block, Series } from "../src/model/series";
-import type { Issue } from "../src/model/verdict";
+import { type Issue, verdict } from "../src/model/verdict";
 import { MISSING_BITS } from "../src/schema";
 
 const ISSUE: Issue = {
@@ -65,6 +65,24 @@ test("three significant digits; a share is a percentage, nats the factor that th
     "dead units: now 50.0 %, worst 94.6 % at steps 1\u202f200\u20131\u202f249",
   );
   assert.match(courseText({ ...at, now: Math.log(1e-6) }, "gain", "nats"), /now \u00d71.00e\u22126/);
+});
+
+test("a consequence is read with its cause, and is a group of its own where the cause is not there", () => {
+  const cause: Issue = { ...ISSUE, issue_type: "NOT_TRAINING", layer: "a", layers: ["a"], step: 3 };
+  const effect: Issue = {
+    ...ISSUE,
+    issue_type: "STAGNATION",
+    layer: "a.w",
+    layers: ["a.w"],
+    explained_by: ["NOT_TRAINING", "a", 3],
+  };
+  const [group, ...others] = groupIssues([effect, cause]);
+  assert.deepEqual([group?.head, group?.also, others.length], [cause, [effect], 0]);
+  assert.deepEqual(
+    groupIssues([effect]).map(({ head }) => head),
+    [effect],
+  );
+  assert.equal(verdict([effect, cause], 9).headline, "1 problem");
 });
 
 test("issues of one cause are one group, in the order of the worst", () => {

@@ -6,6 +6,8 @@ export interface Group {
   /** The worst and earliest, by which the group is known. */
   readonly head: Issue;
   readonly rest: readonly Issue[];
+  /** What these issues explain, worst first: it is read with them, and is no group of its own. */
+  readonly also: readonly Issue[];
   /** Every layer concerned, that of the head first. */
   readonly layers: readonly string[];
 }
@@ -13,15 +15,27 @@ export interface Group {
 /** Groups in the order of their first issue; the server gives the worst first. */
 export function groupIssues(issues: readonly Issue[]): readonly Group[] {
   const found = new Map<string, Issue[]>();
+  const here = new Set(issues.map(identity));
+  const consequences = new Map<string, Issue[]>();
   for (const issue of issues) {
+    const cause = JSON.stringify(issue.explained_by ?? null);
+    if (here.has(cause)) {
+      consequences.set(cause, [...(consequences.get(cause) ?? []), issue]);
+      continue;
+    }
     const key = JSON.stringify([issue.issue_type, issue.cause ?? "", issue.severity === "INFO", issue.layer === ""]);
     const group = found.get(key);
     if (group === undefined) found.set(key, [issue]);
     else group.push(issue);
   }
-  return [...found].flatMap(([key, [head, ...rest]]) =>
-    head === undefined
-      ? []
-      : [{ key, head, rest, layers: [...new Set([head, ...rest].flatMap(({ layers }) => layers))] }],
-  );
+  return [...found].flatMap(([key, [head, ...rest]]) => {
+    if (head === undefined) return [];
+    const mine = [head, ...rest];
+    const also = mine.flatMap((issue) => consequences.get(identity(issue)) ?? []);
+    return [{ key, head, rest, also, layers: [...new Set(mine.flatMap(({ layers }) => layers))] }];
+  });
+}
+
+function identity({ issue_type, layer, step }: Issue): string {
+  return JSON.stringify([issue_type, layer, step]);
 }

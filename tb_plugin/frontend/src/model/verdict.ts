@@ -15,6 +15,8 @@ export interface Issue {
   readonly layers: readonly string[];
   /** What brought it about, where that is known. */
   readonly cause?: string;
+  /** Type, layer and step of the issue whose consequence this one is. */
+  readonly explained_by?: readonly [IssueType, string, number] | null;
   readonly healed_step: number | null;
   /** The step at which it was last written. */
   readonly seen: number;
@@ -66,7 +68,8 @@ export function verdict(issues: readonly Issue[], last: number | null, lost = 0,
       fix: "",
     };
   const problems = issues.filter(isProblem);
-  const worst = problems[0];
+  const groups = groupIssues(problems);
+  const worst = groups[0]?.head;
   if (worst === undefined) {
     const healed = issues.filter((issue) => issue.state === "healed").length;
     const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
@@ -79,13 +82,11 @@ export function verdict(issues: readonly Issue[], last: number | null, lost = 0,
     };
   }
   const tone = problems.some((issue) => issue.severity === "HIGH" || issue.severity === "CRITICAL") ? "bad" : "warn";
-  // The server sends the worst of very many issues, and counts them all.
-  const count = Math.max(
-    problems.length,
-    open - issues.filter(({ state }) => state === "open").length + problems.length,
-  );
+  // The server sends the worst of very many issues, and counts them all. What others explain is no problem more.
+  const causes = groups.reduce((sum, { rest }) => sum + 1 + rest.length, 0);
+  const count = Math.max(causes, open - issues.filter(({ state }) => state === "open").length + causes);
   const headline = `${count === 1 ? "1 problem" : `${formatStep(count)} problems`}${missing}`;
-  const named = groupIssues(problems)
+  const named = groups
     .slice(0, NAMED)
     .map(
       ({ head, layers }) =>

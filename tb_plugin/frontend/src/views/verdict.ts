@@ -139,8 +139,8 @@ export class VerdictView {
   }
 
   #list(list: HTMLElement, groups: readonly Group[]): void {
-    const key = ({ key, head, rest }: Group): string =>
-      `${key}\n${issueKey(head)}\n${rest.length}\n${issueKey(rest.at(-1) ?? head)}`;
+    const key = ({ key, head, rest, also }: Group): string =>
+      [key, issueKey(head), rest.length, issueKey(rest.at(-1) ?? head), ...also.map(issueKey)].join("\n");
     keepChildren(
       list,
       groups,
@@ -150,7 +150,7 @@ export class VerdictView {
     );
   }
 
-  #group({ head, rest, layers }: Group): HTMLLIElement {
+  #group({ head, rest, also, layers }: Group): HTMLLIElement {
     const card = el("li", { class: "card group" }, this.#item(head, whereIn(head.layer, layers.length)));
     const closer = el("button", {
       class: "around",
@@ -169,26 +169,22 @@ export class VerdictView {
           attrs: { "data-part": "source" },
         }),
       );
-    if (rest.length === 0) return card;
-    const listed = rest.slice(0, MOST_LISTED).map((issue) => el("li", {}, this.#item(issue, where(issue))));
-    const left = rest.length - listed.length;
-    const summary = el("summary", { text: `${formatStep(rest.length)} more of this kind` });
-    card.append(
-      el(
-        "details",
-        { class: "rest" },
-        summary,
-        el(
-          "ul",
-          {},
-          ...listed,
-          left > 0
-            ? el("li", { class: "left", text: `and ${formatStep(left)} more: the table below names their layers` })
-            : null,
-        ),
-      ),
-    );
+    if (also.length > 0)
+      card.append(
+        this.#folded(also, `also seen: ${[...new Set(also.map(({ issue_type }) => issue_type))].join(", ")}`),
+      );
+    if (rest.length > 0) card.append(this.#folded(rest, `${formatStep(rest.length)} more of this kind`));
     return card;
+  }
+
+  #folded(issues: readonly Issue[], title: string): HTMLElement {
+    const listed = issues.slice(0, MOST_LISTED).map((issue) => el("li", {}, this.#item(issue, where(issue))));
+    const left = issues.length - listed.length;
+    const more =
+      left > 0
+        ? el("li", { class: "left", text: `and ${formatStep(left)} more: the table below names their layers` })
+        : null;
+    return el("details", { class: "rest" }, el("summary", { text: title }), el("ul", {}, ...listed, more));
   }
 
   #item(issue: Issue, place: string): HTMLElement {

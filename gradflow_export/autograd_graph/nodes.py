@@ -1,0 +1,225 @@
+"""The graph of autograd: what its nodes are called, and how to walk it (floor 0, without torch).
+
+This is the one place that reads ``next_functions`` and lists names of nodes: those that torch gives, without
+``Backward`` and the number of the variant. A test compares them with the torch that is installed; a release that calls
+one otherwise is mended here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+Node = Any
+Edge = tuple[Node, int]
+"""A node, and which of its results is meant."""
+
+
+class Op:
+    """Kinds of nodes, by operation."""
+
+    ABS: Final = "Abs"
+    ADD: Final = "Add"
+    ADDMM: Final = "Addmm"
+    ADDMV: Final = "Addmv"
+    ALIAS: Final = "Alias"
+    AMAX: Final = "Amax"
+    AMIN: Final = "Amin"
+    AS_STRIDED: Final = "AsStrided"
+    AVG_POOL2D: Final = "AvgPool2D"
+    BADDBMM: Final = "Baddbmm"
+    BINARY_CROSS_ENTROPY: Final = "BinaryCrossEntropy"
+    BINARY_CROSS_ENTROPY_WITH_LOGITS: Final = "BinaryCrossEntropyWithLogits"
+    BMM: Final = "Bmm"
+    CAT: Final = "Cat"
+    CEIL: Final = "Ceil"
+    CHECKPOINT: Final = "CheckpointFunction"
+    CLAMP: Final = "Clamp"
+    CLAMP_MAX: Final = "ClampMax"
+    CLAMP_MIN: Final = "ClampMin"
+    CLONE: Final = "Clone"
+    CONSTANT_PAD_ND: Final = "ConstantPadNd"
+    CONVOLUTION: Final = "Convolution"
+    COPY_SLICES: Final = "torch::autograd::CopySlices"
+    COSH: Final = "Cosh"
+    CTC_LOSS: Final = "CtcLoss"
+    CUDNN_BATCH_NORM: Final = "CudnnBatchNorm"
+    CUDNN_RNN: Final = "CudnnRnn"
+    DIV: Final = "Div"
+    ELU: Final = "Elu"
+    EMBEDDING: Final = "Embedding"
+    EMBEDDING_BAG: Final = "EmbeddingBag"
+    EXP: Final = "Exp"
+    EXPAND: Final = "Expand"
+    FLIP: Final = "Flip"
+    FLOOR: Final = "Floor"
+    FUSED_RMS_NORM: Final = "FusedRmsNorm"
+    GATHER: Final = "Gather"
+    GELU: Final = "Gelu"
+    HARDTANH: Final = "Hardtanh"
+    HUBER_LOSS: Final = "HuberLoss"
+    INDEX: Final = "Index"
+    INDEX_SELECT: Final = "IndexSelect"
+    LEAF: Final = "torch::autograd::AccumulateGrad"
+    LEAKY_RELU: Final = "LeakyRelu"
+    LINALG_VECTOR_NORM: Final = "LinalgVectorNorm"
+    LINEAR: Final = "Linear"
+    LOG: Final = "Log"
+    LOG_1P: Final = "Log1P"
+    LOG_SIGMOID: Final = "LogSigmoid"
+    LOG_SOFTMAX: Final = "LogSoftmax"
+    MASKED_FILL: Final = "MaskedFill"
+    MAX: Final = "Max"
+    MAXIMUM: Final = "Maximum"
+    MAX_POOL_2D_WITH_INDICES: Final = "MaxPool2DWithIndices"
+    MAX_POOL_3D_WITH_INDICES: Final = "MaxPool3DWithIndices"
+    MEAN: Final = "Mean"
+    MIN: Final = "Min"
+    MINIMUM: Final = "Minimum"
+    MIOPEN_BATCH_NORM: Final = "MiopenBatchNorm"
+    MISH: Final = "Mish"
+    MKLDNN_RNN_LAYER: Final = "MkldnnRnnLayer"
+    MM: Final = "Mm"
+    MSE_LOSS: Final = "MseLoss"
+    MUL: Final = "Mul"
+    MV: Final = "Mv"
+    NAN_TO_NUM: Final = "NanToNum"
+    NATIVE_BATCH_NORM: Final = "NativeBatchNorm"
+    NATIVE_DROPOUT: Final = "NativeDropout"
+    NATIVE_GROUP_NORM: Final = "NativeGroupNorm"
+    NATIVE_LAYER_NORM: Final = "NativeLayerNorm"
+    NEG: Final = "Neg"
+    NLL_LOSS: Final = "NllLoss"
+    NLL_LOSS_2D: Final = "NllLoss2D"
+    NORM: Final = "Norm"
+    NORMAL: Final = "Normal"
+    ONCE: Final = "torch::autograd::Error"
+    PERMUTE: Final = "Permute"
+    POW: Final = "Pow"
+    RELU: Final = "Relu"
+    RESHAPE_ALIAS: Final = "ReshapeAlias"
+    ROUND: Final = "Round"
+    RSUB: Final = "Rsub"
+    SAFE_SOFTMAX: Final = "SafeSoftmax"
+    SELECT: Final = "Select"
+    SIGMOID: Final = "Sigmoid"
+    SIGN: Final = "Sign"
+    SILU: Final = "Silu"
+    SLICE: Final = "Slice"
+    SMOOTH_L1_LOSS: Final = "SmoothL1Loss"
+    SOFTMAX: Final = "Softmax"
+    SOFTPLUS: Final = "Softplus"
+    SOFT_MARGIN_LOSS: Final = "SoftMarginLoss"
+    SPLIT: Final = "Split"
+    SPLIT_WITH_SIZES: Final = "SplitWithSizes"
+    SQRT: Final = "Sqrt"
+    SQUEEZE: Final = "Squeeze"
+    STACK: Final = "Stack"
+    SUB: Final = "Sub"
+    SUM: Final = "Sum"
+    T: Final = "T"
+    TANH: Final = "Tanh"
+    THRESHOLD: Final = "Threshold"
+    TO_COPY: Final = "ToCopy"
+    TRANSPOSE: Final = "Transpose"
+    TRUNC: Final = "Trunc"
+    UNBIND: Final = "Unbind"
+    UNSAFE_VIEW: Final = "UnsafeView"
+    UNSQUEEZE: Final = "Unsqueeze"
+    VIEW: Final = "View"
+    WHERE: Final = "Where"
+
+
+BY_HAND = frozenset((Op.CHECKPOINT, Op.COPY_SLICES, Op.LEAF, Op.ONCE))
+"""Kinds that torch writes by hand: no derivative has their name."""
+ATTENTION: Final = "ScaledDotProduct"
+"""How the kinds of all fused attentions begin."""
+
+
+def kind_of(node: Node) -> str:
+    """Return what made a tensor, such as ``"Addmm"`` for ``AddmmBackward0``; empty where nothing did.
+
+    Args:
+        node: A ``grad_fn``, or ``None``.
+    """
+    return "" if node is None else str(node.name()).partition("Backward")[0]
+
+
+def is_variant(node: Node, kind: str, number: int) -> bool:
+    """Whether a node is one variant of an operation, by the number at the end of its name.
+
+    Args:
+        node: A node.
+        kind: Of :class:`Op`.
+        number: Such as 0 for the sum over everything and 1 for one over some dimensions.
+    """
+    return bool(node.name() == f"{kind}Backward{number}")
+
+
+def by_number(node: Node) -> bool:
+    """Whether a product or quotient is with a plain number."""
+    return is_variant(node, Op.MUL, 1) or is_variant(node, Op.DIV, 1)
+
+
+def edges(node: Node) -> tuple[Edge, ...]:
+    """Return by argument what it came from; the node of an edge is ``None`` for an argument without a graph."""
+    return tuple(getattr(node, "next_functions", ()))
+
+
+def inputs(node: Node) -> list[Node]:
+    """Return by argument the node that it came from, ``None`` for one without a graph."""
+    return [source for source, _ in edges(node)]
+
+
+def sources(node: Node) -> list[Node]:
+    """Return the nodes that arguments came from."""
+    return [source for source, _ in edges(node) if source is not None]
+
+
+def below(node: Node, index: int = 0) -> Node:
+    """Return the node that an argument came from, ``None`` for one without a graph."""
+    found = edges(node)
+    return found[index][0] if index < len(found) else None
+
+
+def walk(
+    roots: Iterable[Node],
+    *,
+    past: Callable[[Node], bool] = lambda _: True,
+    into: Callable[[Node], bool] = lambda _: True,
+    most: float = float("inf"),
+) -> Iterator[Node]:
+    """Yield each node behind some nodes once, these first, nearer ones before those that lie behind them.
+
+    Args:
+        roots: Where to begin; ``None`` is left out.
+        past: Whether to go on behind a node.
+        into: Whether to go to a node at all; these themselves are not asked.
+        most: Nodes that are met at most.
+    """
+    waiting = deque(dict.fromkeys(root for root in roots if root is not None))
+    seen = set(waiting)
+    while waiting and len(seen) <= most:
+        node = waiting.popleft()
+        yield node
+        for source in sources(node) if past(node) else ():
+            if source not in seen and into(source):
+                seen.add(source)
+                waiting.append(source)
+
+
+def takers_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
+    """Return by node which nodes take its result, once for each argument; ``None`` where a graph is too long.
+
+    Args:
+        root: What everything leads to; it is the first key, and nothing takes it.
+        most: Nodes that a graph may have.
+    """
+    takers: dict[Node, list[Node]] = {root: []}
+    for node in walk([root], most=most):
+        for source in sources(node):
+            takers.setdefault(source, []).append(node)
+        if len(takers) > most:
+            return None
+    return takers

@@ -1,0 +1,211 @@
+"""Which issue explains which: what people read names each cause once, with its consequences (floor 0).
+
+Types form a graph without cycles, :data:`EXPLAINS`. Between two issues of a run it holds where they overlap in time
+and, for some types, in layers. The flat list that programs read keeps every issue, each with what explains it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from gradflow_export.records.issues import Issue, IssueType, Severity
+
+Key = tuple[str, str, int]
+
+LAG = 1
+"""Steps by which a consequence may be seen before what explains it."""
+
+
+class Where(enum.Enum):
+    """Where a consequence shows."""
+
+    LAYERS = enum.auto()
+    """In the layers of the cause, in what lies within them, or around them."""
+    RUN = enum.auto()
+    """Anywhere in the model."""
+
+
+_L, _R, _T = Where.LAYERS, Where.RUN, IssueType
+_STEPS = MappingProxyType({_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R, _T.DIVERGING: _R})
+_SHUT = MappingProxyType({_T.VANISHING: _R, _T.STAGNATION: _L, _T.BOTTLENECK: _L})
+
+EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
+    _T.NUMERICAL: {**_STEPS, _T.STAGNATION: _R, _T.SATURATION: _R, _T.DEAD: _R},
+    _T.NOT_TRAINING: {_T.STAGNATION: _L, _T.VANISHING: _L, _T.BOTTLENECK: _L, _T.NOT_LEARNING: _R},
+    _T.LEARNING_RATE: {**_STEPS, _T.NUMERICAL: _R, _T.STAGNATION: _R, _T.ROTATION: _R, _T.NOT_LEARNING: _R},
+    _T.BAD_INIT: {
+        **_STEPS, **_SHUT, _T.STAGNATION: _R, _T.DEAD: _L, _T.SATURATION: _L, _T.NUMERICAL: _R, _T.RANK_COLLAPSE: _R,
+        _T.HEAD_REDUNDANCY: _L, _T.NOT_LEARNING: _R,
+    },
+    _T.DATA_SCALE: {**_STEPS, _T.DEAD: _R, _T.SATURATION: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R},
+    _T.STALE_GRAD: {**_STEPS, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R},
+    _T.WRONG_LOSS: {_T.NUMERICAL: _R, _T.STAGNATION: _R, _T.NOT_LEARNING: _R},
+    _T.BAD_TARGETS: {_T.NOT_LEARNING: _R},
+    _T.CAPACITY: {_T.NOT_LEARNING: _R},
+    _T.DEAD: {**_SHUT, _T.NOT_LEARNING: _R},
+    _T.SATURATION: _SHUT,
+    _T.VANISHING: {_T.STAGNATION: _R, _T.BOTTLENECK: _R, _T.RECURRENT_SUBCRITICAL: _L},
+    _T.DIVERGING: {_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R},
+    _T.EXPLODING: {_T.LOSS_SPIKE: _R, _T.UNSTABLE: _R, _T.BOTTLENECK: _R, _T.ATTENTION_COLLAPSE: _R},
+    _T.UNSTABLE: {_T.LOSS_SPIKE: _R},
+    _T.ROTATION: {_T.UNSTABLE: _R},
+    _T.RECURRENT_SUPERCRITICAL: {_T.EXPLODING: _L},
+    _T.RANK_COLLAPSE: {_T.HEAD_REDUNDANCY: _R},
+    _T.ATTENTION_COLLAPSE: {_T.HEAD_REDUNDANCY: _L},
+    _T.MEMORY_LEAK: {_T.MEMORY_USAGE: _R},
+    _T.BOTTLENECK: {},
+    _T.STAGNATION: {},
+    _T.LOSS_SPIKE: {},
+    _T.MEMORY_USAGE: {},
+    _T.HEAD_REDUNDANCY: {},
+    _T.POLICY_COLLAPSE: {},
+    _T.EXCESS_EXPLORATION: {},
+    _T.RECURRENT_SUBCRITICAL: {},
+    _T.OPTIMIZER_STATE: {},
+    _T.DESYNC: {},
+    _T.EVAL_RANDOM: {},
+    _T.NOT_LEARNING: {},
+})  # fmt: skip
+"""What each type explains, and where. :func:`with_causes` says when."""
+
+STANDING = frozenset((
+    _T.NOT_TRAINING, _T.LEARNING_RATE, _T.BAD_INIT, _T.DATA_SCALE, _T.STALE_GRAD, _T.WRONG_LOSS, _T.BAD_TARGETS,
+    _T.CAPACITY,
+))  # fmt: skip
+"""Types that tell how a program is written: true from the beginning, whenever they were noticed."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """An issue, and those it explains.
+
+    Attributes:
+        head: The cause.
+        consequences: What it explains, directly or by another one, worst first.
+    """
+
+    head: Issue
+    consequences: tuple[Issue, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """That of the worst of them."""
+        return max(issue.severity for issue in (self.head, *self.consequences))
+
+    @property
+    def also(self) -> str:
+        """The consequences in a few words; empty without any.
+
+        Each is its type and its first layer.
+        """
+        shown = [f"{issue.issue_type} in {issue.layer or 'the whole model'}" for issue in self.consequences[:_SHOWN]]
+        more = len(self.consequences) - _SHOWN
+        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+_SHOWN = 5
+
+
+def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
+    """Return the same issues in the same order, each with the issue that explains it.
+
+    An issue explains another where :data:`EXPLAINS` has their types, the layers fit, and the times overlap. Types that
+    are :data:`STANDING` explain at any time, others what began with them, a step before, or later. What has healed
+    explains nothing that is still there, and a note (``INFO``, ``LOW``) nothing that is worse. Of several causes the
+    worst counts, of these the earliest; a cause that is explained itself passes on to what explains it.
+
+    Args:
+        issues: Of one run.
+    """
+    found = tuple(issues)
+    by_type: dict[IssueType, list[_Cause]] = {}
+    for issue in found:
+        if EXPLAINS[issue.issue_type]:
+            by_type.setdefault(issue.issue_type, []).append(_Cause(issue))
+    for members in by_type.values():
+        members.sort(key=lambda cause: (-cause.issue.severity, cause.issue.step))
+    direct: dict[Key, Issue] = {}
+    for issue in found:
+        of_each_type = (
+            next((cause.issue for cause in members if cause.explains(issue)), None)
+            for kind, members in by_type.items()
+            if issue.issue_type in EXPLAINS[kind]
+        )
+        causes = [cause for cause in of_each_type if cause is not None]
+        if causes:
+            direct[issue.key] = min(causes, key=lambda cause: (-cause.severity, cause.step))
+    return tuple(replace(issue, explained_by=_root(issue, direct)) for issue in found)
+
+
+def groups(issues: Iterable[Issue]) -> tuple[Group, ...]:
+    """Return the causes, open ones first, the worst first, each with what it explains.
+
+    Args:
+        issues: Of one run; what explains them is found anew.
+    """
+    found = with_causes(issues)
+    behind: dict[Key, list[Issue]] = {}
+    for issue in found:
+        if issue.explained_by is not None:
+            behind.setdefault(issue.explained_by, []).append(issue)
+    out = [
+        Group(issue, tuple(sorted(behind.get(issue.key, ()), key=worst_first)))
+        for issue in found
+        if issue.explained_by is None
+    ]
+    return tuple(sorted(out, key=lambda group: (not group.head.open, -group.severity, group.head.step)))
+
+
+def worst_first(issue: Issue) -> tuple[bool, int, int]:
+    """Sort key: open ones first, the worst first, then by step."""
+    return not issue.open, -issue.severity, issue.step
+
+
+class _Cause:
+    """An issue, and the names of its layers ready to be compared."""
+
+    def __init__(self, issue: Issue) -> None:
+        self.issue = issue
+        self._names = frozenset(issue.layers)
+        self._around = frozenset(part for name in issue.layers for part in _around(name))
+
+    def explains(self, other: Issue) -> bool:
+        """Whether this issue explains one of a type that it may explain."""
+        mine = self.issue
+        if other.open and not mine.open:
+            return False
+        if mine.issue_type not in STANDING and mine.step > other.step + LAG:
+            return False
+        if mine.healed_step is not None and mine.issue_type not in STANDING and mine.healed_step + LAG < other.step:
+            return False
+        if mine.severity < min(other.severity, Severity.MEDIUM):
+            return False
+        if "" in self._names or EXPLAINS[mine.issue_type][other.issue_type] is Where.RUN:
+            return True
+        return all(
+            layer in self._names or layer in self._around or not self._names.isdisjoint(_around(layer))
+            for layer in other.layers
+        )
+
+
+def _around(name: str) -> list[str]:
+    """Return the names of the modules around a module or parameter, but for the whole model."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _root(issue: Issue, direct: Mapping[Key, Issue]) -> Key | None:
+    cause = direct.get(issue.key)
+    if cause is None:
+        return None
+    while (further := direct.get(cause.key)) is not None:
+        cause = further
+    return cause.key
+
+
+def layers_explained_by(kind: IssueType) -> Sequence[IssueType]:
+    """Return the types that one of this type explains in its own layers."""
+    return [other for other, where in EXPLAINS[kind].items() if where is Where.LAYERS]
