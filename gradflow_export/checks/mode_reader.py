@@ -275,7 +275,7 @@ class _Given(NamedTuple):
     """What tells one tensor given to a model from another.
 
     Attributes:
-        kind: Its address, type and shape; ``None`` where no tensor was given.
+        kind: Its address, type and shape; ``None`` where no tensor with an address was given, as no sparse one has.
         head: Some entries, as memory is used again; ``None`` on a device, for which nothing here waits.
     """
 
@@ -284,7 +284,7 @@ class _Given(NamedTuple):
 
     @classmethod
     def of(cls, given: Any) -> _Given:
-        first = next((value for value in given if isinstance(value, Tensor)), None)
+        first = next((value for value in given if isinstance(value, Tensor) and value.layout is torch.strided), None)
         if first is None:
             return cls(None, None)
         head = even_sample(first, 64).clone() if first.device.type == "cpu" else None

@@ -226,6 +226,23 @@ def test_sparse_inputs_cost_no_reading(neighbours, features):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
+def test_evaluations_on_sparse_inputs_cost_no_reading():
+    """A sparse tensor has no address by which one input is told from the next."""
+    torch.manual_seed(0)
+    model, writer = nn.Sequential(Graph(torch.eye(len(X)).to_sparse()), nn.Dropout(0.1)), MemoryWriter()
+    optimizer, x = torch.optim.Adam(model.parameters()), X.to_sparse()
+    with Exporter(model, backends=[writer], strict=True).watch() as exporter:
+        for _ in range(12):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), Y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.eval()(x)
+            model.train()
+    assert exporter.summary()["set_aside"] == []
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
 def test_sparse_outputs_and_weights_cost_no_reading():
     """What a block gives as a sparse tensor has a gradient norm and no rows, and a sparse weight no rows either."""
     torch.manual_seed(0)
