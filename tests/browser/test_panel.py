@@ -242,5 +242,8 @@ def test_the_page_is_painted_whole_in_both_themes(address, open_panel):
     for theme in ("dark", "light"):
         page.evaluate("dark => document.body.classList.toggle('dark-mode', dark)", theme == "dark")
         expect(frame.locator("html")).to_have_class("dark" if theme == "dark" else "")
-        page.wait_for_load_state("networkidle")
+        # Two frames, however long a poll of TensorBoard's takes meanwhile.
+        frame.locator("body").evaluate(
+            "() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))"
+        )
         assert len(page.screenshot()) > 40_000
