@@ -113,9 +113,9 @@ class Report:
 
     @property
     def code(self) -> int:
-        """The exit status: 1 for a CRITICAL finding or a confirmed cure."""
+        """The exit status: 1 for a HIGH or CRITICAL finding, or a confirmed cure."""
         cured = any(verdict.cures for verdict in self.verdicts)
-        return 1 if cured or worst(self.issues) is Severity.CRITICAL else 0
+        return 1 if cured or (worst(self.issues) or Severity.INFO) >= Severity.HIGH else 0
 
 
 def examine_script(script: Path | None, words: Sequence[str], given: argparse.Namespace) -> int:
@@ -127,8 +127,8 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
         given: Options that stood before it.
 
     Returns:
-        1 when a finding is CRITICAL or a cure was confirmed, 2 when the script failed or made no step, 130 when it was
-        interrupted, 0 otherwise.
+        1 when a finding is HIGH or CRITICAL or a cure was confirmed, 2 when the script failed or made no step, 130
+        when it was interrupted, 0 otherwise.
 
     Raises:
         ArgumentError: There is no such script, or fewer than one step is asked for.

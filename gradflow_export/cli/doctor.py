@@ -77,8 +77,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what is installed, what would fail, and the way out; or what is wrong with a training script",
         description="Without a script: check this installation. With one: run it for a few optimizer steps, say which "
         "mistakes it makes silently, and run it again with one change at a time to see which makes it learn; exit "
-        "status 1 for a CRITICAL finding or a confirmed cure, 2 when the script fails or trains nothing. What the "
-        "script writes is thrown away.",
+        "status 1 for a HIGH or CRITICAL finding or a confirmed cure, 2 when the script fails or trains nothing. What "
+        "the script writes is thrown away.",
     )
     plain = parser.parse_known_args
 

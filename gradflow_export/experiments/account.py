@@ -125,7 +125,7 @@ def lines(verdict: Verdict) -> list[str]:
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
-        told.append(f"  in vain (loss {number(verdict.baseline.effect[0])} as it is): {each}")
+        told.append(f"  also tried (loss {number(verdict.baseline.effect[0])} as it is): {each}")
     if verdict.cut:
         told.append("  The budget ended this before everything was tried.")
     return told

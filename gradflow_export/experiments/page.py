@@ -60,7 +60,7 @@ def _verdict(verdict: Verdict) -> list[str]:
     shown = ["as it is", *verdict.baseline.placebos, *(" + ".join(trial.names) for trial in verdict.cures)]
     parts.append(curves({each: verdict.curves[each] for each in shown if each in verdict.curves}))
     rows = "".join(f"<tr><td>{escape(effect(trial, verdict))}</td></tr>" for trial in verdict.vain)
-    return [*parts, f"<h3>Tried in vain</h3><table>{rows}</table>" if rows else ""]
+    return [*parts, f"<h3>Also tried, with less effect</h3><table>{rows}</table>" if rows else ""]
 
 
 def curves(series: Mapping[str, Sequence[float]]) -> str:

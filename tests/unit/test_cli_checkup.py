@@ -67,8 +67,8 @@ def test_a_sound_script_passes_and_is_stopped(script, capsys):
 
 
 def test_findings_name_layer_line_and_way_out(script, capsys):
-    """Layers in a plain list are told of with the line of the step, and a critical finding is the exit status."""
-    assert main(["doctor", "--no-try", str(script), "list", "--steps", "15"]) == 0
+    """Layers in a plain list are told of with the line of the step, and a grave finding is the exit status."""
+    assert main(["doctor", "--no-try", str(script), "list", "--steps", "15"]) == 1
     text = capsys.readouterr().out
     assert "[HIGH] NOT_TRAINING in extra[0].weight (+1 more) since step 1" in text
     assert "nn.ModuleList" in text
@@ -88,7 +88,7 @@ def test_findings_name_layer_line_and_way_out(script, capsys):
 def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
     """Version, tool, rules by index, message, location with file and line, and nothing that is null."""
     target = tmp_path / "found.sarif"
-    assert main(["doctor", "--no-try", str(script), "--format", "sarif", "--output", str(target), "--", "list"]) == 0
+    assert main(["doctor", "--no-try", str(script), "--format", "sarif", "--output", str(target), "--", "list"]) == 1
     assert capsys.readouterr().out == ""
     text = target.read_text(encoding="utf-8")
     log = json.loads(text)
