@@ -70,7 +70,7 @@ class WiringTap:
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._armed = False
         self._steps = 0
-        self._copies: dict[str, list[str]] = {}
+        self._first: Drained = []
         self._codes: dict[str, int] = {}
         self._hidden_codes: dict[str, int] = {}
         self._orphans = 0
@@ -120,7 +120,7 @@ class WiringTap:
         names = names_of(model)
         parameters = list(model.parameters())
         if self._steps == 1:
-            self._copies = _copies([(names[id(p)][1], p) for p in parameters])
+            self._first = _first_entries([(names[id(p)][1], p) for p in parameters])
         self._search_waiting(parameters, owned)
         waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
         if self._steps == LOOKS:
@@ -152,9 +152,6 @@ class WiringTap:
             return []
         calls = {} if self._calls is None else self._calls.codes()
         codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
-        for name, others in self._copies.items():
-            if any(codes.get(other, 0) & Wiring.GRADIENT for other in others):
-                codes[name] = codes.get(name, 0) | Wiring.COPY
         out: Drained = [_states("connection.state", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
         taken = {} if self._calls is None else self._calls.taken()
         if taken:
@@ -165,8 +162,8 @@ class WiringTap:
             out.append(_pending("layer.cell_calls", cells))
         if self._hidden_codes:
             out.append(_states("hidden.state", self._hidden_codes))
-        out += self._frozen
-        self._frozen = []
+        out += (*self._first, *self._frozen)
+        self._first, self._frozen = [], []
         return out
 
     def forget(self) -> None:
@@ -262,25 +259,27 @@ def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> i
     )
 
 
-def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[str]]:
-    """Return by name of each matrix the others that begin with the same entries, as of a network and its follower."""
+def _first_entries(named: Iterable[tuple[str, Tensor]]) -> Drained:
+    """Return one number of the entries of each matrix that has others of its shape; copies have the same.
+
+    NaN where all entries are one number, which is no copy of another.
+    """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
     for name, p in named:
         if p.dim() > 1 and p.numel() and p.is_floating_point() and not hasattr(p, "placements"):
             alike.setdefault((p.shape, p.dtype, p.device), []).append((name, p))
-    found: dict[str, list[str]] = {}
-    for members in alike.values():
-        if len(members) < 2:
-            continue
-        entries: dict[tuple[float, ...], list[str]] = {}
-        with torch.no_grad():
-            sampled = torch.stack([even_sample(p, SAMPLED).double() for _, p in members]).tolist()
-        for (name, _), sample in zip(members, sampled, strict=True):
-            if len({*sample}) > 1:  # one number everywhere is no copy of another
-                entries.setdefault(tuple(sample), []).append(name)
-        for names in entries.values():
-            found.update({name: [other for other in names if other != name] for name in names if len(names) > 1})
-    return found
+    members = [each for group in alike.values() if len(group) > 1 for each in group]
+    if not members:
+        return []
+    with torch.no_grad():
+        numbers = [_number(even_sample(p, SAMPLED).double()) for _, p in members]
+        told = torch.stack([number.to(numbers[0].device) for number in numbers])
+    return [Clue("parameter.first_entries", tuple(name for name, _ in members), told)]
+
+
+def _number(entries: Tensor) -> Tensor:
+    weights = torch.arange(1, len(entries) + 1, device=entries.device, dtype=torch.float64).cos()
+    return torch.where((entries == entries[0]).all(), torch.nan, (entries * weights).sum())
 
 
 def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:

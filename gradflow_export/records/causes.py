@@ -121,18 +121,17 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
         issues: Of one run.
     """
     found = tuple(issues)
-    by_type: dict[IssueType, list[_Cause]] = {}
+    by_type: dict[IssueType, list[Issue]] = {}
     for issue in found:
         if EXPLAINS[issue.issue_type]:
-            by_type.setdefault(issue.issue_type, []).append(_Cause(issue))
-    for members in by_type.values():
-        members.sort(key=lambda cause: (-cause.issue.severity, cause.issue.step))
+            by_type.setdefault(issue.issue_type, []).append(issue)
+    causes_of = {kind: _Causes(members) for kind, members in by_type.items()}
     direct: dict[Key, Issue] = {}
     for issue in found:
         of_each_type = (
-            next((cause.issue for cause in members if cause.explains(issue)), None)
-            for kind, members in by_type.items()
-            if issue.issue_type in EXPLAINS[kind]
+            members.explaining(issue, where)
+            for kind, members in causes_of.items()
+            if (where := EXPLAINS[kind].get(issue.issue_type)) is not None
         )
         causes = [cause for cause in of_each_type if cause is not None]
         if causes:
@@ -164,13 +163,36 @@ def worst_first(issue: Issue) -> tuple[bool, int, int]:
     return not issue.open, -issue.severity, issue.step
 
 
+class _Causes:
+    """The issues of one type, worst and earliest first, by layer: there may be thousands."""
+
+    def __init__(self, issues: Iterable[Issue]) -> None:
+        self._all = [_Cause(issue) for issue in sorted(issues, key=lambda issue: (-issue.severity, issue.step))]
+        self._at: dict[str, list[int]] = {}
+        self._around: dict[str, list[int]] = {}
+        for place, cause in enumerate(self._all):
+            for table, names in ((self._at, cause.names), (self._around, cause.around)):
+                for name in names:
+                    table.setdefault(name, []).append(place)
+
+    def explaining(self, issue: Issue, where: Where) -> Issue | None:
+        """Return the first that explains an issue."""
+        places: Iterable[int] = range(len(self._all))
+        if where is Where.LAYERS:
+            layer = issue.layers[0] if issue.layers else ""
+            named = ("", layer, *_around(layer))
+            near = {place for name in named for place in self._at.get(name, ())}
+            places = sorted(near.union(self._around.get(layer, ())))
+        return next((self._all[place].issue for place in places if self._all[place].explains(issue)), None)
+
+
 class _Cause:
     """An issue, and the names of its layers ready to be compared."""
 
     def __init__(self, issue: Issue) -> None:
         self.issue = issue
-        self._names = frozenset(issue.layers)
-        self._around = frozenset(part for name in issue.layers for part in _around(name))
+        self.names = frozenset(issue.layers)
+        self.around = frozenset(part for name in issue.layers for part in _around(name))
 
     def explains(self, other: Issue) -> bool:
         """Whether this issue explains one of a type that it may explain."""
@@ -183,10 +205,10 @@ class _Cause:
             return False
         if mine.severity < min(other.severity, Severity.MEDIUM):
             return False
-        if "" in self._names or EXPLAINS[mine.issue_type][other.issue_type] is Where.RUN:
+        if "" in self.names or EXPLAINS[mine.issue_type][other.issue_type] is Where.RUN:
             return True
         return all(
-            layer in self._names or layer in self._around or not self._names.isdisjoint(_around(layer))
+            layer in self.names or layer in self.around or not self.names.isdisjoint(_around(layer))
             for layer in other.layers
         )
 

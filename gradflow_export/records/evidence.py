@@ -33,8 +33,6 @@ class Wiring(enum.IntFlag):
     """Its module is one of a list of which two were given the same tensor, or different numbers of samples."""
     LOOKED = 2048
     """Its module was called while gradients were off."""
-    COPY = 4096
-    """It began as a copy of a parameter that has a gradient."""
 
 
 Value = float | bool | Wiring | None

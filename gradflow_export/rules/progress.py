@@ -59,6 +59,7 @@ class Stagnation(Rule):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "parameter.changed",
+        "parameter.first_entries",
         "parameter.gradient_norm",
         "connection.state",
         *_SHUT,
@@ -281,7 +282,7 @@ def _with(history: History, bit: Wiring) -> set[str]:
 def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> None:
     """Take out target networks and the like, which get no gradient on purpose."""
     wiring = history.at_sites("connection.state")
-    following = follows(wiring.sites, np.bitwise_or.reduce(connections(wiring), axis=0))
+    following = follows(history, wiring.sites, np.bitwise_or.reduce(connections(wiring), axis=0))
     resting = {wiring.sites[index] for index in np.flatnonzero(following)}
     for why in (NO_GRADIENT, NOT_OWNED) if resting else ():
         reasons[why] = tuple(site for site in reasons.get(why, ()) if site not in resting)

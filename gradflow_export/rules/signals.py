@@ -259,12 +259,13 @@ def taking_turns(history: History) -> set[str]:
     return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)
 
 
-def follows(sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def follows(history: History, sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Tell which parameters belong to a follower: a copy of what learns, and called only while gradients are off.
 
     Vectors, which often begin as one number everywhere, follow where all matrices of the nearest module around them do.
 
     Args:
+        history: Holds ``parameter.first_entries``.
         sites: Names of parameters.
         codes: Sums of :class:`~gradflow_export.records.evidence.Wiring` over all readings. Shape: ``[sites]``.
 
@@ -273,7 +274,10 @@ def follows(sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray
     """
     beside = (codes & (Wiring.LOOKED | Wiring.CALLED)) == Wiring.LOOKED
     matrix = (codes & Wiring.VECTOR) == 0
-    copied = beside & matrix & ((codes & Wiring.COPY) > 0)
+    series = history.at_sites("parameter.first_entries")
+    first = dict(zip(series.sites, series.first.tolist(), strict=True))
+    entries = np.array([first.get(site, np.nan) for site in sites])
+    copied = beside & matrix & np.isin(entries, entries[(codes & Wiring.GRADIENT) > 0])
     all_copied: dict[str, bool] = {}
     for index in np.flatnonzero(matrix):
         parts = owner(sites[index]).split(".")

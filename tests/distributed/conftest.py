@@ -21,7 +21,7 @@ def start(folder, names, count=2):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         store = f"127.0.0.1:{found.getsockname()[1]}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADFLOW_VERBOSE": "0"}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(JOB), str(rank), str(count), store, str(folder), *names],

@@ -108,8 +108,8 @@ def deep_records(names, steps=40, loud=None, issues=()):
 
 
 def many_issues(names, count):
-    """Return issues of five kinds at the first layers in turn."""
-    kinds = (IssueType.DEAD, IssueType.EXPLODING, IssueType.SATURATION, IssueType.STAGNATION, IssueType.BOTTLENECK)
+    """Return issues of five kinds, none of which explains another, at the first layers in turn."""
+    kinds = tuple(map(IssueType, ("DEAD", "SATURATION", "HEAD_REDUNDANCY", "OPTIMIZER_STATE", "EVAL_RANDOM")))
     return tuple(issue(kinds[n % 5], layer=names[n % len(names)], step=1 + n // len(names)) for n in range(count))
 
 

@@ -64,7 +64,8 @@ def test_a_fault_is_named_with_its_layer_step_and_advice(tmp_path, capsys, progr
     assert named[0].step == NAN_STEP if fault == "nan" else named[0].step <= 60
     assert f"{KINDS[fault]} in " in out
     assert f"since step {named[0].step}" in out
-    assert named[0].advice in out
+    cause = next((issue for issue in summary.issues if issue.key == named[0].explained_by), named[0])
+    assert cause.advice in out
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

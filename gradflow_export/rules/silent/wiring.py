@@ -66,6 +66,7 @@ class NotTraining(Rule):
         "activation.zero_share",
         "layer.cell_calls",
         "loss",
+        "parameter.first_entries",
         "parameter.gradient_norm",
         "hidden.state",
         "parameter.weight_norm",
@@ -204,7 +205,7 @@ class NotTraining(Rule):
         turns, routed = taking_turns(history), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
         names = tuple(
             name
-            for name in _chosen(sites, cut & ~follows(sites, ever))
+            for name in _chosen(sites, cut & ~follows(history, sites, ever))
             if name not in moved
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | routed))
         )
