@@ -108,7 +108,7 @@ def observing_backward(exporter: Exporter) -> Iterator[None]:
 
 def run(program: Any, profile: str) -> list[tuple[str, str]]:
     """Train one program under a live exporter; return label and layer of all issues."""
-    with Exporter(program.model, backends=[MemoryWriter()], profile=profile) as exporter:
+    with Exporter(program.model, backends=[MemoryWriter()], profile=profile, verbose=0) as exporter:
         exporter.watch(blocks=program.blocks)
         if program.losses is not None:
             players = program.losses

@@ -78,7 +78,7 @@ def run(number: int, mistake: str, seed: int, watched: bool) -> tuple[float, tup
     if not watched:
         train(p)
         return score(p, held_out), ()
-    with Exporter(p.model, backends=[MemoryWriter()]) as exporter:
+    with Exporter(p.model, backends=[MemoryWriter()], verbose=0) as exporter:
         exporter.watch()
         train(p)
     issues = tuple((str(i.issue_type), int(i.severity), i.layers) for i in exporter.issues)

@@ -112,7 +112,7 @@ def work(task: Task) -> Run:
         program = case.build(task.form == MENDED, task.seed)
     issues: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     if task.watched:
-        with Exporter(program.model, backends=[MemoryWriter()]) as exporter:
+        with Exporter(program.model, backends=[MemoryWriter()], verbose=0) as exporter:
             exporter.watch()
             program.train()
         issues = tuple((str(issue.issue_type), int(issue.severity), issue.layers) for issue in exporter.issues)
