@@ -261,7 +261,7 @@ def issue_lines(issue: Issue, also: str = "") -> list[str]:
         lines.append(f"    layers {', '.join(issue.layers)}")
     if also:
         lines.append(f"    also   seen: {also}")
-    return [*lines, f"    do     {issue.advice}"]
+    return [*lines, f"    fix    {issue.advice}"]
 
 
 def statistics(seen: Welford) -> dict[str, float]:

@@ -185,10 +185,34 @@ def _place(issue: Issue) -> str:
 
 def _opened(issue: Issue) -> str:
     """Return what is wrong and the first thing to do, on one line; all of the advice is in the report."""
-    fix = re.split(r"[;.:](?:\s|$)", issue.advice.strip(), maxsplit=1)[0]
+    fix = first_clause(issue.advice)
     what = " ".join(issue.message.split())
     said = f"[{issue.severity.name}] {issue.issue_type} in {_place(issue)} since step {issue.step}: {what}"
-    return f"{said} Fix: {' '.join(fix.split())}." if fix else said
+    return f"{said} Fix: {fix}." if fix else said
+
+
+def first_clause(advice: str) -> str:
+    """Return the first clause of an advice, up to a full stop or semicolon that stands in no brackets or quotes.
+
+    >>> first_clause("call step({'a': 1}); or do not. Then look.")
+    "call step({'a': 1})"
+    """
+    text = " ".join(advice.split())
+    depth, at = 0, 0
+    while at < len(text):
+        quoted = _QUOTED.match(text, at)
+        if quoted:
+            at = quoted.end()
+            continue
+        depth = max(depth + (text[at] in "([{") - (text[at] in ")]}"), 0)
+        if not depth and _END.match(text, at):
+            return text[:at]
+        at += 1
+    return text.rstrip(".;")
+
+
+_QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)")
+_END = re.compile(r"[;.](?:\s|$)")
 
 
 def _level(severity: Severity) -> int:

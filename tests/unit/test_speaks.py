@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import os
@@ -16,9 +17,10 @@ import pytest
 import torch
 from torch import nn
 
+import gradflow_export
 from gradflow_export import ArgumentError, ConsoleWriter, Exporter
 from gradflow_export.records.step_record import Issue, IssueType, RunInfo, Severity, StepRecord
-from gradflow_export.writers.console import BURST, REFILL_SECONDS
+from gradflow_export.writers.console import BURST, REFILL_SECONDS, first_clause
 from gradflow_export.writers.terminal import say
 
 VANISHING = """
@@ -241,7 +243,7 @@ def test_more_is_said_when_more_is_asked_for():
     """With verbose=2 every issue is printed with all of its advice, and headline numbers."""
     said = lines([StepRecord(1, 1.0, issues=(issue(IssueType.UNSTABLE, 1, severity=Severity.LOW),))], verbose=2)
     assert said[1:3] == [
-        "gradflow: [LOW] UNSTABLE in fc since step 1: it is 1. Do: do this; or that.", "gradflow: step 1"
+        "gradflow: [LOW] UNSTABLE in fc since step 1: it is 1. Fix: do this; or that.", "gradflow: step 1"
     ]  # fmt: skip
 
 
@@ -311,3 +313,43 @@ def test_a_report_that_tells_the_loss_never_says_that_none_was_seen(every, crite
 def check_note(exporter):
     text = exporter.report()
     assert not ("the loss fell" in text and "no loss was seen" in text)
+
+
+def balanced(text):
+    """Whether brackets close and quotes come in pairs; an apostrophe within or after a word is none."""
+    bare = re.sub(r"(?<=\w)'", "", text)
+    pairs = all(bare.count(a) == bare.count(b) for a, b in ("()", "[]", "{}"))
+    return pairs and all(bare.count(quote) % 2 == 0 for quote in '`"')
+
+
+def texts_of_the_package():
+    """Every text of the package's source, with a word in the place of what is put into it."""
+    for path in Path(gradflow_export.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_an_advice_is_never_cut_in_the_middle_of_code():
+    """Of any text that rules hold, the first clause is a beginning with closed brackets and quotes."""
+    found = {" ".join(text.split()) for text in texts_of_the_package() if balanced(text)}
+    assert len(found) > 1000
+    for text in found:
+        clause = first_clause(text)
+        assert text.startswith(clause)
+        assert balanced(clause), clause
+
+
+@pytest.mark.parametrize(("advice", "first"), [
+    ("call optimizer.add_param_group({'params': [p]. }); or look.", "call optimizer.add_param_group({'params': [p]. })"),
+    ("leave such batches out: if not x.all(): continue; and look.", "leave such batches out: if not x.all(): continue"),
+    ("look at 3: set the layers' bias to 0. Or 1.", "look at 3: set the layers' bias to 0"),
+    ("write `a; b` there. Then go on.", "write `a; b` there"),
+    ("scale by 0.5, e.g(", "scale by 0.5, e.g("),
+    ("", ""),
+])  # fmt: skip
+def test_what_one_has_to_do_is_in_the_first_clause(advice, first):
+    """A colon ends nothing; a full stop or a semicolon does where no bracket or quote is open."""
+    assert first_clause(advice) == first
