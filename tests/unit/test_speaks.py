@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
+import gc
 import io
 import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -18,7 +21,7 @@ import torch
 from torch import nn
 
 import gradflow_export
-from gradflow_export import ArgumentError, ConsoleWriter, Exporter
+from gradflow_export import ArgumentError, ArgumentTypeError, ConsoleWriter, Exporter
 from gradflow_export.records.step_record import Issue, IssueType, RunInfo, Severity, StepRecord
 from gradflow_export.writers.console import BURST, REFILL_SECONDS, first_clause
 from gradflow_export.writers.terminal import say
@@ -287,7 +290,7 @@ def test_a_misspelt_environment_stops_nobody(monkeypatch, caplog):
     """A variable with another value is reported and ignored."""
     monkeypatch.setenv("GRADFLOW_VERBOSE", "yes")
     Exporter(nn.Linear(1, 1), backends=[])
-    assert "GRADFLOW_VERBOSE must be 0, 1 or 2, got 'yes'" in caplog.text
+    assert "GRADFLOW_VERBOSE must be 0, 1 or 2, off or on, got 'yes'" in caplog.text
 
 
 @pytest.mark.parametrize("every", [None, 5])
@@ -353,3 +356,44 @@ def test_an_advice_is_never_cut_in_the_middle_of_code():
 def test_what_one_has_to_do_is_in_the_first_clause(advice, first):
     """A colon ends nothing; a full stop or a semicolon does where no bracket or quote is open."""
     assert first_clause(advice) == first
+
+
+@pytest.mark.parametrize(("said", "verbose"), [("off", 0), ("ON", 1), ("2", 2)])
+def test_the_environment_is_understood_in_words(monkeypatch, caplog, said, verbose):
+    """``off`` and ``on`` stand for 0 and 1."""
+    monkeypatch.setenv("GRADFLOW_VERBOSE", said)
+    assert Exporter(nn.Linear(1, 1), backends=[]).settings.verbose == verbose
+    assert "GRADFLOW_VERBOSE" not in caplog.text
+
+
+@pytest.mark.parametrize("end", ["close", "issues", "collected"])
+def test_an_exporter_that_was_never_told_to_watch_says_so_once(caplog, end):
+    """When it is closed, asked or gone, and in its verdict; one that watched or prints nothing does not."""
+    model = nn.Linear(1, 1)
+    exporter = Exporter(model, backends=[], verbose=1)
+    if end == "issues":
+        assert exporter.issues == ()
+        assert exporter.summary()["verdict"] == "watch() was never called: nothing was read"
+    if end == "collected":
+        del exporter
+    else:
+        exporter.close()
+    gc.collect()
+    assert caplog.text.count("watch() was never called") == 1
+    caplog.clear()
+    Exporter(model, backends=[], verbose=0).close()
+    exporter = Exporter(model, backends=[], verbose=1).watch()
+    exporter.close()
+    assert exporter.summary()["verdict"] == "no step recorded yet"
+    assert "never called" not in caplog.text
+
+
+def test_a_copy_of_what_holds_an_exporter_holds_the_same_one():
+    """Deep and shallow; pickling it is an error that says what to do."""
+    model = nn.Linear(1, 1)
+    exporter = Exporter(model, backends=[]).watch()
+    assert copy.deepcopy({"exporter": exporter})["exporter"] is exporter
+    assert copy.copy(exporter) is exporter
+    with pytest.raises(ArgumentTypeError, match=r"cannot be pickled.*close\(\) and drop it"):
+        pickle.dumps({"exporter": exporter})
+    exporter.close()
