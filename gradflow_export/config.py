@@ -168,9 +168,10 @@ def _check_verbose(value: Any) -> int:
 
 def _verbose_by_default() -> int:
     said = os.environ.get(VERBOSE_VARIABLE, "").strip()
+    said = {"off": "0", "on": "1"}.get(said.lower(), said)
     if said in {"", "0", "1", "2"}:
         return int(said or VERBOSE)
-    _log.warning("gradflow: %s must be 0, 1 or 2, got %r, which is ignored.", VERBOSE_VARIABLE, said)
+    _log.warning("gradflow: %s must be 0, 1 or 2, off or on, got %r, which is ignored.", VERBOSE_VARIABLE, said)
     return VERBOSE
 
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.config import make_settings
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
-from gradflow_export.engine.exporter_report import CLOSE_SECONDS, Reports
+from gradflow_export.engine.exporter_report import CLOSE_SECONDS, UNWATCHED, Reports, say_unwatched
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.outlets import make_outlets
 from gradflow_export.engine.training_loop import TrainingLoop
@@ -35,7 +35,7 @@ from gradflow_export.profiles import Profile, Thresholds
 from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue
 from gradflow_export.schedule import Instrument
-from gradflow_export.validation import check_logdir, check_model, check_start, check_watch
+from gradflow_export.validation import check_ignored, check_logdir, check_model, check_start, check_watch
 from gradflow_export.writers import Backend
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.sinks import ScalarSink
@@ -156,6 +156,9 @@ class Exporter(Reports):
             info, self._judge, self._writers, device=device, on_issue=on_issue, strict=strict,
             synchronous=self.settings.synchronous,
         )  # fmt: skip
+        self._worker.summary.unread = UNWATCHED
+        # Called when it is closed, collected or still there at exit.
+        self._unwatched = weakref.finalize(self, say_unwatched, bool(self._writers and self.settings.verbose))
 
     def watch(
         self,
@@ -192,13 +195,15 @@ class Exporter(Reports):
             ArgumentError: A name is unknown, the criterion is the model itself, or this exporter was closed.
             ArgumentTypeError: An argument has the wrong type.
         """
+        self._unwatched.detach()
         if self._closed:
             raise ArgumentError("this Exporter is closed; construct a new one to watch again.")
         if self._loop is not None:
             _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
             return self
         check_watch(criterion, optimizer, self._model())
-        self._judge.ignored = self.settings.ignored.joined(ignored(ignore))
+        self._judge.ignored = self.settings.ignored.joined(check_ignored(ignored(ignore), self._model()))
+        self._worker.summary.unread = ""
         if not self.settings.enabled:
             return self
         model = self._model()
@@ -258,6 +263,7 @@ class Exporter(Reports):
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
         if self._closed:
             return
+        self._unwatched()
         if self._worker.inherited:  # the thread and the files belong to the parent
             self._closed = True
             self._hooks.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export import writers
-from gradflow_export.errors import ArgumentError, ArgumentTypeError
-from gradflow_export.hooks.discover import unwrap
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.hooks.discover import site_name, unwrap
+from gradflow_export.records.ignored import Ignored
 from gradflow_export.writers import make_writer
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.preflight import PreflightWriter
@@ -89,6 +91,25 @@ def check_watch(criterion: object, optimizer: object, model: nn.Module | None) -
                 f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(item).__name__}; for other "
                 "kinds leave it out and call exporter.step() after each update."
             )
+
+
+def check_ignored(given: Ignored, model: nn.Module | None) -> Ignored:
+    """Return what is ignored; raise where it names a layer that is none of the model's.
+
+    A shell pattern may match nothing, and what is below a module or parameter may be called by more than its name.
+
+    Raises:
+        ArgumentError: The message names the nearest layer.
+    """
+    if model is None:
+        return given
+    held = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    known = {site_name(name) for name, _ in held} | {"loss"}
+    for _, where in given.pairs:
+        above = {where[: found.start()] for found in re.finditer(r"\W|$", where)}
+        if not set("*?[") & set(where) and above.isdisjoint(known - {""}) and where:
+            raise ArgumentError(f"ignore names {where!r}, which is no layer of the model{nearest(where, known)}")
+    return given
 
 
 def make_writers(backends: str | Writer | Sequence[str | Writer], logdir: Path, wandb: object = None) -> list[Writer]:

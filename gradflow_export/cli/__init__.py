@@ -29,6 +29,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 when it worked, 1 when it found a fault, 2 when it was called wrongly.
     """
+    args = make_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except GradflowError as error:
+        sys.stderr.write(f"gradflow: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("gradflow: stopped\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe went away (`gradflow report runs | head`); what is left in the buffer has no reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the ``gradflow`` command, with all of its commands."""
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('gradflow-export')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -44,17 +62,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_view,
     ):
         add_parser(commands)
-    args = parser.parse_args(argv)
-    try:
-        code: int = args.run(args)
-    except GradflowError as error:
-        sys.stderr.write(f"gradflow: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("gradflow: stopped\n")
-        return 130
-    except BrokenPipeError:
-        # The reader of a pipe went away (`gradflow report runs | head`); what is left in the buffer has no reader.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return code
+    return parser

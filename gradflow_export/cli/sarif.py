@@ -74,7 +74,7 @@ def _result(issue: Issue, line: int, uri: str, rule: int) -> dict[str, Any]:
         "ruleId": issue.issue_type.value,
         "ruleIndex": rule,
         "level": level(issue.severity),
-        "message": {"text": f"{issue.message} Do: {issue.advice}"},
+        "message": {"text": f"{issue.message} Fix: {issue.advice}"},
         "locations": [location],
         "partialFingerprints": {"gradflow/v1": f"{issue.issue_type.value}:{issue.layer}:{issue.cause}"},
         "properties": {

@@ -279,13 +279,17 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["gradflow-export"] = metadata.version("gradflow-export")
+    held = list(model.parameters())
     return RunInfo(
         session=new_session(now, rank),
         started=now,
         model=type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in held if p.requires_grad),
         rank=rank,
         world_size=torch.distributed.get_world_size() if distributed else 1,
         settings=settings.as_json(),
         versions=versions,
+        entries=sum(p.numel() for p in held),
+        tensors=len(held),
+        frozen=sum(not p.requires_grad for p in held),
     )

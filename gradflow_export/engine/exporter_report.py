@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradflow_export.config import Settings
 from gradflow_export.engine.external_issues import ToldJudge
@@ -14,7 +15,7 @@ from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.notebook import Panel, to_frame
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.worker import Worker
-from gradflow_export.errors import ArgumentError
+from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.records.step_record import Issue, Note, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
@@ -22,11 +23,21 @@ from gradflow_export.storage.table import write_table
 from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
 from gradflow_export.writers.base import Writer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _log = logging.getLogger("gradflow_export")
 
 CLOSE_SECONDS = 10.0
+UNWATCHED = "watch() was never called: nothing was read"
 MARKS = ("mark", "checkpoint")
 MOST_TEXT = 1000
+
+
+def say_unwatched(wanted: bool) -> None:
+    """Say that an exporter was never told to watch, where anything is printed at all."""
+    if wanted:
+        _log.warning("gradflow: %s; call exporter.watch() before the loop.", UNWATCHED)
 
 
 class Reports:
@@ -40,6 +51,7 @@ class Reports:
     _guard: Guard
     _loop: TrainingLoop | None
     _closed: bool
+    _unwatched: weakref.finalize[Any, Any]
     _panel: Panel | None = None
 
     @property
@@ -250,7 +262,27 @@ class Reports:
             "backends."
         )
 
+    def __copy__(self) -> Self:
+        """Return the exporter itself: a copy of what holds it is watched by nobody, and this one goes on."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the exporter itself, as :meth:`__copy__` does."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            ArgumentTypeError: Always; an exporter holds a thread, open files and hooks.
+        """
+        raise ArgumentTypeError(
+            "an Exporter cannot be pickled, for it holds a thread, open files and hooks; call exporter.close() and "
+            "drop it from what is saved, or save model.state_dict(). What it found: exporter.save('summary.json')."
+        )
+
     def _catch_up(self) -> None:
+        self._unwatched()
         if self._loop is not None and not self._closed:
             self._guard.part("catching up")(self._loop.finish)()
             self._worker.drain(CLOSE_SECONDS)

@@ -24,7 +24,8 @@ def ignored_in(record: StepRecord) -> list[Issue]:
     return [issue_from_json(note.data) for note in record.notes if note.kind == IGNORED]
 
 
-EXAMPLE = "for example ignore=[('NOT_TRAINING', 'pooler')]"
+_WANTED = "issue types, or pairs of issue type and layer"
+EXAMPLE = "for example ignore=['DEAD', ('NOT_TRAINING', 'pooler')]"
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ def ignored(given: object) -> Ignored:
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         if given is None:
             return Ignored()
-        raise ArgumentTypeError(f"ignore must be a list of pairs of issue type and layer, got {given!r}; {EXAMPLE}.")
+        raise ArgumentTypeError(f"ignore must be a list of {_WANTED}, got {given!r}; {EXAMPLE}.")
     pairs: list[tuple[IssueType, str]] = []
     for item in given:
         pair = (item, "*") if isinstance(item, str) else item
         if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
-            raise ArgumentTypeError(f"ignore must hold pairs of issue type and layer, got {item!r}; {EXAMPLE}.")
+            raise ArgumentTypeError(f"ignore must hold {_WANTED}, got {item!r}; {EXAMPLE}.")
         kind, where = pair
         if kind not in IssueType.__members__:
-            raise ArgumentError(f"ignore names the issue type {kind!r}{nearest(kind, IssueType.__members__)}")
+            raise ArgumentError(f"ignore names the issue type {kind!r}{nearest(kind.upper(), IssueType.__members__)}")
         pairs.append((IssueType[kind], where))
     return Ignored(tuple(pairs))

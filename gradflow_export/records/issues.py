@@ -180,7 +180,7 @@ class Issue:
         until = "" if self.healed_step is None else f" until step {self.healed_step}"
         return (
             f"[{self.severity.name}] {self.issue_type} in {where}{more} since step {self.step}{until}: "
-            f"{self.message} Do: {self.advice}"
+            f"{self.message} Fix: {self.advice}"
         )
 
     def __eq__(self, other: object) -> bool:

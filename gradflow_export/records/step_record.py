@@ -24,6 +24,7 @@ from gradflow_export.records.issues import (
     number_from_json,
     number_to_json,
 )
+from gradflow_export.records.run_info import RunInfo, info_from_json, info_to_json
 
 __all__ = [
     "RUN_SITE",
@@ -323,34 +324,6 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class RunInfo:
-    """What is known of a run before its first step.
-
-    Attributes:
-        session: Start time in milliseconds, a random word and the rank, ``"1732143600123-9f3ac07b-0"``: no two starts
-            have the same, on whatever machine. Older versions left the word out.
-        started: Seconds since the epoch.
-        model: Class name of the watched model.
-        parameters: Number of trainable entries.
-        blocks: Names of the blocks whose gains are measured, in depth order; empty until known.
-        rank: Rank of the process.
-        world_size: Number of processes.
-        settings: Profile, thresholds and intervals as JSON-ready values.
-        versions: Package versions.
-    """
-
-    session: str
-    started: float
-    model: str = ""
-    parameters: int = 0
-    blocks: tuple[str, ...] = ()
-    rank: int = 0
-    world_size: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Gap:
     """Steps that were recorded and could not be kept by a writer.
 
@@ -380,14 +353,9 @@ class Gap:
         return Gap(first, last, self.steps + earlier.steps, self.reason)
 
 
-def info_to_json(info: RunInfo) -> dict[str, Any]:
-    """Return the run's description, ready for ``json.dumps``."""
-    return {**vars(info), "blocks": list(info.blocks), "settings": dict(info.settings), "versions": dict(info.versions)}
-
-
-def info_from_json(data: Mapping[str, Any]) -> RunInfo:
-    """Undo :func:`info_to_json`."""
-    return RunInfo(**{**data, "blocks": tuple(data["blocks"])})
+def passes_alone(record: StepRecord) -> bool:
+    """Whether a record tells of backward passes that led to no optimizer step."""
+    return not {"wiring.lonely_passes", "wiring.gathering_passes"}.isdisjoint(record.facts)
 
 
 def note_from_json(data: Mapping[str, Any]) -> Note:

@@ -26,7 +26,7 @@ def card(summary: RunSummary, place: str, command: str) -> str:
     """
     found = [issue for issue in summary.issues if issue.open]
     colour = _colour(found[0].severity) if found else _FINE
-    model = "" if summary.info is None else f"{summary.info.model}, {summary.info.parameters:,} parameters"
+    model = "" if summary.info is None else f"{summary.info.model}, {summary.info.size}"
     about = " · ".join(filter(None, [model, f"step {summary.last}" if summary.last else "", place]))
     rest = f"<li>{len(summary.issues) - SHOWN} more</li>" if len(summary.issues) > SHOWN else ""
     listed = "".join(_item(issue) for issue in summary.issues[:SHOWN])

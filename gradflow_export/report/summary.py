@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.causes import Group, groups, with_causes, worst_first
@@ -24,16 +26,21 @@ from gradflow_export.records.step_record import (
     info_to_json,
     issue_to_json,
     number_to_json,
+    passes_alone,
 )
 from gradflow_export.report.flow_pattern import FlowPatterns
 from gradflow_export.report.trace import Trace
 
+NAMED = 3
+"""Open problems that the verdict names."""
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
 
 _HEADLINES = frozenset(name for name, spec in CATALOG.items() if spec.headline)
 
 TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
+SHORT = 1000
+"""Steps up to which the dense start has much to do with the share of the time that watching took."""
 TREND_WINDOW = 20
 """Readings over which a metric's spread and trend are told."""
 
@@ -51,6 +58,8 @@ class RunSummary:
         headline: Statistics of each headline metric that was recorded.
         flow: How the gradient flows through the model.
         trace: The loss over all steps.
+        stepped: Whether there is a record of more than backward passes that led to no optimizer step.
+        unread: Why nothing can have been recorded, empty where something can.
     """
 
     def __init__(self, info: RunInfo | None = None) -> None:
@@ -65,6 +74,8 @@ class RunSummary:
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._ignored: dict[tuple[str, str, int], Issue] = {}
         self._loss, self.loss_read, self.trace = Ends(), 0, Trace()
+        self.stepped, self.unread = False, ""
+        self._players: set[str] = set()
         self._elapsed = self._own = 0.0
 
     def add(self, record: StepRecord) -> None:
@@ -77,6 +88,8 @@ class RunSummary:
         self.first = self.first or record.step
         self.last = record.step
         self._stored.add(record)
+        self.stepped |= not passes_alone(record)
+        self._players |= _own_losses(record)
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
         for metric, reading in record.metrics.items():
             if metric in _HEADLINES and reading.sites == RUN_SITES and reading.present[0]:
@@ -152,19 +165,24 @@ class RunSummary:
         """One line: healthy, or the worst open problem and how many causes there are; and how many steps were lost."""
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
-            return f"no step recorded yet{lost}"
+            return self.unread or f"no step recorded yet{lost}"
         still = [group.head for group in self.groups if group.head.open]
         if not still:
             healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
             said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
             return f"healthy: no open problem {said}{healed}{self._progress()}"
-        worst = still[0]
-        where = worst.layer or "the whole model"
-        many = f"{len(still)} problem{'s' * (len(still) > 1)}"
-        return f"{many}: {worst.issue_type} in {where} since step {worst.step}{lost}"
+        named = "; ".join(self._named(issue) for issue in still[:NAMED])
+        more = f"; and {len(still) - NAMED} more" if len(still) > NAMED else ""
+        return f"{len(still)} problem{'s' * (len(still) > 1)}: {named}{more}{lost}"
+
+    def _named(self, issue: Issue) -> str:
+        since = f" since step {issue.step}" if self.stepped else ""
+        return f"{issue.issue_type} in {issue.layer or 'the whole model'}{since}"
 
     def _progress(self) -> str:
-        if self.loss is None:
+        if "loss" not in self.headline:
+            return "; no loss was seen"
+        if self.loss is None or len(self._players) > 1:
             return ""
         first, last = self.loss
         went = "fell" if last < first else "has not fallen:"
@@ -216,12 +234,15 @@ class RunSummary:
             title: First words of the first line, such as the log directory.
         """
         info = self.info
-        model = f"  {info.model}, {info.parameters:,} parameters" if info and info.model else ""
+        model = f"  {info.model}, {info.size}" if info and info.model else ""
         span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
+        if self.steps and not self.stepped:
+            span = "no optimizer step was seen"
         if self.spacing > 1:
             span += f"; to keep to the budget, at times one of {self.spacing:.0f}"
         if self.overhead is not None:
             span += f"; watching took {self.overhead:.1%} of the time of all steps"
+            span += " (the first 100 are read densely)" if self.last <= SHORT else ""
         lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
         width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
         if self.headline:
@@ -244,6 +265,15 @@ class RunSummary:
         return "\n".join(lines)
 
 
+def _own_losses(record: StepRecord) -> set[str]:
+    """Return the optimizers that show that they have losses of their own: each alone, or with another one's beside."""
+    seen = record.metrics.get("optimizer.loss")
+    if seen is None:
+        return set()
+    sites = [site for site, there in zip(seen.sites, seen.present, strict=True) if there]
+    return set(sites) if len(sites) == 1 or len(np.unique(seen.values[seen.present])) > 1 else set()
+
+
 def issue_lines(issue: Issue, also: str = "") -> list[str]:
     """Return an issue as lines for a terminal: what, where, since when, the numbers, its consequences, what to do.
 
@@ -261,7 +291,7 @@ def issue_lines(issue: Issue, also: str = "") -> list[str]:
         lines.append(f"    layers {', '.join(issue.layers)}")
     if also:
         lines.append(f"    also   seen: {also}")
-    return [*lines, f"    do     {issue.advice}"]
+    return [*lines, f"    fix    {issue.advice}"]
 
 
 def statistics(seen: Welford) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records.causes import with_causes
-from gradflow_export.records.step_record import Issue, RunInfo, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, RunInfo, Severity, StepRecord, passes_alone
 from gradflow_export.writers.terminal import say
 
 _HEADLINES = (
@@ -62,7 +62,7 @@ class ConsoleWriter:
         self._types: set[str] = set()
         self._found = self._left_out = 0
         self._tokens, self._counted = float(BURST), 0.0
-        self._closed = False
+        self._passes = self._closed = False
 
     def about(self, where: str, following: str, verdict: Callable[[], str]) -> None:
         """Complete what the first and the last line tell; an exporter does so.
@@ -82,13 +82,16 @@ class ConsoleWriter:
         """Print which model is watched, its blocks, and where records go."""
         world = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
         blocks = f", {_listed(run.blocks)}" if run.blocks else ""
-        self._print(f"watching {run.model or 'a model'}, {run.parameters:,} parameters{blocks}{world}{self._where}")
+        self._print(f"watching {run.model or 'a model'}, {run.size}{blocks}{world}{self._where}")
 
     def write(self, record: StepRecord) -> None:
         """Print the record's issues, and its headline numbers when they are due."""
         if self._closed:
             return
-        self._last_step = record.step
+        if passes_alone(record):
+            self._passes = True
+        else:
+            self._last_step = record.step
         for issue in record.issues:
             self._tell(issue, record.wall_time)
         due = self._printed is None or not 0 <= record.wall_time - self._printed < self._every
@@ -112,9 +115,11 @@ class ConsoleWriter:
             found = f"issues: {self._found}, still open: {len(self._open)}" if self._found else "no issues"
             self._print(f"closed after step {self._last_step}; {found}")
             return
-        ended = f"after step {self._last_step}: {self._verdict()}" if self._last_step else "no step was recorded"
         worst = max((issue.severity for issue in self._open.values()), default=Severity.INFO)
-        self._print(f"{ended}{self._next if self._last_step else _NO_STEP}", _level(worst))
+        when = f"after step {self._last_step}" if self._last_step else "no optimizer step was seen"
+        seen = self._last_step or self._passes
+        ended = f"{when}: {self._verdict()}{self._next}" if seen else f"no step was recorded{_NO_STEP}"
+        self._print(ended, _level(worst))
 
     def _tell(self, issue: Issue, now: float) -> None:
         known = self._open.get(issue.key)
@@ -152,7 +157,7 @@ class ConsoleWriter:
         self._say_left_out()
         if issue.open:
             self._types.add(issue.issue_type.value)
-            self._print(_opened(issue), _level(issue.severity))
+            self._print(_opened(issue, stepped=self._last_step > 0), _level(issue.severity))
         else:
             what = f"{issue.issue_type} in {_place(issue)} since step {issue.step}"
             self._print(f"healed at step {issue.healed_step}: {what}")
@@ -183,12 +188,37 @@ def _place(issue: Issue) -> str:
     return f"{issue.layer or 'the whole model'}{more}"
 
 
-def _opened(issue: Issue) -> str:
+def _opened(issue: Issue, *, stepped: bool) -> str:
     """Return what is wrong and the first thing to do, on one line; all of the advice is in the report."""
-    fix = re.split(r"[;.:](?:\s|$)", issue.advice.strip(), maxsplit=1)[0]
+    fix = first_clause(issue.advice)
     what = " ".join(issue.message.split())
-    said = f"[{issue.severity.name}] {issue.issue_type} in {_place(issue)} since step {issue.step}: {what}"
-    return f"{said} Fix: {' '.join(fix.split())}." if fix else said
+    since = f" since step {issue.step}" if stepped else ""
+    said = f"[{issue.severity.name}] {issue.issue_type} in {_place(issue)}{since}: {what}"
+    return f"{said} Fix: {fix}." if fix else said
+
+
+def first_clause(advice: str) -> str:
+    """Return the first clause of an advice, up to a full stop or semicolon that stands in no brackets or quotes.
+
+    >>> first_clause("call step({'a': 1}); or do not. Then look.")
+    "call step({'a': 1})"
+    """
+    text = " ".join(advice.split())
+    depth, at = 0, 0
+    while at < len(text):
+        quoted = _QUOTED.match(text, at)
+        if quoted:
+            at = quoted.end()
+            continue
+        depth = max(depth + (text[at] in "([{") - (text[at] in ")]}"), 0)
+        if not depth and _END.match(text, at):
+            return text[:at]
+        at += 1
+    return text.rstrip(".;")
+
+
+_QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)")
+_END = re.compile(r"[;.](?:\s|$)")
 
 
 def _level(severity: Severity) -> int:

@@ -88,7 +88,7 @@ def findings(issues: Iterable[Issue], steps: int) -> str:
         lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")
         lines.append(f"    seen  {issue.message}")
         lines += [f"    also  seen: {group.also}"] if group.also else []
-        lines.append(f"    do    {issue.advice}")
+        lines.append(f"    fix   {issue.advice}")
     return "\n".join(lines)
 
 

@@ -51,7 +51,7 @@ SPARE, POOLER = {"spare.weight", "spare.bias"}, {"pooler.0.weight", "pooler.0.bi
     ([("NOT_TRAINING", "spare.weight")], POOLER | {"spare.bias"}, {"spare.weight"}),
     ([("NOT_TRAINING", "*.bias")], {"spare.weight", "pooler.0.weight"}, {"spare.bias", "pooler.0.bias"}),
     (["NOT_TRAINING"], set(), SPARE | POOLER),
-    ([("DEAD", "pooler"), ("NOT_TRAINING", "pool")], SPARE | POOLER, set()),
+    ([("DEAD", "pooler"), ("NOT_TRAINING", "pool[!e]*")], SPARE | POOLER, set()),
 ])  # fmt: skip
 def test_what_is_ignored_is_listed_and_is_no_issue(ignore, told, meant):
     """By type and by module, name or shell pattern; of one finding each layer counts by itself."""
@@ -86,8 +86,11 @@ def test_an_issue_that_something_else_found_is_ignored_too():
 
 @pytest.mark.parametrize(("given", "error", "words"), [
     ([("NOT_TRANING", "a")], ArgumentError, "did you mean 'NOT_TRAINING'"),
-    ("NOT_TRAINING", ArgumentTypeError, "list of pairs"), (3, ArgumentTypeError, "list of pairs"),
-    ([("DEAD",)], ArgumentTypeError, "hold pairs"), ([("DEAD", 1)], ArgumentTypeError, "hold pairs"),
+    (["dead"], ArgumentError, "did you mean 'DEAD'"),
+    ("NOT_TRAINING", ArgumentTypeError, "list of issue types, or pairs"),
+    (3, ArgumentTypeError, "list of issue types, or pairs"),
+    ([("DEAD",)], ArgumentTypeError, "hold issue types, or pairs"),
+    ([("DEAD", 1)], ArgumentTypeError, "hold issue types, or pairs"),
 ])  # fmt: skip
 def test_what_cannot_be_ignored_is_an_error_with_an_example(given, error, words):
     """An unknown type names the nearest; what is no list of pairs shows one."""
@@ -100,3 +103,14 @@ def test_what_cannot_be_ignored_is_an_error_with_an_example(given, error, words)
 def test_nothing_is_ignored_by_default():
     """``None`` and an empty list are nothing."""
     assert ignored(None) == ignored([]) == Ignored()
+
+
+def test_a_layer_that_the_model_has_not_is_an_error_that_names_the_nearest():
+    """A part of a module's name is none; what lies within a module, a parameter or a shell pattern is."""
+    model = Unused()
+    with pytest.raises(ArgumentError, match=r"ignore names 'poler', .* did you mean 'pooler'"):
+        Exporter(model, backends=[]).watch(ignore=[("DEAD", "poler")])
+    with pytest.raises(ArgumentError, match="no layer of the model"):
+        Exporter(model, backends=[]).watch(ignore=[("DEAD", "pool")])
+    for where in ("pooler", "pooler.0.weight", "pooler.0.head 3", "*.act", ""):
+        Exporter(model, backends=[]).watch(ignore=[("DEAD", where)]).close()

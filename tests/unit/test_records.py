@@ -133,7 +133,7 @@ def test_severities_are_ordered_and_types_print_bare():
 def test_an_issue_says_where_since_when_and_what_to_do():
     """The one-line form names everything, with the number of further layers and the step it healed at."""
     assert str(issue()) == (
-        "[HIGH] VANISHING in blocks.0 since step 7: the gradient shrinks. Do: add skip connections."
+        "[HIGH] VANISHING in blocks.0 since step 7: the gradient shrinks. Fix: add skip connections."
     )
     long = str(issue(layer="", layers=("", "a", "b"), healed_step=9))
     assert long.startswith("[HIGH] VANISHING in whole model (+2 more) since step 7 until step 9:")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+
+from gradflow_export.cli import make_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -46,3 +49,12 @@ def test_every_task_and_issue_is_within_three_clicks(goal):
     for _ in range(3):
         reached |= {target for page in reached for target in links(page)}
     assert goal in reached
+
+
+def test_every_command_has_its_line():
+    """The page lists what the command line knows, in its order and words."""
+    (commands,) = (act for act in make_parser()._actions if isinstance(act, argparse._SubParsersAction))
+    listed = re.findall(
+        r"^\| `gradflow (\S+)` \| (.*) \|$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert listed == [(command.dest, command.help) for command in commands._choices_actions]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import gc
 import io
 import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -16,9 +20,10 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export import ArgumentError, ConsoleWriter, Exporter
+import gradflow_export
+from gradflow_export import ArgumentError, ArgumentTypeError, ConsoleWriter, Exporter
 from gradflow_export.records.step_record import Issue, IssueType, RunInfo, Severity, StepRecord
-from gradflow_export.writers.console import BURST, REFILL_SECONDS
+from gradflow_export.writers.console import BURST, REFILL_SECONDS, first_clause
 from gradflow_export.writers.terminal import say
 
 VANISHING = """
@@ -241,7 +246,7 @@ def test_more_is_said_when_more_is_asked_for():
     """With verbose=2 every issue is printed with all of its advice, and headline numbers."""
     said = lines([StepRecord(1, 1.0, issues=(issue(IssueType.UNSTABLE, 1, severity=Severity.LOW),))], verbose=2)
     assert said[1:3] == [
-        "gradflow: [LOW] UNSTABLE in fc since step 1: it is 1. Do: do this; or that.", "gradflow: step 1"
+        "gradflow: [LOW] UNSTABLE in fc since step 1: it is 1. Fix: do this; or that.", "gradflow: step 1"
     ]  # fmt: skip
 
 
@@ -285,7 +290,7 @@ def test_a_misspelt_environment_stops_nobody(monkeypatch, caplog):
     """A variable with another value is reported and ignored."""
     monkeypatch.setenv("GRADFLOW_VERBOSE", "yes")
     Exporter(nn.Linear(1, 1), backends=[])
-    assert "GRADFLOW_VERBOSE must be 0, 1 or 2, got 'yes'" in caplog.text
+    assert "GRADFLOW_VERBOSE must be 0, 1 or 2, off or on, got 'yes'" in caplog.text
 
 
 @pytest.mark.parametrize("every", [None, 5])
@@ -311,3 +316,84 @@ def test_a_report_that_tells_the_loss_never_says_that_none_was_seen(every, crite
 def check_note(exporter):
     text = exporter.report()
     assert not ("the loss fell" in text and "no loss was seen" in text)
+
+
+def balanced(text):
+    """Whether brackets close and quotes come in pairs; an apostrophe within or after a word is none."""
+    bare = re.sub(r"(?<=\w)'", "", text)
+    pairs = all(bare.count(a) == bare.count(b) for a, b in ("()", "[]", "{}"))
+    return pairs and all(bare.count(quote) % 2 == 0 for quote in '`"')
+
+
+def texts_of_the_package():
+    """Every text of the package's source, with a word in the place of what is put into it."""
+    for path in Path(gradflow_export.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_an_advice_is_never_cut_in_the_middle_of_code():
+    """Of any text that rules hold, the first clause is a beginning with closed brackets and quotes."""
+    found = {" ".join(text.split()) for text in texts_of_the_package() if balanced(text)}
+    assert len(found) > 1000
+    for text in found:
+        clause = first_clause(text)
+        assert text.startswith(clause)
+        assert balanced(clause), clause
+
+
+@pytest.mark.parametrize(("advice", "first"), [
+    ("call optimizer.add_param_group({'params': [p]. }); or look.", "call optimizer.add_param_group({'params': [p]. })"),
+    ("leave such batches out: if not x.all(): continue; and look.", "leave such batches out: if not x.all(): continue"),
+    ("look at 3: set the layers' bias to 0. Or 1.", "look at 3: set the layers' bias to 0"),
+    ("write `a; b` there. Then go on.", "write `a; b` there"),
+    ("scale by 0.5, e.g(", "scale by 0.5, e.g("),
+    ("", ""),
+])  # fmt: skip
+def test_what_one_has_to_do_is_in_the_first_clause(advice, first):
+    """A colon ends nothing; a full stop or a semicolon does where no bracket or quote is open."""
+    assert first_clause(advice) == first
+
+
+@pytest.mark.parametrize(("said", "verbose"), [("off", 0), ("ON", 1), ("2", 2)])
+def test_the_environment_is_understood_in_words(monkeypatch, caplog, said, verbose):
+    """``off`` and ``on`` stand for 0 and 1."""
+    monkeypatch.setenv("GRADFLOW_VERBOSE", said)
+    assert Exporter(nn.Linear(1, 1), backends=[]).settings.verbose == verbose
+    assert "GRADFLOW_VERBOSE" not in caplog.text
+
+
+@pytest.mark.parametrize("end", ["close", "issues", "collected"])
+def test_an_exporter_that_was_never_told_to_watch_says_so_once(caplog, end):
+    """When it is closed, asked or gone, and in its verdict; one that watched or prints nothing does not."""
+    model = nn.Linear(1, 1)
+    exporter = Exporter(model, backends=[], verbose=1)
+    if end == "issues":
+        assert exporter.issues == ()
+        assert exporter.summary()["verdict"] == "watch() was never called: nothing was read"
+    if end == "collected":
+        del exporter
+    else:
+        exporter.close()
+    gc.collect()
+    assert caplog.text.count("watch() was never called") == 1
+    caplog.clear()
+    Exporter(model, backends=[], verbose=0).close()
+    exporter = Exporter(model, backends=[], verbose=1).watch()
+    exporter.close()
+    assert exporter.summary()["verdict"] == "no step recorded yet"
+    assert "never called" not in caplog.text
+
+
+def test_a_copy_of_what_holds_an_exporter_holds_the_same_one():
+    """Deep and shallow; pickling it is an error that says what to do."""
+    model = nn.Linear(1, 1)
+    exporter = Exporter(model, backends=[]).watch()
+    assert copy.deepcopy({"exporter": exporter})["exporter"] is exporter
+    assert copy.copy(exporter) is exporter
+    with pytest.raises(ArgumentTypeError, match=r"cannot be pickled.*close\(\) and drop it"):
+        pickle.dumps({"exporter": exporter})
+    exporter.close()

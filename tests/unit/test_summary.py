@@ -2,9 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.evidence import Evidence
+from gradflow_export.records.run_info import info_from_json, info_to_json
+from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.report.summary import HEALED, RunSummary
 
 
@@ -36,7 +39,7 @@ def test_a_loss_that_does_not_fall_is_told_too():
 def test_the_worst_open_problem_comes_first():
     """Healed issues are not counted as problems."""
     found = [issue(Severity.LOW, "a"), issue(Severity.HIGH, "b"), issue(Severity.CRITICAL, "c", healed=5)]
-    assert summed([1.0] * 6, found).verdict == "2 problems: DEAD in b since step 3"
+    assert summed([1.0] * 6, found).verdict == "2 problems: DEAD in b since step 3; DEAD in a since step 3"
     assert "(1 healed)" in summed([1.0] * 6, found[2:]).verdict
 
 
@@ -80,3 +83,48 @@ def test_the_last_loss_is_the_same_wherever_it_is_told():
     assert float(row.split()[1]) == pytest.approx(last, rel=1e-3)
     summary.add(StepRecord(41, 41.0, (Reading.run("loss", math.nan),)))
     assert summary.as_dict()["headline"]["loss"]["last"] == "NaN"
+
+
+def test_three_problems_are_named_and_the_others_counted():
+    """Each with its layer and its own first step."""
+    found = [issue(Severity.HIGH, layer) for layer in "abcde"]
+    named = "; ".join(f"DEAD in {layer} since step 3" for layer in "abc")
+    assert summed([1.0] * 6, found).verdict == f"5 problems: {named}; and 2 more"
+
+
+def test_a_run_without_a_loss_is_not_called_healthy_without_a_word():
+    """It is said that none was seen."""
+    summary = RunSummary()
+    summary.add(StepRecord(1, 1.0))
+    assert summary.verdict == "healthy: no open problem in 1 recorded steps; no loss was seen"
+
+
+@pytest.mark.parametrize(("losses", "told"), [
+    ([(1.0, 2.0)] * 12, False), ([(1.0, 1.0)] * 12, True), ([(1.0, None), (None, 2.0)] * 6, False),
+    ([(1.0, None), (1.0, 1.0)] * 6, True),
+])  # fmt: skip
+def test_the_sum_of_the_losses_of_several_players_is_no_progress(losses, told):
+    """Where optimizers have losses of their own nothing is said of the sum; where they share one, it is."""
+    summary = RunSummary()
+    for step, pair in enumerate(losses, start=1):
+        own = Reading(
+            "optimizer.loss", ("g", "d"), np.float32([v or 0.0 for v in pair]), np.array([v is not None for v in pair])
+        )  # fmt: skip
+        summary.add(StepRecord(step, float(step), (Reading.run("loss", sum(v or 0.0 for v in pair)), own)))
+    assert ("the loss " in summary.verdict) is told
+
+
+def test_passes_without_a_step_are_no_steps():
+    """Neither the verdict nor the report names a step where no optimizer has stepped."""
+    summary, alone = RunSummary(), Evidence("wiring", "", 1, {"lonely_passes": 20.0})
+    summary.add(StepRecord(1, 1.0, issues=(issue(Severity.HIGH, "a"),), evidence=(alone,)))
+    assert summary.verdict == "1 problem: DEAD in a"
+    assert "  no optimizer step was seen" in summary.as_text("run").splitlines()
+
+
+def test_what_is_frozen_is_told():
+    """Of all parameters, how many train."""
+    assert RunInfo("1-0", 1.0, "Net", 1443, entries=1443, tensors=6).size == "1,443 parameters"
+    info = RunInfo("1-0", 1.0, "Net", 387, entries=1443, tensors=6, frozen=2)
+    assert info.size == "387 of 1,443 parameters train (2 of 6 tensors frozen)"
+    assert info_from_json(info_to_json(info)) == info

@@ -35,7 +35,7 @@ def test_titles_fit(layer, kind):
 def test_the_text_says_everything():
     """Layer, value, threshold, since when and advice."""
     text = alert_text(issue(layers=("a", "b", "c")))
-    for part in ("It explodes.", "Layer: a and 2 more", "Value: 38", "threshold 2", "Since step: 3", "Do: Clip."):
+    for part in ("It explodes.", "Layer: a and 2 more", "Value: 38", "threshold 2", "Since step: 3", "Fix: Clip."):
         assert part in text
 
 

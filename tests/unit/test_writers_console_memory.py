@@ -19,9 +19,9 @@ TOTALS = ("loss", "gradient.total_norm", "learning_rate", "runtime.rss")
 GOLDEN = """\
 gradflow: watching Net, 1,234,567 parameters, rank 1 of 4
 gradflow: step 1  loss 2.303  gradient norm 1e-07  lr 0.001
-gradflow: [HIGH] VANISHING in fc1 (+1 more) since step 2: gain is 0.01, below 0.5. Do: use residual connections.
+gradflow: [HIGH] VANISHING in fc1 (+1 more) since step 2: gain is 0.01, below 0.5. Fix: use residual connections.
 gradflow: step 4 (evaluation)  loss nan  accuracy 0.5  steps/s 12.35
-gradflow: healed [HIGH] VANISHING in fc1 (+1 more) since step 2 until step 5: gain is 0.9. Do: nothing.
+gradflow: healed [HIGH] VANISHING in fc1 (+1 more) since step 2 until step 5: gain is 0.9. Fix: nothing.
 gradflow: closed after step 5; issues: 1, still open: 0
 """
 

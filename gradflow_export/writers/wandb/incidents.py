@@ -207,7 +207,7 @@ def alert_text(issue: Issue) -> str:
             f"Value: {issue.value:.6g} (threshold {issue.threshold:.6g})",
             f"Since step: {issue.step}",
             f"Severity: {issue.severity.name}",
-            f"Do: {issue.advice}",
+            f"Fix: {issue.advice}",
         )
     )
 
