@@ -1,5 +1,6 @@
 """What is said of where NaN began is true for any model, any fault and any place: never another layer's name."""
 
+import itertools
 import math
 import random
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gradflow_export.autograd_graph.first_broken import first_broken
+from gradflow_export.autograd_graph.first_broken import _in_order, _Search, first_broken
 
 WIDTH, PROGRAMS = 6, 150
 MARK = "given_out"
@@ -158,3 +159,28 @@ def test_a_fault_of_the_loss_is_of_the_loss(seed):
     begin = first_broken(rng.choice(ways)(out), model, MARK, [out])
     assert begin is not None
     assert begin.sites == ()
+
+
+def nested():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), inner, nn.ModuleDict({"a": nn.Linear(2, 2)}))
+
+
+@pytest.mark.parametrize("model", [nested()[:3], nested(), nested()[4], Residual(nested()[3])])
+def test_any_end_may_be_the_model_or_the_loss(model):
+    """Between any two ends, of which each may be a layer or have no name, layers of the model are named or none."""
+    root = next(model.parameters()).sum()
+    search = _Search(_in_order(root.grad_fn), model, MARK, ())
+    names = [name for name, _ in model.named_modules()]
+    for a, b in itertools.product(names, repeat=2):
+        assert set(search._named(a, b)) <= set(names)
+
+
+def test_a_loss_that_overflows_behind_a_sequential_model_is_looked_at():
+    """Its outputs are gone, so that all between the last layer and the loss is possible."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    with torch.no_grad():
+        model[2].weight.fill_(1e25)
+    begin = first_broken((model(torch.randn(64, 8)) ** 2).mean(), model, MARK)
+    assert begin is not None
+    assert set(begin.sites) <= {"", "0", "1", "2"}
