@@ -303,9 +303,9 @@ class _Search:
             # It runs no code of its own: between two layers of it there is what it calls between them.
             children = [key for key, _ in module.named_children()]
             # An end that is none of them is the model's input, the loss, or the model by a parameter of its own.
-            first, last = (children.index(end[depth]) if end[depth] in children else None for end in ends)
-            between = first is not None and last is not None and last - first == 2
-            return (f"{name}.{children[first + 1]}".lstrip("."),) if between else (a, b)
+            places = [children.index(end[depth]) for end in ends if end[depth] in children]
+            between = len(places) == 2 and places[1] - places[0] == 2
+            return (f"{name}.{children[places[0] + 1]}".lstrip("."),) if between else (a, b)
         return (a, b) if not name or isinstance(module, (*_HOLDERS, nn.Sequential)) else (name,)
 
 

@@ -37,12 +37,12 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.NOT_TRAINING: {_T.STAGNATION: _L, _T.VANISHING: _L, _T.BOTTLENECK: _L, _T.NOT_LEARNING: _R},
     _T.LEARNING_RATE: {**_STEPS, _T.NUMERICAL: _R, _T.STAGNATION: _R, _T.ROTATION: _R, _T.NOT_LEARNING: _R},
     _T.BAD_INIT: {
-        **_STEPS, **_SHUT, _T.STAGNATION: _R, _T.DEAD: _L, _T.SATURATION: _L, _T.NUMERICAL: _R, _T.RANK_COLLAPSE: _R,
+        **_STEPS, **_SHUT, _T.STAGNATION: _R, _T.DEAD: _R, _T.SATURATION: _L, _T.NUMERICAL: _R, _T.RANK_COLLAPSE: _R,
         _T.HEAD_REDUNDANCY: _L, _T.NOT_LEARNING: _R,
     },
     _T.DATA_SCALE: {**_STEPS, _T.DEAD: _R, _T.SATURATION: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R},
     _T.STALE_GRAD: {**_STEPS, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R},
-    _T.WRONG_LOSS: {_T.NUMERICAL: _R, _T.STAGNATION: _R, _T.NOT_LEARNING: _R},
+    _T.WRONG_LOSS: {**_STEPS, _T.NUMERICAL: _R, _T.STAGNATION: _R, _T.NOT_LEARNING: _R},
     _T.BAD_TARGETS: {_T.NOT_LEARNING: _R},
     _T.CAPACITY: {_T.NOT_LEARNING: _R},
     _T.DEAD: {**_SHUT, _T.NOT_LEARNING: _R},
@@ -70,6 +70,16 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.NOT_LEARNING: {},
 })  # fmt: skip
 """What each type explains, and where. :func:`with_causes` says when."""
+
+ENDS_IN: Mapping[IssueType, frozenset[IssueType]] = MappingProxyType({
+    _T.LEARNING_RATE: frozenset((_T.DEAD,)),
+    _T.EXPLODING: frozenset((_T.NUMERICAL, _T.DEAD)),
+    _T.DIVERGING: frozenset((_T.NUMERICAL, _T.DEAD)),
+})  # fmt: skip
+"""What a type ends in that began in an earlier step: growth in an overflow, steps too large in units that are dead.
+
+Only what is HIGH or worse ends so. Where :data:`EXPLAINS` has the two the other way round, the earlier one explains.
+"""
 
 STANDING = frozenset((
     _T.NOT_TRAINING, _T.LEARNING_RATE, _T.BAD_INIT, _T.DATA_SCALE, _T.STALE_GRAD, _T.WRONG_LOSS, _T.BAD_TARGETS,
@@ -115,7 +125,8 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     An issue explains another where :data:`EXPLAINS` has their types, the layers fit, and the times overlap. Types that
     are :data:`STANDING` explain at any time, others what began with them, a step before, or later. What has healed
     explains nothing that is still there, and a note (``INFO``, ``LOW``) nothing that is worse. Of several causes the
-    worst counts, of these the earliest; a cause that is explained itself passes on to what explains it.
+    worst counts, of these the earliest; a cause that is explained itself passes on to what explains it. What grew in
+    earlier steps explains what :data:`ENDS_IN` says, and is not explained by it.
 
     Args:
         issues: Of one run.
@@ -123,7 +134,7 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     found = tuple(issues)
     by_type: dict[IssueType, list[Issue]] = {}
     for issue in found:
-        if EXPLAINS[issue.issue_type]:
+        if EXPLAINS[issue.issue_type] or issue.issue_type in ENDS_IN:
             by_type.setdefault(issue.issue_type, []).append(issue)
     causes_of = {kind: _Causes(members) for kind, members in by_type.items()}
     direct: dict[Key, Issue] = {}
@@ -131,12 +142,19 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
         of_each_type = (
             members.explaining(issue, where)
             for kind, members in causes_of.items()
-            if (where := EXPLAINS[kind].get(issue.issue_type)) is not None
+            if (where := _where(kind, issue.issue_type)) is not None
         )
         causes = [cause for cause in of_each_type if cause is not None]
-        if causes:
-            direct[issue.key] = min(causes, key=lambda cause: (-cause.severity, cause.step))
+        for cause in sorted(causes, key=lambda cause: (-cause.severity, cause.step)):
+            if issue.key not in (cause.key, _root(cause, direct)):  # times that overlap by a step may lead round
+                direct[issue.key] = cause
+                break
     return tuple(replace(issue, explained_by=_root(issue, direct)) for issue in found)
+
+
+def _where(kind: IssueType, other: IssueType) -> Where | None:
+    """Return where one type explains another; ``None`` where it does not."""
+    return Where.RUN if other in ENDS_IN.get(kind, ()) else EXPLAINS[kind].get(other)
 
 
 def groups(issues: Iterable[Issue]) -> tuple[Group, ...]:
@@ -197,20 +215,27 @@ class _Cause:
     def explains(self, other: Issue) -> bool:
         """Whether this issue explains one of a type that it may explain."""
         mine = self.issue
-        if other.open and not mine.open:
+        grew = other.issue_type in ENDS_IN.get(mine.issue_type, ())
+        if grew and not (mine.step < other.step and mine.severity >= Severity.HIGH):
             return False
-        if mine.issue_type not in STANDING and mine.step > other.step + LAG:
+        if not self._fits(other) or mine.severity < min(other.severity, Severity.MEDIUM):
             return False
-        if mine.healed_step is not None and mine.issue_type not in STANDING and mine.healed_step + LAG < other.step:
-            return False
-        if mine.severity < min(other.severity, Severity.MEDIUM):
-            return False
-        if "" in self.names or EXPLAINS[mine.issue_type][other.issue_type] is Where.RUN:
+        if "" in self.names or _where(mine.issue_type, other.issue_type) is Where.RUN:
             return True
         return all(
             layer in self.names or layer in self.around or not self.names.isdisjoint(_around(layer))
             for layer in other.layers
         )
+
+    def _fits(self, other: Issue) -> bool:
+        """Whether the times of this issue and of what it may explain fit."""
+        mine = self.issue
+        if other.open and not mine.open:
+            return False
+        if mine.issue_type in ENDS_IN.get(other.issue_type, ()) and other.step < mine.step:
+            return False
+        healed = mine.healed_step is not None and mine.healed_step + LAG < other.step
+        return mine.issue_type in STANDING or (mine.step <= other.step + LAG and not healed)
 
 
 def _around(name: str) -> list[str]:

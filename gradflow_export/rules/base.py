@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.history import History
 
 
@@ -86,6 +86,10 @@ class Rule(abc.ABC):
         Returns:
             Findings, most important first; empty when nothing is wrong or the evidence does not suffice.
         """
+
+    def lasts(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - most issues are over when not seen
+        """Return whether an issue is still there although it has not been found for ``heal`` evaluations."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -107,11 +108,12 @@ class Judge:
         record = before_clipping(record)
         self._history.add(record)
         events: list[int] = []
+        loss = record.value("loss")
         for index, rule in self._concerned(record):
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
             findings = self._ask(index, rule, record)
-            if findings or (findings is not None and self._watches[index]):
+            if findings or (findings is not None and self._watches[index] and not self._blind(index, loss)):
                 events += self._settle(index, rule, record.step, findings)
         self._meant += [self._issues[number] for number in events if number in self._quiet]
         told = tuple(self._issues[number] for number in events if number not in self._quiet)
@@ -171,7 +173,8 @@ class Judge:
         events: list[int] = []
         watches = self._watches[index]
         for item in [item for item in self._open if item.rule == index]:
-            if all(watches[key].negatives >= rule.heal for key in item.keys):
+            over = all(watches[key].negatives >= rule.heal for key in item.keys)
+            if over and not rule.lasts(self._issues[item.number], self._history):
                 healed = replace(self._issues[item.number], healed_step=step)
                 self._issues[item.number] = healed
                 self._open.remove(item)
@@ -237,8 +240,14 @@ class Judge:
             for issue in self._issues.values()
         )
 
-    def _numerical(self) -> bool:
-        return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in self._open)
+    def _numerical(self, but: int | None = None) -> bool:
+        """Whether the run is non-finite, as another rule than ``but`` told."""
+        open_ones = (item for item in self._open if item.rule != but)
+        return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in open_ones)
+
+    def _blind(self, index: int, loss: float | None) -> bool:
+        """Whether a rule that finds nothing has seen nothing, because the run is not finite."""
+        return self._numerical(index) or (loss is not None and not math.isfinite(loss))
 
     def _forget(self, step: int) -> None:
         """Drop what can no longer matter, so that memory stays bounded."""

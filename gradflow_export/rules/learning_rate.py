@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import fell, no_better
 from gradflow_export.rules.history import History
@@ -104,15 +104,28 @@ class LearningRate(Rule):
         )
         return found[:1]
 
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether a rate that was too large is as it was, and the loss no better than at first.
+
+        Steps become small where units have died of them.
+        """
+        loss, rate = history.run("loss"), history.run("learning_rate")
+        if issue.cause != "too large" or not rate.count or rate.last < 0.5 * rate.high:
+            return False
+        now = median(loss.values[-10:])
+        return not now < self.fallen * loss.first
+
     def _large(self, history: History, first: float, now: float) -> Iterable[Finding]:
         steps, ratios = _steps_of_layers(history, self.gain)
         big = ratios >= self.replaced
         if int(big.sum()) < self.times or now < self.fallen * first:
             return
         rate, worst = history.run("learning_rate"), float(ratios[big].max())
-        lower = (
-            f" from {number(rate.high)} to about {number(rate.high / max(worst / 1e-2, 10.0))}" if rate.count else ""
-        )
+        # Later steps may be those of a run that has exploded: the first one tells how much too large the rate is.
+        begun = _first_step(history, self.gain)
+        begun = begun if begun >= self.replaced else float(ratios[int(np.argmax(big))])  # not where rates rose
+        times = min(max(begun / 1e-2, 10.0), 1e3)
+        lower = f" from {number(rate.high)} to about {number(rate.high / times)}" if rate.count else ""
         message = (
             f"{int(big.sum())} of {len(ratios)} steps that were measured changed half of the layers' weights by more "
             f"than {number(100 * self.replaced)} % of their size, up to {number(100 * worst)} %, and the loss went "
@@ -233,6 +246,20 @@ class LearningRate(Rule):
         yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
 
 
+def _usual(history: History, gain: float) -> list[int]:
+    """Return the places of layers that began with weights of a usual size among those whose steps were read."""
+    ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
+    usual = {site for site, first in zip(gains.sites, gains.first.tolist(), strict=True) if first >= gain}
+    return [index for index, site in enumerate(ratios.sites) if site in usual]
+
+
+def _first_step(history: History, gain: float) -> float:
+    """Return the median over these layers of the first update to weight ratio that was read; 0 without any."""
+    first = history.at_sites("parameter.update_ratio").first[_usual(history, gain)].astype(np.float64)
+    first = first[np.isfinite(first)]
+    return median(first) if first.size else 0.0
+
+
 def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int64], Floats]:
     """Return the median update to weight ratio over the layers that began with weights of a usual size.
 
@@ -242,9 +269,7 @@ def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int6
     Returns:
         Steps and ratios, 0 where nothing was read. Shape of both: ``[readings]``.
     """
-    ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
-    usual = {site for site, first in zip(gains.sites, gains.first.tolist(), strict=True) if first >= gain}
-    columns = [index for index, site in enumerate(ratios.sites) if site in usual]
+    ratios, columns = history.at_sites("parameter.update_ratio"), _usual(history, gain)
     values = (ratios.values - site_margins(history, "parameter.update_ratio"))[:, columns].astype(np.float64)
     told = ratios.present[:, columns] & np.isfinite(values)
     counts = told.sum(axis=1)

@@ -14,6 +14,9 @@ from gradflow_export.records.step_record import IssueType, Reading, Severity, St
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History
 
+GROWING = 64
+"""Losses looked back at from one that is not finite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numerical(Rule):
@@ -23,8 +26,12 @@ class Numerical(Rule):
     Otherwise forward order comes first: the first block with a non-finite output. With finite outputs, or none
     measured, the first non-finite gradient in backward order, which is the last in order of registration. Every tensor
     is looked at, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
+
+    Attributes:
+        runaway: Factor above the first loss from which on what is not finite after it has overflowed.
     """
 
+    runaway: float = 1e3
     patience: int = 1
 
     name: ClassVar[str] = "numerical"
@@ -39,7 +46,7 @@ class Numerical(Rule):
         "block.output_rms",
         "block.gradient_norm",
     )
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm", "learning_rate")
     quiet: ClassVar[bool] = False
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -55,6 +62,7 @@ class Numerical(Rule):
         layers, place, advice = (
             self._explain(bad_loss, outputs, weights, gradients, record, history) if origin is None else origin[:3]
         )
+        advice = (None if record.get("origin.input") is not None else self._overflow(record, history)) or advice
         what = []
         if bad_loss and loss is not None:
             what.append(f"the loss is {number(loss)}")
@@ -70,6 +78,23 @@ class Numerical(Rule):
         known = "" if rank is None else f"step {record.step}, rank {int(rank)}"
         cause = known if origin is None else origin[3]
         return (Finding(IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice, origin=cause),)
+
+    def _overflow(self, record: StepRecord, history: History) -> str | None:
+        """Return what to do where the loss had grown far above its first before it was no longer finite."""
+        loss = history.run("loss")
+        finite = (loss.steps < record.step) & np.isfinite(loss.values)
+        steps, values = loss.steps[finite][-GROWING:], loss.values[finite][-GROWING:]
+        if not values.size or not loss.first > 0 or not values[-1] > self.runaway * loss.first:
+            return None
+        usual = np.flatnonzero(values <= 10.0 * loss.first)
+        begin = int(usual[-1]) if usual.size else 0
+        rate = history.run("learning_rate")
+        lower = f" from {number(rate.last)}, tenfold or more" if rate.count else ""
+        return (
+            f"the loss grew from {number(float(values[begin]))} to {number(float(values[-1]))} in "
+            f"{int(steps[-1] - steps[begin])} steps before it overflowed: lower the learning rate{lower}, and clip: "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
+        )
 
     def _explain(
         self,
@@ -170,8 +195,9 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "learning rate, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True).",
         "forward": "look at what this module computes: in float16 anything above 65504 overflows (torch.bfloat16 or "
         "float32 there), log, sqrt and divisions need clamp_min(1e-8); if sizes were growing, lower the learning rate.",
-        "loss": "use a loss that works on logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
-        "log(softmax(x)), and clamp what goes into log, sqrt and divisions: x.clamp_min(1e-8).",
+        "loss": "where the loss has a log, sqrt or division, use one that works on logits (F.cross_entropy, "
+        "F.binary_cross_entropy_with_logits) instead of log(softmax(x)), and clamp what goes into log, sqrt and "
+        "divisions: x.clamp_min(1e-8).",
         "backward": "run this step under torch.autograd.detect_anomaly() to see the operation: often sqrt, norm or pow "
         "at 0 (add 1e-8), or torch.where over a branch that is NaN.",
     }

@@ -1,12 +1,13 @@
 """Which issue explains which: one graph of types, and what people read names each cause once."""
 
 import io
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from gradflow_export.cli.checkup import findings
-from gradflow_export.records.causes import EXPLAINS, STANDING, Where, groups, layers_explained_by, with_causes
+from gradflow_export.records.causes import ENDS_IN, EXPLAINS, STANDING, Where, groups, layers_explained_by, with_causes
 from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord, issue_from_json, issue_to_json
 from gradflow_export.report.summary import RunSummary
@@ -82,6 +83,38 @@ def test_an_event_explains_what_begins_with_it_or_later(cause, effect, explained
     """NaN in a step explains the spike of the loss in it, and not one that was there long before."""
     first, second = issue(IssueType.NUMERICAL, step=cause), issue(IssueType.LOSS_SPIKE, layer="", step=effect)
     assert (with_causes([first, second])[1].explained_by is not None) is explained
+
+
+@pytest.mark.parametrize(("kind", "end"), [(kind, end) for kind, ends in ENDS_IN.items() for end in ends])
+@pytest.mark.parametrize(("step", "severity", "explained"), [
+    (5, Severity.CRITICAL, True), (9, Severity.HIGH, True), (10, Severity.CRITICAL, False), (5, Severity.MEDIUM, False),
+])  # fmt: skip
+def test_growth_explains_what_it_ends_in_later(kind, end, step, severity, explained):
+    """What began in earlier steps is the cause, in any layer and order, and is not explained by its end."""
+    one, other = issue(kind, "a", step, severity), issue(end, "b", 10)
+    for order in ((one, other), (other, one)):
+        found = {each.issue_type: each.explained_by for each in with_causes(order)}
+        assert (found[end] == one.key) is explained
+        assert found[kind] is None or not explained
+
+
+def test_no_issue_explains_itself_whatever_the_steps():
+    """Of all steps near each other of five types that may lead round, one is the head and each group has one."""
+    kinds = (IssueType.EXPLODING, IssueType.NUMERICAL, IssueType.DIVERGING, IssueType.DEAD, IssueType.LOSS_SPIKE)
+    for steps in itertools.product((8, 9, 10), repeat=len(kinds)):
+        found = with_causes([issue(kind, "", step) for kind, step in zip(kinds, steps, strict=True)])
+        heads = {each.key for each in found if each.explained_by is None}
+        assert heads
+        assert {each.explained_by for each in found} - {None} <= heads
+
+
+@pytest.mark.parametrize(("cause", "effect"), [
+    (IssueType.WRONG_LOSS, IssueType.EXPLODING), (IssueType.BAD_INIT, IssueType.DEAD),
+])  # fmt: skip
+def test_a_sign_and_zeros_explain_what_they_lead_to_in_other_layers(cause, effect):
+    """A loss that is maximised explodes; of weights that are 0 the units behind them are dead."""
+    found = with_causes([issue(effect, "2", 1, Severity.CRITICAL), issue(cause, "loss", 35)])
+    assert found[0].explained_by == found[1].key
 
 
 def test_a_chain_of_causes_ends_at_the_first_one():

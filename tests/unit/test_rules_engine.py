@@ -15,6 +15,7 @@ from gradflow_export.records.step_record import IssueType, Reading, Severity, St
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.numerical import Numerical
 
 
 def record(step, phase="train", **runs):
@@ -255,3 +256,21 @@ def test_history_ignores_what_no_rule_remembers():
     history = History({"loss"})
     history.add(record(1, overhead=1.0))
     assert history.run("overhead").count == 0
+
+
+def test_nothing_heals_because_the_run_is_no_longer_finite():
+    """What a rule finds no more in losses that are NaN is as it was; it heals in finite ones."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Spoken(Above):
+        """As above, and asked while the run is not finite."""
+
+        quiet: ClassVar[bool] = False
+
+    judge = Judge([Spoken(patience=1, heal=3), Numerical()])
+    feed(judge, [0, 5, *[math.nan] * 20])
+    assert [(issue.issue_type, issue.open) for issue in judge.issues] == [
+        (IssueType.LOSS_SPIKE, True), (IssueType.NUMERICAL, True),
+    ]  # fmt: skip
+    feed(judge, [0] * 8, start=23)
+    assert not any(issue.open for issue in judge.issues)

@@ -13,6 +13,7 @@ from gradflow_export.rules.attention import RankCollapse
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.progress import Stagnation
@@ -642,3 +643,49 @@ def test_the_worst_quarter_of_an_even_chain_is_named(gain, rule):
     norms = {f"blocks.{i}": gain ** (20 - i) for i in range(21)}
     (issue,) = judged(rule, repeat(3, block__gradient_norm=norms)).issues
     assert issue.layers == tuple(f"blocks.{i}" for i in range(6))
+
+
+@pytest.mark.parametrize("place", [{}, {"origin__loss": 1.0}, {"origin__weights": {"a.weight": 0.0}}])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_an_overflow_after_growth_is_told_as_one(place, scale):
+    """Wherever it is seen first and whatever the loss is multiplied by, the rate is named and no log."""
+    losses = [scale * loss for loss in (5.9, 4.0, 6e3, 1e9, 2.8e22)]
+    records = [record(i, loss=v, learning_rate=1.0) for i, v in enumerate(losses, 1)]
+    (issue,) = judged(Numerical(), [*records, record(6, loss=math.inf, **place)]).issues
+    assert f"from {4.0 * scale:.3g} to {2.8e22 * scale:.3g} in 3 steps before it overflowed" in issue.advice
+    assert "lower the learning rate from 1" in issue.advice
+    assert "log" not in issue.advice
+
+
+@pytest.mark.parametrize(("losses", "place"), [
+    ((5.9, 4.0, 3.0), {"origin__loss": 1.0}), ((5.9, 4.0, 40.0), {}), ((5.9, 4.0, 1e9), {"origin__input": 1.0}),
+])  # fmt: skip
+def test_what_did_not_grow_or_entered_is_no_overflow(losses, place):
+    """A loss as it was, or a batch that holds NaN, has another advice."""
+    records = [record(i, loss=v) for i, v in enumerate(losses, 1)]
+    (issue,) = judged(Numerical(), [*records, record(4, loss=math.nan, **place)]).issues
+    assert "overflowed" not in issue.advice
+
+
+def large_steps(first, later, loss=1.1, rate=30.0):
+    """Records of a run whose first steps are far too large, whose later ones are not, and which changes at step 61."""
+    ratios, losses = [first, 1e5, 1e9] + [0.5] * 21 + [later] * 136, [1.09] + [9.4] * 23 + [1.1] * 36 + [loss] * 100
+    for step, (ratio, now) in enumerate(zip(ratios, losses, strict=True), 1):
+        sites = {"parameter__update_ratio": {"a": ratio}, "parameter__initial_gain": {"a": 1.0}}
+        yield record(step, loss=now, update__ratio=ratio, learning_rate=30.0 if step <= 60 else rate, **sites)
+
+
+@pytest.mark.parametrize("first", [0.3, 2.0, 1e8])
+def test_the_rate_that_is_named_comes_from_the_first_step_and_is_bounded(first):
+    """However far later steps went, it lies between a thousandth and a tenth of what it was."""
+    (issue,) = judged(LearningRate(), large_steps(first, 0.5)).issues
+    lower = float(issue.advice.split("to about ")[1].split(";")[0])
+    assert lower == pytest.approx(30.0 / min(max(first / 1e-2, 10), 1000), rel=0.01)
+
+
+@pytest.mark.parametrize(("loss", "rate", "healed"), [(1.1, 30.0, False), (0.5, 30.0, True), (1.1, 0.1, True)])
+def test_a_rate_too_large_does_not_heal_while_nothing_is_better(loss, rate, healed):
+    """Small steps of dead units mend nothing; a lower rate or a lower loss does."""
+    issues = judged(LearningRate(), large_steps(2.0, 1e-6, loss, rate)).issues
+    (issue,) = (each for each in issues if each.cause == "too large")
+    assert issue.open is not healed
