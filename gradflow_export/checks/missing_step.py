@@ -42,6 +42,10 @@ _COPIED = (
     "the model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that "
     "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
 )
+_GATHERED = (
+    "backward passes whose gradients add up, and the optimizer of these parameters has not stepped. Unless gradients "
+    "are accumulated over more passes than that, call its step(), then zero_grad()."
+)
 _TRANSFORMED = (
     "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained so, put what "
     "torch.func returns into .grad of the parameters, then call exporter.step() after each update or step with an "
@@ -49,27 +53,33 @@ _TRANSFORMED = (
 )
 
 
+_watched: weakref.WeakSet[LonelyPasses] = weakref.WeakSet()
+
+
 class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
     A loop that accumulates gradients over many passes does not clear them: it is told of after two hundred, and only
-    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not told of.
+    where an optimizer for these parameters was made; before, one line says what to do if this is not meant. One that
+    updates weights by hand moves them and is not told of.
 
     Args:
         model: Returns the model.
 
     Attributes:
+        model: As given.
         over: Whether a step of the model's own has begun, so that there is nothing to notice any more.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
-        self._model = model
+        self.model = model
         self._before: list[tuple[Slot, Tensor]] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.over = self._told = False
         self._passes = self._foreign_steps = self._calls = 0
         self._called: int | None = None
         self._cleared = True
+        _watched.add(self)
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
@@ -120,6 +130,8 @@ class LonelyPasses:
             self._tell(_UNSEEN)
         elif self._cleared:
             self._tell(_WAITING)
+        else:
+            self._tell(_GATHERED)
         if not (self._cleared or copied) or not rests:
             return []
         return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
@@ -144,18 +156,20 @@ class LonelyPasses:
         return any(id(p) in mine for o in instances(Optimizer) for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
-        model = self._model()
+        model = self.model()
         parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
         shapes = Counter(p.shape for p in parameters)
+        others = [other.model() for other in list(_watched) if other is not self]
+        theirs = {id(p) for other in others if other is not None for p in other.parameters()}
         greatest = 0
         for optimizer in list(self._foreign):
-            held = Counter(p.shape for group in optimizer.param_groups for p in group["params"])
-            stacked = Counter(p.shape[1:] for group in optimizer.param_groups for p in group["params"])
+            tensors = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in theirs]
+            held, stacked = Counter(p.shape for p in tensors), Counter(p.shape[1:] for p in tensors)
             greatest = max(greatest, sum((held & shapes).values()), sum((stacked & shapes).values()))
         return greatest / max(len(parameters), 1)
 
     def _remember(self) -> None:
-        model = self._model()
+        model = self.model()
         found = [] if model is None else [(slot, p) for slot, p in slots(model) if p.requires_grad and p.numel()]
         # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
         self._before = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in found[:FOLLOWED]]

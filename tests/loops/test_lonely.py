@@ -59,3 +59,39 @@ def test_passes_within_a_step_are_not_lonely(kind, caplog):
     assert not [record for record in caplog.records if "no optimizer step" in record.getMessage()]
     assert [record.step for record in writer.records] == [1, 2, 3]
     assert not [issue for issue in exporter.issues if "step" in issue.message and issue.issue_type == "NOT_TRAINING"]
+
+
+def trained(model, optimizer, steps, clear=True, step=True):
+    for _ in range(steps):
+        if clear:
+            optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        if step:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_an_optimizer_of_another_watched_model_holds_no_copies(watched, caplog):
+    """Models of one shape that are trained one after the other are told of only where the other is not watched."""
+    one, other = nn.Linear(8, 2), nn.Linear(8, 2)
+    with caplog.at_level(logging.WARNING), Exporter(one, backends=[MemoryWriter()], strict=True).watch():
+        second = Exporter(other, backends=[MemoryWriter()], strict=True)
+        if watched:
+            second.watch()
+        trained(other, torch.optim.SGD(other.parameters(), lr=0.05), 30)
+        trained(one, torch.optim.SGD(one.parameters(), lr=0.05), 3)
+        second.close()
+    assert any("no step of the model's own" in record.getMessage() for record in caplog.records) is not watched
+
+
+@pytest.mark.parametrize(("clear", "said"), [(True, "were cleared"), (False, "add up")])
+def test_a_step_that_is_missing_is_told_of_after_twenty_passes(clear, said, caplog):
+    """Whether gradients are cleared or not, one line says that the optimizer has not stepped."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with caplog.at_level(logging.WARNING), Exporter(model, backends=[MemoryWriter()], strict=True).watch():
+        trained(model, optimizer, 19, clear, step=False)
+        assert not [record for record in caplog.records if "has not stepped" in record.getMessage()]
+        trained(model, optimizer, 41, clear, step=False)
+    (line,) = [record.getMessage() for record in caplog.records if "has not stepped" in record.getMessage()]
+    assert said in line
