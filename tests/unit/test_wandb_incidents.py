@@ -60,8 +60,8 @@ def test_an_incident_is_told_once_with_what_followed():
 
 def test_what_comes_later_is_another_incident():
     """Each has its own alert."""
-    script = {20: (issue(step=20),), 90: (issue(IssueType.DEAD, layer="b", step=90),)}
-    assert titles(play(Incidents(600.0, 50), script)) == ["gradflow: EXPLODING in a", "gradflow: DEAD in b"]
+    script = {20: (issue(step=20),), 90: (issue(IssueType.MEMORY_LEAK, layer="b", step=90),)}
+    assert titles(play(Incidents(600.0, 50), script)) == ["gradflow: EXPLODING in a", "gradflow: MEMORY_LEAK in b"]
 
 
 def test_slow_steps_do_not_hold_an_alert_for_long():
@@ -89,8 +89,8 @@ def test_an_earlier_session_is_remembered():
     play(first, {20: (issue(step=20),)})
     second = Incidents(600.0, 50)
     second.remember(first.known)
-    script = {20: (issue(step=20),), 22: (issue(IssueType.DEAD, layer="b", step=22),), 90: (issue(step=90),)}
-    assert titles(play(second, script, start=1e6)) == ["gradflow: DEAD in b"]
+    script = {20: (issue(step=20),), 22: (issue(IssueType.MEMORY_LEAK, layer="b", step=22),), 90: (issue(step=90),)}
+    assert titles(play(second, script, start=1e6)) == ["gradflow: MEMORY_LEAK in b"]
 
 
 def test_alerts_are_capped():
