@@ -239,6 +239,7 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
     found = with_causes(issue for issue, _ in report.outcome.issues)
     suspects = [issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM and issue.explained_by is None]
+    print(f"gradflow: {laboratory.reach}", file=sys.stderr)
     for training in survey.trainings:
         battery = Battery(
             laboratory,

@@ -208,7 +208,7 @@ class Battery:
         near = nearness(names, self._suspects)
         if all(each.kind == EXACT for each in treatments):
             return bool(baseline.slow) or near < 2
-        return near == 0
+        return near == 0 and bool(baseline.slow)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
         return sorted(treatments, key=lambda each: nearness([each.name], self._suspects))
