@@ -353,10 +353,10 @@ def _render(report: Report, kind: str) -> str:
             allow_nan=False,
         )
     models = ", ".join(outcome.models) or "no model"
-    head = findings(issues, outcome.steps)
+    summary = findings(issues, outcome.steps)
     if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
-        head = head.replace("nothing found.", "no rule found anything, but the script does not learn.")
-    told = [f"{report.target.name} ({models}), {head}"]
+        summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
+    told = [f"{report.target.name} ({models}), {summary}"]
     for verdict in report.verdicts:
         told += lines(verdict)
     return "\n".join([*told, *(f"{each.title}: {each.text}" for each in report.answers), *report.notes])

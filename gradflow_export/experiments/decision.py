@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradflow_export.rules.evidence import fall
+from gradflow_export.rules.evidence import Floats, fall
 
 LEARNED = 0.9
 """Share of the first loss above which nothing was learned."""
@@ -27,6 +27,8 @@ EQUAL = 1.25
 """Ratio of effects up to which two treatments are named together."""
 FALLS = 2.0
 """Least z-score, over all seeds, of a loss that falls against its own noise."""
+SURE = 3.0
+"""The same where there is no placebo to be compared with."""
 APART = 4.0
 """Least mean of the differences to a placebo's losses on the same batches, in standard errors."""
 LESS = 0.999
@@ -123,12 +125,12 @@ def moves(plain: Sequence[Sequence[float]], placebos: Sequence[Sequence[float]],
         return "it begins with what it learned elsewhere"
     # The seeds are independent of each other, so that the sum of their scores has the variance of their number.
     falls = sum(fall(np.asarray(each[:steps])) for each in plain) / math.sqrt(len(plain))
-    if falls >= FALLS and all(_apart(own[steps:], each[steps:]) for each in given):
+    if falls >= (FALLS if given else SURE) and all(_apart(own[steps:], each[steps:]) for each in given):
         return "it falls steadily"
     return ""
 
 
-def _apart(own: np.ndarray, placebo: np.ndarray) -> bool:
+def _apart(own: Floats, placebo: Floats) -> bool:
     """Return whether a run is better than a placebo on the same batches, beyond noise."""
     differences = placebo - own
     error = float(differences.std(ddof=1)) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
