@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, GradflowError, StorageError
-from gradflow_export.records.causes import worst_first
+from gradflow_export.records.causes import with_causes, worst_first
 from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, worst
 
@@ -98,14 +98,12 @@ class Report:
     @property
     def issues(self) -> list[Issue]:
         """What was found, as the experiments leave it, worst first."""
-        from gradflow_export.experiments.account import cures, weighed
+        from gradflow_export.experiments.account import weighed
 
         found = [issue for issue, _ in self.outcome.issues]
         for verdict in self.verdicts:
             found = weighed(found, verdict)
-        known = {issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM}
-        new = [issue for verdict in self.verdicts for issue in cures(verdict) if issue.issue_type not in known]
-        return sorted([*found, *new], key=worst_first)
+        return sorted(found, key=worst_first)
 
     def line(self, issue: Issue) -> int:
         """Return the line of the script that an issue belongs to, 0 where it is not known."""
@@ -141,6 +139,7 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     output = getattr(options, "output", None)
     if script is not None and not script.is_file():
         raise ArgumentError(f"doctor expects a Python script, got {str(script)!r}, which is no file; give its path.")
+    _budget(getattr(options, "cpu_budget", ""), 1.0)
     if steps < 1:
         raise ArgumentError(f"--steps expects a number of steps of at least 1, got {steps}; for example --steps 50.")
     for place in (output, getattr(options, "html", None)):
@@ -238,7 +237,9 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     if not survey.ended:
         report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
     budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
-    suspects = [issue.issue_type for issue, _ in report.outcome.issues if issue.severity >= Severity.MEDIUM]
+    found = with_causes(issue for issue, _ in report.outcome.issues)
+    suspects = [issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM and issue.explained_by is None]
+    print(f"gradflow: {laboratory.reach}", file=sys.stderr)
     for training in survey.trainings:
         battery = Battery(
             laboratory,
@@ -273,11 +274,14 @@ def _budget(text: str, run: float) -> float:
     if not text:
         return math.inf
     try:
-        return float(text[:-1]) * run if text.endswith("x") else float(text)
-    except ValueError as error:
+        budget = float(text[:-1]) * run if text.endswith("x") else float(text)
+    except ValueError:
+        budget = math.nan
+    if not budget > 0:
         raise ArgumentError(
             f"--cpu-budget expects seconds or a multiple of a run, got {text!r}; for example 60 or 40x."
-        ) from error
+        )
+    return budget
 
 
 def _split(words: Sequence[str], given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]:
@@ -349,7 +353,10 @@ def _render(report: Report, kind: str) -> str:
             allow_nan=False,
         )
     models = ", ".join(outcome.models) or "no model"
-    told = [f"{report.target.name} ({models}), {findings(issues, outcome.steps)}"]
+    summary = findings(issues, outcome.steps)
+    if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
+        summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
+    told = [f"{report.target.name} ({models}), {summary}"]
     for verdict in report.verdicts:
         told += lines(verdict)
     return "\n".join([*told, *(f"{each.title}: {each.text}" for each in report.answers), *report.notes])

@@ -9,7 +9,8 @@ from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
 from gradflow_export.experiments.decision import Trial
-from gradflow_export.experiments.treatments import find, patches
+from gradflow_export.experiments.treatments import EXACT, find, patches
+from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
 
 DEGREE = frozenset({
@@ -78,25 +79,55 @@ def cures(verdict: Verdict) -> list[Issue]:
 def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     """Return issues as the experiments leave them.
 
-    Of each it is said what its cure did. One of degree that its own cure does not relieve is LOW; what is proved from
-    structure or data keeps its severity.
+    Of each it is said what its cure did. One of degree is LOW where the program learns and its own exact cure does not
+    relieve it; what is proved from structure or data keeps its severity, and so does all where the program is ill. What
+    its own cure does not relieve, while another change does, is told with that one.
     """
     if verdict.refused or verdict.baseline is None:
         return list(issues)
-    found = []
+    found, folded = [], []
+    new = cures(verdict)
+    behind = {issue.key: issue.explained_by for issue in with_causes(issues)}
     for issue in issues:
         tried = [
             each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
         ]
         cured = [each for each in tried if each.rescues(verdict.baseline)]
         shown = cured or sorted(tried, key=lambda each: each.effects.get(0, math.inf))[:1]
+        known = issue
         if shown:
             text = "; ".join(effect(each, verdict) for each in shown)
-            kept = bool(cured) or issue.issue_type not in DEGREE
+            exact = any(find(name).kind == EXACT for each in tried for name in each.names)
+            kept = cured or issue.issue_type not in DEGREE or verdict.baseline.ill or not exact
             severity = issue.severity if kept else min(issue.severity, Severity.LOW)
-            issue = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)  # noqa: PLW2901
-        found.append(issue)
-    return found
+            known = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)
+        vain = issue.issue_type in DEGREE and any(not each.rescues(verdict.baseline) for each in tried)
+        lesser = any(each.issue_type == issue.issue_type for each in new) and issue.severity < Severity.HIGH
+        if new and (vain or lesser) and behind[issue.key] is None:
+            folded.append(issue)
+        else:
+            found.append(known)
+    gone = {issue.key for issue in folded}
+    found = [issue for issue in found if behind[issue.key] not in gone]
+    told = {issue.issue_type for issue in found if issue.severity >= Severity.HIGH}
+    also = "".join(
+        f" With it: {each.issue_type} in {each.layer or 'the whole model'}, {each.message}" for each in folded
+    )
+    added = [replace(each, message=each.message + also) for each in new if folded or each.issue_type not in told]
+    return [*found, *added]
+
+
+def remark(verdict: Verdict) -> str:
+    """Return what is told, without a severity, of a program that learns slowly; empty for any other."""
+    if verdict.baseline is None or not verdict.baseline.slow:
+        return ""
+    return " ".join(
+        f"{_sentence(text)}."
+        for text in (
+            verdict.baseline.slow.replace("loss", "cost") if verdict.measured else verdict.baseline.slow,
+            *(f"faster in the same steps: {effect(trial, verdict)}" for trial in verdict.faster),
+        )
+    )
 
 
 def lines(verdict: Verdict) -> list[str]:
@@ -112,7 +143,9 @@ def lines(verdict: Verdict) -> list[str]:
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
     complaint = verdict.baseline.complaint.replace("loss", "cost") if verdict.measured else verdict.baseline.complaint
-    told.append(f"  {_sentence(complaint)}." if verdict.baseline.ill else "  The program learns.")
+    told.append(
+        f"  {_sentence(complaint)}." if verdict.baseline.ill else f"  {remark(verdict) or 'The program learns.'}"
+    )
     for trial in verdict.cures:
         told.append(f"  [CURE] {effect(trial, verdict)}")
         told += [f"    cause {find(name).separates}" for name in trial.names]
@@ -138,6 +171,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "steps": verdict.steps,
         "refused": verdict.refused or None,
         "complaint": (base.complaint or None) if base else None,
+        "remark": remark(verdict) or None,
         "first_loss": [number_to_json(each) for each in base.first] if base else [],
         "loss": [number_to_json(each) for each in base.effect] if base else [],
         "placebos": {name: number_to_json(each) for name, each in base.placebos.items()} if base else {},

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradflow_export.experiments.decision import Baseline, Trial, best
+from gradflow_export.experiments.decision import Baseline, Trial, best, moves
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Scale, effect, scale
 from gradflow_export.experiments.patient import MEASURED
@@ -22,6 +22,7 @@ from gradflow_export.experiments.treatments import (
     TUNING,
     Treatment,
     find,
+    nearness,
     of_kind,
 )
 from gradflow_export.records.issues import IssueType
@@ -31,6 +32,8 @@ LEAST_STEPS = 20
 ECHOES = 0.5
 """Share of steps with a call without gradients from which on a loss may compare a model with what it learned itself."""
 LOOK, STILL = "look", ("look", "no steps")
+RISING = 0.5
+"""Share of the steps from which on a learning rate that rises is one that warms up."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -46,6 +49,7 @@ class Verdict:
         baseline: Runs without treatment, and placebos; ``None`` where they failed.
         trials: Everything that was tried, in order.
         cures: What rescues, the best first; more than one where they are as good.
+        faster: What makes a program that learns slowly learn faster, the best first; no cure.
         curves: Losses of runs by a name for them, for charts.
         facts: What the first run saw.
         measured: The user's yardstick, where it takes the place of the loss.
@@ -61,6 +65,7 @@ class Verdict:
     baseline: Baseline | None = None
     trials: list[Trial] = field(default_factory=list)
     cures: list[Trial] = field(default_factory=list)
+    faster: list[Trial] = field(default_factory=list)
     curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     measured: str = ""
@@ -160,6 +165,12 @@ class Battery:
             tuple(self._first(each) for each in seeds),
             tuple(self._effect(each) for each in seeds),
             {name: self._effect(each) for name, each in given.items() if each.acted and not each.error},
+            moves(
+                [self._course(each) for each in seeds],
+                [self._course(each) for each in given.values() if each.acted and not each.error],
+                verdict.steps,
+                rising=look.facts["rising"] >= RISING,
+            ),
         )
         verdict.seeds = len({each.losses for each in seeds})
         verdict.curves.update({"as it is": look.losses, **{name: each.losses for name, each in given.items()}})
@@ -167,29 +178,40 @@ class Battery:
     def _treat(self) -> None:
         verdict = self.verdict
         assert verdict.baseline is not None
-        ill = verdict.baseline.ill
-        self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else "it learns")
-        exact = self._ordered(of_kind(EXACT, verdict.facts))
-        self._try([(each.name,) for each in exact if self._everything or self._licensed([each.name])])
-        if (ill and not verdict.cures) or self._everything:
-            self._try([(each.name,) for each in self._ordered(of_kind(TUNING, verdict.facts))])
+        ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
+        state = f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns"
+        self._tell(state)
+        exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
+        # What the symptoms accuse is tried with what is exact, and goes before it.
+        accused = [each for each in tuning if nearness([each.name], self._suspects) == 0] if ill or slow else []
+        first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
+        self._try([(each.name,) for each in first])
+        if ((ill or slow) and not verdict.cures) or self._everything:
+            faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
+            self._try([(each.name,) for each in faster if each not in first])
         if ill and not verdict.cures:
             known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
             self._try([names for names in map(tuple, _possible(known)) if len(names) > 1])
             self._name_causes()
+        if slow and not verdict.cures:
+            verdict.faster = best([each for each in verdict.trials if each.rescues(verdict.baseline)])[:1]
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
 
         It is where the program is ill, where what the treatment removes is a mistake in any program, and where the
-        symptoms accuse what it mends.
+        symptoms accuse what it mends. One that learns slowly may have a cause that an exact treatment removes.
         """
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
-        suspected = any(set(each.fixes) & set(self._suspects) for each in treatments)
-        return (baseline is not None and baseline.ill) or suspected or any(each.mistake for each in treatments)
+        if baseline is None or baseline.ill or any(each.mistake for each in treatments):
+            return True
+        near = nearness(names, self._suspects)
+        if all(each.kind == EXACT for each in treatments):
+            return bool(baseline.slow) or near < 2
+        return near == 0 and bool(baseline.slow)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
-        return sorted(treatments, key=lambda each: not set(each.fixes) & set(self._suspects))
+        return sorted(treatments, key=lambda each: nearness([each.name], self._suspects))
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best."""
@@ -217,7 +239,17 @@ class Battery:
             if trial.names in effects and trial.rescues(baseline) and self._licensed(trial.names)
         ]
         if rescued and not verdict.cures:
-            verdict.cures = best(rescued)
+            # A cure that a symptom names goes before one that is exact, and that before one which is not.
+            ranks = {trial.names: self._rank(trial.names) for trial in rescued}
+            verdict.cures = best([trial for trial in rescued if ranks[trial.names] == min(ranks.values())])
+
+    def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
+        return nearness(names, self._suspects) > 0, any(find(name).kind != EXACT for name in names)
+
+    def _course(self, result: Result) -> tuple[float, ...]:
+        if self._scale is None:
+            return result.losses
+        return tuple(self._scale.cost(each) for each in result.measured)
 
     def _effect(self, result: Result) -> float:
         return result.effect if self._scale is None else self._scale.cost(effect(result.measured))

@@ -1,7 +1,7 @@
 """What follows from the runs: whether a program is ill, and which treatment rescues it.
 
 Rescue is not improvement. Most sound scripts are untuned in their first sixty steps, and a better learning rate makes
-them better; the question is whether a program that does not learn begins to.
+them better; the question is whether a program that does not learn begins to. One that learns slowly is not ill.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+
+from gradflow_export.rules.evidence import Floats, fall
 
 LEARNED = 0.9
 """Share of the first loss above which nothing was learned."""
@@ -21,6 +25,18 @@ CONFIRMED = 0.85
 """The same in two more seeds."""
 EQUAL = 1.25
 """Ratio of effects up to which two treatments are named together."""
+FALLS = 2.0
+"""Least z-score, over all seeds, of a loss that falls against its own noise."""
+SURE = 3.0
+"""The same where there is no placebo to be compared with."""
+APART = 4.0
+"""Least mean of the differences to a placebo's losses on the same batches, in standard errors."""
+LESS = 0.999
+"""Share of a placebo's loss below which a difference is not one of rounding."""
+INFORMED = 0.5
+"""Share of a placebo's first losses below which a model begins with what it learned elsewhere."""
+FIRST = 5
+"""First losses of which the typical one is looked at for that."""
 LEAST = 1e-12
 
 
@@ -32,11 +48,13 @@ class Baseline:
         first: First loss of each seed.
         effect: Mean loss after training, of each seed; infinite where a loss was no number.
         placebos: Mean loss after training of the first seed, by the name of the placebo; of those that acted.
+        moves: Why it learns or may begin to, although its loss is hardly lower; empty where nothing says so.
     """
 
     first: tuple[float, ...]
     effect: tuple[float, ...]
     placebos: Mapping[str, float] = field(default_factory=dict)
+    moves: str = ""
 
     def level(self, seed: int) -> float:
         """Return the loss that a treatment has to be better than."""
@@ -62,6 +80,19 @@ class Baseline:
     @property
     def complaint(self) -> str:
         """Why the program is ill, in one sentence; empty where it is not."""
+        return "" if self.slow else self._little
+
+    @property
+    def slow(self) -> str:
+        """What is small though the program learns, in one sentence; empty where it learns well or not at all."""
+        return (
+            f"{self._little}, but {self.moves}"
+            if self.moves and all(map(math.isfinite, self.effect)) and (self._little)
+            else ""
+        )
+
+    @property
+    def _little(self) -> str:
         against = self.against_placebo
         if not all(map(math.isfinite, self.effect)):
             return "the loss does not stay finite"
@@ -75,6 +106,35 @@ class Baseline:
     def ill(self) -> bool:
         """Whether the program does not learn: a licence to treat, no alarm."""
         return bool(self.complaint)
+
+
+def moves(plain: Sequence[Sequence[float]], placebos: Sequence[Sequence[float]], steps: int, *, rising: bool) -> str:
+    """Return why a program learns or may begin to, in a few words; empty where nothing says so.
+
+    Args:
+        plain: Losses of the runs without a treatment, one for each seed, the placebos' first.
+        placebos: Losses of the placebos. After training they are measured on the same batches as the first run.
+        steps: How many steps are training; the others measure its effect.
+        rising: Whether the learning rate still rises.
+    """
+    if rising:
+        return "its learning rate still rises"
+    own = np.asarray(plain[0])
+    given = [np.asarray(each) for each in placebos if len(each) == len(own) > steps]
+    if given and all(np.median(own[:FIRST]) < INFORMED * np.median(each[:FIRST]) for each in given):
+        return "it begins with what it learned elsewhere"
+    # The seeds are independent of each other, so that the sum of their scores has the variance of their number.
+    falls = sum(fall(np.asarray(each[:steps])) for each in plain) / math.sqrt(len(plain))
+    if falls >= (FALLS if given else SURE) and all(_apart(own[steps:], each[steps:]) for each in given):
+        return "it falls steadily"
+    return ""
+
+
+def _apart(own: Floats, placebo: Floats) -> bool:
+    """Return whether a run is better than a placebo on the same batches, beyond noise."""
+    differences = placebo - own
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
+    return bool(differences.mean() > APART * error and own.mean() < LESS * placebo.mean())
 
 
 @dataclass(frozen=True)

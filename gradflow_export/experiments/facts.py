@@ -21,6 +21,7 @@ class Facts(Intervention):
     Attributes:
         decay: Whether an optimizer has a weight decay.
         schedule: Whether a learning rate changes.
+        rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         dropout: Whether dropout acts in training.
         stale: At how many steps gradients of an earlier step were left when the next were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
@@ -48,6 +49,8 @@ class Facts(Intervention):
         self._echoed = False
         self._digest: float | None = None
         self._rates: dict[tuple[int, int], float] = {}
+        self._greatest: dict[tuple[int, int], float] = {}
+        self._rose = 0
         self._roots: dict[int, nn.Module] = {}
         self._known: dict[int, nn.Parameter] = {}
         self._owned: set[int] = set()
@@ -103,6 +106,8 @@ class Facts(Intervention):
             self.decay |= bool(group.get("weight_decay"))
             rate = float(group.get("lr", 0.0))
             self.schedule |= abs(rate - self._rates.setdefault((id(optimizer), number), rate)) > SAME * abs(rate)
+            if rate > self._greatest.setdefault((id(optimizer), number), rate) * (1 + SAME):
+                self._greatest[id(optimizer), number], self._rose = rate, self._steps
         if self._steps >= self.STEPS:
             return
         own = [id(weight) for weight in weights(optimizer)]
@@ -147,4 +152,6 @@ class Facts(Intervention):
             "resettable", "scale", "digests",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
-        return {**told, "echoes": self._echoes / max(self._steps, 1), "optimizers": len(self._optimizers)}
+        steps = max(self._steps, 1)
+        shares = {"echoes": self._echoes / steps, "rising": self._rose / steps}
+        return {**told, **shares, "optimizers": len(self._optimizers)}

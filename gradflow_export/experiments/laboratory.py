@@ -118,6 +118,16 @@ class Laboratory:
             self.end(child)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
+    @property
+    def reach(self) -> str:
+        """What becomes of the files that the program writes, in one sentence."""
+        if self.sandbox.kind == NONE:
+            return "what the script writes is kept, and each start writes it again."
+        safe = ", ".join(map(str, self.sandbox.folders))
+        return (
+            f"what the script writes below {safe} is thrown away; elsewhere it is written, at each of several starts."
+        )
+
     def end(self, child: int) -> None:
         """End a child process and all that it started."""
         end_tree(child)

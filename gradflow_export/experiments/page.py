@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from gradflow_export.experiments.account import effect, lines, patch
+from gradflow_export.experiments.account import effect, lines, patch, remark
 from gradflow_export.experiments.battery import Verdict
 from gradflow_export.experiments.questions import Answer
 from gradflow_export.records.issues import Issue
@@ -54,6 +54,7 @@ def _verdict(verdict: Verdict) -> list[str]:
     if verdict.refused or verdict.baseline is None:
         return ["<h2>Experiments</h2>", f"<p>{escape(lines(verdict)[0])}</p>"]
     parts = ["<h2>Experiments</h2>", f"<p>{verdict.runs} runs of {verdict.steps} steps.</p>"]
+    parts += [f"<p>{escape(remark(verdict))}</p>"] if remark(verdict) else []
     for trial in verdict.cures:
         code = escape(patch(trial, verdict.facts))
         parts.append(f'<div class="cure"><p>{escape(effect(trial, verdict))}.</p><pre>{code}</pre></div>')

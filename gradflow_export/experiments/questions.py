@@ -97,9 +97,9 @@ def _determinism(again: Result, verdict: Verdict) -> Answer | None:
     first = verdict.curves.get("as it is", ())
     if again.error or not first:
         return None
-    differ = next(
-        (at for at, pair in enumerate(zip(first, again.losses, strict=False), start=1) if pair[0] != pair[1]), 0
-    )
+    # NaN differs from itself.
+    pairs = enumerate(zip(map(repr, first), map(repr, again.losses), strict=False), start=1)
+    differ = next((at for at, (one, other) in pairs if one != other), 0)
     if not differ:
         return Answer("Determinism", "Two runs with the same seed have the same losses, bit for bit.")
     return Answer(

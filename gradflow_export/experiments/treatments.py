@@ -7,7 +7,7 @@ that are merely untuned, so that it counts only where a program does not learn.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ TREATMENTS: tuple[Treatment, ...] = (
     ),
     Treatment(
         "Adam with 1e-3",
-        EXACT,
+        TUNING,
         functools.partial(do.OwnAdam, 1e-3),
         "any fault of the optimizer and its options",
         "optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)",
@@ -171,7 +171,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         functools.partial(do.OwnAdam, 1e-2),
         "an optimizer that does not suit the model",
         "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)",
-        (_T.LEARNING_RATE, _T.OPTIMIZER_STATE, _T.STAGNATION),
+        (_T.OPTIMIZER_STATE, _T.LEARNING_RATE, _T.STAGNATION),
     ),
     Treatment(
         "standardize the inputs",
@@ -253,6 +253,14 @@ def find(name: str) -> Treatment:
 def of_kind(kind: str, facts: Mapping[str, Any]) -> list[Treatment]:
     """Return the treatments of a kind that could change a script of which these facts are known."""
     return [each for each in TREATMENTS if each.kind == kind and each.worth(facts)]
+
+
+def nearness(names: Sequence[str], suspects: Collection[IssueType]) -> int:
+    """Return 0 where what symptoms accuse is what treatments mend first, 1 where they mend it too, and else 2."""
+    fixes = [find(name).fixes for name in names]
+    if any(each[0] in suspects for each in fixes if each):
+        return 0
+    return 1 if any(set(each) & set(suspects) for each in fixes) else 2
 
 
 def patches(names: Sequence[str]) -> str:

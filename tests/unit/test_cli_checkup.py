@@ -163,6 +163,8 @@ def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, cap
     assert "is no file" in capsys.readouterr().err
     assert main(["doctor", "--no-try", str(script), "--steps", "0"]) == 2
     assert "--steps expects" in capsys.readouterr().err
+    assert main(["doctor", str(script), "--cpu-budget", "abc"]) == 2
+    assert capsys.readouterr().err.startswith("gradflow: --cpu-budget expects")
     (tmp_path / "broken.py").write_text("def f(:\n", encoding="utf-8")
     assert main(["doctor", "--no-try", str(tmp_path / "broken.py")]) == 2
     assert capsys.readouterr().err.startswith('  File "')

@@ -17,7 +17,8 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
-from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.account import remark, weighed
+from gradflow_export.experiments.battery import Battery, Verdict
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale
@@ -25,6 +26,7 @@ from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
 from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, find, table
+from gradflow_export.records.issues import Issue, IssueType, Severity
 
 SCRIPT = """
     import sys
@@ -35,8 +37,12 @@ SCRIPT = """
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
     decay = 50.0 if "decay" in words else 0.0
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=decay)
+    if "slow" in words or "large" in words:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if "large" in words else 5e-3)
+    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: (s + 1) / 1e4 if "warm" in words else 1.0)
     x = torch.randn(256, 8)
     y = x[:, :3].argmax(1)
+    x *= 1e4 if "large" in words else 1.0
     for step in range(80):
         rows = torch.randint(256, (32,))
         if "stale" not in words:
@@ -46,6 +52,7 @@ SCRIPT = """
         if "early" in words:
             optimizer.zero_grad(set_to_none=False)
         optimizer.step()
+        warm.step()
     """
 
 
@@ -60,10 +67,10 @@ def script(tmp_path, monkeypatch):
     return path
 
 
-def verdict_of(path, *words):
+def verdict_of(path, *words, suspects=()):
     with Laboratory(Target(path, words=words), jobs=2) as laboratory:
         survey = laboratory.look()
-        return Battery(laboratory, survey.trainings[-1], steps=60).run()
+        return Battery(laboratory, survey.trainings[-1], steps=60, suspects=suspects).run()
 
 
 def hashed(folder):
@@ -89,6 +96,35 @@ def test_a_program_that_learns_gets_no_prescription(script):
     assert (verdict.cures, verdict.trials, verdict.refused) == ([], [], "")
     assert not verdict.baseline.ill
     assert verdict.baseline.against_placebo < 0.8
+
+
+@pytest.mark.parametrize("word", ["slow", "warm"])
+def test_a_program_that_learns_slowly_is_not_ill(script, word):
+    """A small learning rate and one that warms up are remarked upon, with what is faster, and nothing is prescribed."""
+    verdict = verdict_of(script, word)
+    assert verdict.baseline.progress > 0.9
+    assert (verdict.cures, verdict.baseline.ill) == ([], False)
+    assert verdict.faster
+    assert "faster in the same steps" in remark(verdict).lower()
+
+
+def test_the_cure_that_a_symptom_names_goes_before_others(script):
+    """Large inputs are standardized, though another optimizer helps as well, and the finding keeps its place."""
+    verdict = verdict_of(script, "large", suspects=[IssueType.DATA_SCALE])
+    assert [trial.names for trial in verdict.cures] == [("standardize the inputs",)]
+    found = Issue(IssueType.DATA_SCALE, Severity.HIGH, "input", 1, 1e4, 10.0, "Inputs are large.", "Scale them.")
+    other = Issue(IssueType.LEARNING_RATE, Severity.HIGH, "", 1, 1.0, 0.1, "Steps are large.", "Lower it.")
+    assert [each.issue_type for each in weighed([found], verdict)] == [IssueType.DATA_SCALE]
+    assert IssueType.LEARNING_RATE not in {each.issue_type for each in weighed([other], verdict)}
+
+
+def test_a_finding_keeps_its_severity_where_nothing_helps_an_ill_program():
+    """Only where a program learns without its exact cure does an issue of degree become LOW."""
+    issue = Issue(IssueType.LEARNING_RATE, Severity.HIGH, "", 1, 1.0, 0.1, "Steps are large.", "Lower it.")
+    tried = Trial(("learning rate x 0.1",), {0: 0.99})
+    for effect, severity in ((0.99, Severity.HIGH), (0.5, Severity.LOW)):
+        verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (effect,) * 3), trials=[tried])
+        assert [each.severity for each in weighed([issue], verdict)] == [severity]
 
 
 def test_a_negative_loss_is_no_yardstick(script):
