@@ -158,7 +158,8 @@ class Exporter(Reports):
         )  # fmt: skip
         self._worker.summary.unread = UNWATCHED
         # Called when it is closed, collected or still there at exit.
-        self._unwatched = weakref.finalize(self, say_unwatched, bool(self._writers and self.settings.verbose))
+        wanted = bool(self._writers and self.settings.verbose)
+        self._unwatched = weakref.finalize(self, say_unwatched, wanted, self._model)
 
     def watch(
         self,

@@ -60,8 +60,7 @@ class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
     A loop that accumulates gradients over many passes does not clear them: it is told of after two hundred, and only
-    where an optimizer for these parameters was made; before, one line says what to do if this is not meant. One that
-    updates weights by hand moves them and is not told of.
+    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not told of.
 
     Args:
         model: Returns the model.
@@ -119,6 +118,7 @@ class LonelyPasses:
             gradients = [p.grad for p, _ in self._held()]
             self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
         if self._passes == GATHERING_PASSES and not self._cleared and self._rests() and self._awaited():
+            self._tell(_GATHERED, GATHERING_PASSES)
             return [_run("wiring.gathering_passes", self._passes)]
         if self._passes != LONELY_BACKWARD_PASSES:
             return []
@@ -130,16 +130,14 @@ class LonelyPasses:
             self._tell(_UNSEEN)
         elif self._cleared:
             self._tell(_WAITING)
-        else:
-            self._tell(_GATHERED)
         if not (self._cleared or copied) or not rests:
             return []
         return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, passes: int = LONELY_BACKWARD_PASSES) -> None:
         if not self._told:
             self._told = True
-            _log.warning("gradflow: %d %s", LONELY_BACKWARD_PASSES, what)
+            _log.warning("gradflow: %d %s", passes, what)
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         """Return the followed parameters that are still there, and what their entries were."""

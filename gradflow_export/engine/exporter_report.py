@@ -34,9 +34,9 @@ MARKS = ("mark", "checkpoint")
 MOST_TEXT = 1000
 
 
-def say_unwatched(wanted: bool) -> None:
-    """Say that an exporter was never told to watch, where anything is printed at all."""
-    if wanted:
+def say_unwatched(wanted: bool, model: weakref.ref[Any]) -> None:
+    """Say that an exporter was never told to watch, where anything is printed at all and its model is still there."""
+    if wanted and model() is not None:
         _log.warning("gradflow: %s; call exporter.watch() before the loop.", UNWATCHED)
 
 

@@ -33,7 +33,8 @@ class Passes:
 
     Args:
         model: Returns the model whose parameters the passes fill in, ``None`` when it is gone.
-        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
+        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one, or
+            where there was none.
 
     Attributes:
         now: What was seen since the last pass began, which is no pass yet.
@@ -72,7 +73,12 @@ class Passes:
         self._closure, self._evaluated = False, []
 
     def begin(self) -> Pass:
-        """Begin a pass; earlier ones whose gradients nobody will use any more are forgotten."""
+        """Begin a pass; earlier ones whose gradients nobody will use any more are forgotten.
+
+        What ``torch.autograd.grad`` sent back before the first pass of a record is none of its gradients.
+        """
+        if not (self._waiting or self.used or self.under):
+            self._on_cleared()
         stamps = self._drop_cleared() if self._waiting else None
         begun, self.now = self.now, Pass()
         self.count()

@@ -84,14 +84,15 @@ def test_an_optimizer_of_another_watched_model_holds_no_copies(watched, caplog):
     assert any("no step of the model's own" in record.getMessage() for record in caplog.records) is not watched
 
 
-@pytest.mark.parametrize(("clear", "said"), [(True, "were cleared"), (False, "add up")])
-def test_a_step_that_is_missing_is_told_of_after_twenty_passes(clear, said, caplog):
-    """Whether gradients are cleared or not, one line says that the optimizer has not stepped."""
+@pytest.mark.parametrize(("clear", "passes", "said"), [(True, 20, "were cleared"), (False, 200, "add up")])
+def test_a_step_that_is_missing_is_told_of(clear, passes, said, caplog):
+    """One line says that the optimizer has not stepped: soon where gradients are cleared, else they may be gathered."""
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with caplog.at_level(logging.WARNING), Exporter(model, backends=[MemoryWriter()], strict=True).watch():
-        trained(model, optimizer, 19, clear, step=False)
+        trained(model, optimizer, passes - 1, clear, step=False)
         assert not [record for record in caplog.records if "has not stepped" in record.getMessage()]
-        trained(model, optimizer, 41, clear, step=False)
+        trained(model, optimizer, 21, clear, step=False)
     (line,) = [record.getMessage() for record in caplog.records if "has not stepped" in record.getMessage()]
     assert said in line
+    assert str(passes) in line

@@ -246,3 +246,22 @@ def test_the_loss_of_a_closure_is_that_of_the_weights_before_the_step(
     records = recorded(exporter)
     assert [record.value("loss") for record in records] == pytest.approx(returned, rel=1e-6)
     assert [record.value("block.gradient_norm", "2") for record in records] == pytest.approx(norms, rel=1e-5)
+
+
+def test_what_grad_sends_back_before_training_begins_is_no_gradient_of_a_step():
+    """A stage of a pipeline rehearses with whatever is in memory, to learn shapes."""
+    norms = []
+    for rehearsed in (False, True):
+        torch.manual_seed(0)
+        model, memory = network(), MemoryWriter()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Exporter(model, backends=[memory], budget=None, strict=True).watch():
+            if rehearsed:
+                x = torch.full((4, 4), float("nan"), requires_grad=True)
+                torch.autograd.grad(model(x).sum(), x)
+            for _ in range(3):
+                optimizer.zero_grad()
+                mean_squared(model).backward()
+                optimizer.step()
+        norms.append([record.get("block.gradient_norm").values.tolist() for record in memory.records])
+    assert norms[0] == norms[1]

@@ -11,7 +11,7 @@ from gradflow_export.writers import JsonlWriter
 
 GOLDEN = """\
 {"kind":"run","v":1,"session":"1-0","started":1.5,"model":"Net","parameters":3,"blocks":[],"rank":0,"world_size":1,\
-"settings":{"limit":"NaN"},"versions":{}}
+"settings":{"limit":"NaN"},"versions":{},"entries":0,"tensors":0,"frozen":0}
 {"kind":"sites","session":"1-0","id":0,"sites":["a","b","c"]}
 {"kind":"step","session":"1-0","step":1,"wall_time":2.5,"phase":"train","rank":0,"run":{"loss":"Infinity"},\
 "sites":{"block.gain":[0,[0.5,null,"NaN"]]}}
