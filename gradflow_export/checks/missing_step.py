@@ -53,9 +53,6 @@ _TRANSFORMED = (
 )
 
 
-_watched: weakref.WeakSet[LonelyPasses] = weakref.WeakSet()
-
-
 class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
@@ -78,7 +75,6 @@ class LonelyPasses:
         self._passes = self._foreign_steps = self._calls = 0
         self._called: int | None = None
         self._cleared = True
-        _watched.add(self)
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
@@ -157,7 +153,7 @@ class LonelyPasses:
         model = self.model()
         parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
         shapes = Counter(p.shape for p in parameters)
-        others = [other.model() for other in list(_watched) if other is not self]
+        others = [other.model() for other in instances(LonelyPasses) if other is not self]
         theirs = {id(p) for other in others if other is not None for p in other.parameters()}
         greatest = 0
         for optimizer in list(self._foreign):

@@ -151,7 +151,7 @@ class Passes:
         mine = [one for one in (*self._waiting, *under) if self._reaches(one, owned) and number not in one.users]
         for one in mine:
             one.users.add(number)
-            one.consumed = self._mask(owned.where, one.consumed)
+            one.consumed = _mask(self._gradients.size, owned.where, one.consumed)
         self.note_step()
         known = set(map(id, self.used))
         new = [one for one in mine if id(one) not in known]
@@ -164,7 +164,7 @@ class Passes:
         The passes themselves are forgotten when their gradients are cleared: until then an optimizer may use them too.
         """
         self.note_step()
-        others = ~self._mask(owned.where, None)
+        others = ~_mask(self._gradients.size, owned.where, None)
         for one in self._waiting:
             if one.touched is None or len(one.touched) != len(others) or (one.touched & others).any():
                 return False
@@ -228,11 +228,6 @@ class Passes:
             live &= ~one.consumed
         return live
 
-    def _mask(self, where: npt.NDArray[np.int64], known: Mask | None) -> Mask:
-        mask = np.zeros(self._gradients.size, dtype=np.bool_)
-        mask[where[where < len(mask)]] = True
-        return mask if known is None or len(known) != len(mask) else mask | known
-
     def _drop_cleared(self) -> list[Stamp] | None:
         """Forget passes whose gradients are gone or were used; return the state of the gradients where it was read."""
         plain = self._stamps is None and all(one.touched is None and not one.users for one in self._waiting)
@@ -278,3 +273,10 @@ class Passes:
         trained = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad]
         self._chosen = trained[:: -(-len(trained) // LOOKED_AT) or 1]
         return self._chosen
+
+
+def _mask(size: int, where: npt.NDArray[np.int64], known: Mask | None) -> Mask:
+    """Mark places, and those that were marked. Shape: ``[size]``."""
+    mask = np.zeros(size, dtype=np.bool_)
+    mask[where[where < len(mask)]] = True
+    return mask if known is None or len(known) != len(mask) else mask | known
