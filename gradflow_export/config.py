@@ -11,10 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gradflow_export import extensions
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
 from gradflow_export.records.ignored import Ignored, ignored
-from gradflow_export.schedule import DENSE_STEPS, PREFLIGHT_STEPS, Schedule
+from gradflow_export.schedule import DENSE_STEPS, INTERVALS, PREFLIGHT_STEPS, Schedule
 
 _log = logging.getLogger("gradflow_export")
 
@@ -116,10 +117,10 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
     """
     values = {} if config is None else _flatten(config)
     values.update({key: value for key, value in given.items() if value is not None or key == "budget"})
-    known = _PLAIN | set(THRESHOLDS)
+    names = _PLAIN | set(THRESHOLDS)
     for key in values:
-        if key not in known:
-            raise ArgumentError(f"unknown setting {key!r}{nearest(key, known | _BESIDE if key in given else known)}")
+        if key not in names:
+            raise ArgumentError(f"unknown setting {key!r}{nearest(key, names | _BESIDE if key in given else names)}")
     for key in ("enabled", "alerts_enabled", "rerun_nonfinite", "synchronous"):
         if not isinstance(values.get(key, True), bool):
             raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}; leave it out for the default.")
@@ -135,8 +136,9 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
             f"synchronous=True does everything within the step and keeps no budget, got budget={values['budget']!r}; "
             "leave one of them out."
         )
+    known = {**INTERVALS, **extensions.intervals(INTERVALS)}
     return Settings(
-        schedule=Schedule(values.get("every", 1), dict(intervals), max(DENSE_STEPS, preflight)),
+        schedule=Schedule(values.get("every", 1), dict(intervals), max(DENSE_STEPS, preflight), known),
         profile=values.get("profile", "robust"),
         thresholds={key: values[key] for key in THRESHOLDS if key in values},
         enabled=values.get("enabled", True),

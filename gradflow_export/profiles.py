@@ -28,8 +28,9 @@ from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradie
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.config import THRESHOLDS
 from gradflow_export.errors import ArgumentError, nearest
+from gradflow_export.extensions import Extension, extensions, made
 from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, RankCollapse
-from gradflow_export.rules.base import Rule
+from gradflow_export.rules.base import Check, Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.diverging import Diverging
 from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
@@ -84,7 +85,8 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
             ``gradient_vanishing_threshold``.
 
     Returns:
-        Frozen rules, ready for :class:`gradflow_export.rules.judge.Judge`.
+        Frozen rules, ready for :class:`gradflow_export.rules.judge.Judge`; in the robust profile those of installed
+        packages too.
 
     Raises:
         ArgumentError: The profile or a threshold is unknown, given under both its names with two values, not a
@@ -152,7 +154,19 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         NotLearning(),
         EmptyLoss(),
         *_fixed(chosen),
+        *made((*extensions("rules"), *extensions("checks")), _further),
     )
+
+
+def _further(extension: Extension) -> Rule:
+    """Return a rule of an installed package."""
+    rule = extension.made()
+    if not isinstance(rule, Check if extension.kind == "checks" else Rule):
+        base = "Check" if extension.kind == "checks" else "Rule"
+        raise TypeError(f"{type(rule).__name__} is no subclass of gradflow_export.rules.base.{base}")
+    if not (rule.needs or rule.evidence):
+        raise ValueError("it names neither metrics in needs nor facts in evidence, so that it would never be asked")
+    return rule
 
 
 def _fixed(values: Mapping[str, float]) -> tuple[Rule, ...]:

@@ -62,12 +62,14 @@ class Schedule:
         every: Steps between two records.
         intervals: Overrides of ``INTERVALS`` by instrument; afterwards the interval of every instrument.
         dense: First steps in which everything but what is dear is read.
+        known: The default interval of every instrument there is.
         chosen: Instruments whose interval was overridden.
     """
 
     every: int = 1
     intervals: Mapping[str, int] = field(default_factory=dict)
     dense: int = DENSE_STEPS
+    known: Mapping[str, int] = field(default_factory=lambda: INTERVALS)
     chosen: frozenset[str] = field(init=False)
     _rare: int = field(init=False, repr=False, compare=False, default=1)
 
@@ -75,10 +77,10 @@ class Schedule:
         object.__setattr__(self, "chosen", frozenset(self.intervals))
         _check_interval("every", self.every)
         for name, interval in self.intervals.items():
-            if name not in INTERVALS:
-                raise ArgumentError(f"intervals names {name!r}, which is no instrument{nearest(name, INTERVALS)}")
+            if name not in self.known:
+                raise ArgumentError(f"intervals names {name!r}, which is no instrument{nearest(name, self.known)}")
             _check_interval(f"intervals[{name!r}]", interval)
-        object.__setattr__(self, "intervals", MappingProxyType({**INTERVALS, **self.intervals}))
+        object.__setattr__(self, "intervals", MappingProxyType({**self.known, **self.intervals}))
         # Nearly all steps of a long run are multiples of none of them, which one division tells.
         object.__setattr__(self, "_rare", math.gcd(*(n for name, n in self.intervals.items() if name != "ranks")))
 
@@ -93,7 +95,7 @@ class Schedule:
             for name, count in sites.items()
             if name not in self.chosen
         }
-        return Schedule(self.every, {**self.intervals, **grown}, self.dense)
+        return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known)
 
     def recorded(self, step: int, spacing: int = 1) -> bool:
         """Return whether this step makes a record at all.

@@ -16,11 +16,11 @@ CORE, PLUGIN = "gradflow_export", "tensorboard_plugin_gradflow"
 FOLDERS = {CORE: ROOT / CORE, PLUGIN: ROOT / "tb_plugin" / PLUGIN}
 
 FLOORS = (
-    {"errors", "native", "hooks.torch_private", "autograd_graph.nodes"},
+    {"errors", "extensions", "native", "hooks.torch_private", "autograd_graph.nodes"},
     {"records", "schedule"},
     {"metrics", "rules", "storage"},
     {"hooks", "report", "writers"},
-    {"autograd_graph", "config", "distributed", "validation"},
+    {"autograd_graph", "config", "distributed", "instruments.base", "validation"},
     {"checks", "instruments"},
     {"profiles"},
     {"engine", "monitor"},
@@ -32,9 +32,10 @@ FLOORS = (
 """Every room, and every module at the top level. Imports go down only."""
 PRIVATE = "hooks.torch_private"
 NODES = "autograd_graph.nodes"
+BASE = "instruments.base"
 TOP, FOLDER = 10, 25
 PLUGIN_MAY_IMPORT = {"records", "storage", "errors"}
-WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "report", "schedule"}
+WITHOUT_TORCH = {"errors", "native", "records", "storage", "rules", "writers", "report", "schedule", "extensions"}
 MUTABLE_CALLS = {
     "list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict",
     "WeakKeyDictionary", "WeakValueDictionary", "WeakSet",
@@ -88,7 +89,7 @@ def part_of(dotted: str) -> str | None:
     pieces = dotted.split(".")
     if pieces[0] != CORE or len(pieces) < 2:
         return None
-    if ".".join(pieces[1:3]) in {PRIVATE, NODES}:
+    if ".".join(pieces[1:3]) in {PRIVATE, NODES, BASE}:
         return ".".join(pieces[1:3])
     exists = (FOLDERS[CORE] / pieces[1]).is_dir() or (FOLDERS[CORE] / f"{pieces[1]}.py").is_file()
     return pieces[1] if exists else "__init__"

@@ -17,6 +17,7 @@ from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 
 FOLLOWED = 4
@@ -57,7 +58,7 @@ class _Arrivals:
         self.later: list[Tensor | None] = []
 
 
-class ArrivalTap:
+class ArrivalTap(Instrument):
     """Follows a few parameters through the backward passes between two steps of their optimizer, while armed.
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
@@ -75,6 +76,7 @@ class ArrivalTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
 
     def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self._model = weakref.ref(model)
@@ -86,6 +88,11 @@ class ArrivalTap:
         self._whole: set[int] | None = None
         self._one_of: dict[int, Slot] = {}
         self._out: Drained = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> ArrivalTap:
+        """Make one for a model."""
+        return cls(setting.model, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

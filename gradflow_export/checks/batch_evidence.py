@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.readings import ClueSample, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
@@ -38,7 +40,7 @@ PASSES = 4
 """Backward passes of one step that are looked at; the micro-batches of an accumulated step are much alike."""
 
 
-class InputTap:
+class InputTap(Instrument):
     """On sampled steps reads the graph of each loss before its backward pass, and takes rows of what it holds.
 
     Rows of inputs, predictions and targets are those of the same samples where that can be told by their number. They
@@ -50,6 +52,7 @@ class InputTap:
     """
 
     instrument: ClassVar[str] = "inputs"
+    interval: ClassVar[int] = 100
     modules = 1
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
@@ -58,6 +61,11 @@ class InputTap:
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
+
+    @classmethod
+    def make(cls, setting: Setting) -> InputTap:
+        """Make one for a model."""
+        return cls(weakref.ref(setting.model), guard=setting.part(cls.instrument))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack gives up everything it holds."""

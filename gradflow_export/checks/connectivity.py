@@ -22,6 +22,7 @@ from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
 from gradflow_export.hooks.parameter_slots import Slot
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import RUN_SITE
@@ -47,7 +48,7 @@ STEPS_BACK = 4
 _OWN = frozenset(vars(nn.Module()))
 
 
-class WiringTap:
+class WiringTap(Instrument):
     """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry.
 
     Args:
@@ -58,6 +59,8 @@ class WiringTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
+    cost: ClassVar[Cost] = "P"
 
     def __init__(
         self, model: nn.Module, *, calls: bool = True, code: CompiledCode | None = None, guard: Guard = unguarded
@@ -76,10 +79,17 @@ class WiringTap:
         self._orphans = 0
         self._frozen: Drained = []
 
+    @classmethod
+    def make(cls, setting: Setting) -> WiringTap:
+        """Make one for a model."""
+        code = setting.code
+        return cls(setting.model, calls=not code.found, code=code, guard=setting.part(cls.instrument))
+
     @property
     def modules(self) -> int:
-        """It reads descriptions, which cost no more for many modules than a step does."""
-        return 1
+        """Each parameter is looked at by itself, and how they hang together seldom changes."""
+        model = self._model()
+        return 1 if model is None else max(sum(1 for _ in model.parameters()) // 2 * 2, 1)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""

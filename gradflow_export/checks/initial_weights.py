@@ -17,6 +17,7 @@ from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
 from gradflow_export.hooks.readings import Clue, ClueSample, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -49,7 +50,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, 
 _TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
 
 
-class InitialTap:
+class InitialTap(Instrument):
     """Reads the weights of layers before the first step, and compares their rows again a few steps later.
 
     Args:
@@ -57,6 +58,7 @@ class InitialTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
 
     def __init__(self, model: nn.Module) -> None:
         self._weights = {
@@ -76,6 +78,11 @@ class InitialTap:
         self._armed = False
         self._steps = 0
         self._out: Drained = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> InitialTap:
+        """Make one for a model."""
+        return cls(setting.model)
 
     @property
     def modules(self) -> int:

@@ -17,6 +17,7 @@ from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
@@ -46,7 +47,7 @@ class _Root(NamedTuple):
     step: int
 
 
-class SumTap:
+class SumTap(Instrument):
     """Reads, while armed, how many losses are nested in each other: l1, l1 + l2, l1 + l2 + l3.
 
     Terms are told by the number autograd gave to the node that made them, which is never given again, so that nothing
@@ -57,6 +58,7 @@ class SumTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -64,6 +66,11 @@ class SumTap:
         self._step = 0
         self._armed = False
         self._told: list[Tensor] = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> SumTap:
+        """Make one for a model."""
+        return cls(setting.model)
 
     @property
     def modules(self) -> int:

@@ -20,6 +20,7 @@ from gradflow_export.hooks.function_spy import Spy, spies_on
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 
 FIRST_LOOKS = 2
@@ -30,7 +31,7 @@ PARTS = 32
 """Children of a model whose own forward pass is not called that are looked at, at most."""
 
 
-class ModeTap:
+class ModeTap(Instrument):
     """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
 
     Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
@@ -45,6 +46,7 @@ class ModeTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
     every_step: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
@@ -66,6 +68,11 @@ class ModeTap:
         self._called = True
         self._parts_quiet: dict[str, float] = {}
         self.placed: list[Placed] = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> ModeTap:
+        """Make one for a model."""
+        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

@@ -16,6 +16,7 @@ from gradflow_export.hooks.module_hooks import ModuleHook, hook_loading
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
@@ -26,7 +27,7 @@ FOLLOWED = 4
 ENTRIES = 256
 
 
-class ReloadTap:
+class ReloadTap(Instrument):
     """Counts calls of ``load_state_dict`` that put the weights of the first step back, while one optimizer goes on.
 
     An optimizer that is made anew begins another training, as for the next fold of a cross-validation.
@@ -37,6 +38,7 @@ class ReloadTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
 
     def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self._model = weakref.ref(model)
@@ -46,6 +48,11 @@ class ReloadTap:
         self._back: list[Tensor] = []
         self._waiting: list[Tensor] = []
         self._armed = False
+
+    @classmethod
+    def make(cls, setting: Setting) -> ReloadTap:
+        """Make one for a model."""
+        return cls(setting.model, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

@@ -19,13 +19,14 @@ from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-class RepeatedTap:
+class RepeatedTap(Instrument):
     """Tells of a layer that one container holds several times, where its calls follow each other or are all the same.
 
     Calls follow each other where what enters one was computed by the one before, as in a stack of blocks; they are the
@@ -38,6 +39,7 @@ class RepeatedTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
 
     def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
         found = list(_repeated(model))
@@ -48,6 +50,11 @@ class RepeatedTap:
         self._steps = 0
         self._inputs: dict[int, list[Callable[[], Tensor | None]]] = {}
         self._rows: dict[str, float] = {}
+
+    @classmethod
+    def make(cls, setting: Setting) -> RepeatedTap:
+        """Make one for a model."""
+        return cls(setting.model, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

@@ -18,6 +18,7 @@ from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
 
 LOOKS = 8
 """Sampled steps that are looked at: structure seldom changes."""
@@ -25,7 +26,7 @@ ROOTS = 2
 """Losses of one of these steps that are read."""
 
 
-class StructureTap:
+class StructureTap(Instrument):
     """In the first sampled steps reads the graph of each loss as a whole, before its backward pass.
 
     Args:
@@ -35,6 +36,7 @@ class StructureTap:
     """
 
     instrument: ClassVar[str] = "inputs"
+    interval: ClassVar[int] = 100
     modules = 1
 
     def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
@@ -44,6 +46,11 @@ class StructureTap:
         self._armed, self._steps, self._roots = False, 0, 0
         self._out: Drained = []
         self._cut: dict[str, bool] = {}
+
+    @classmethod
+    def make(cls, setting: Setting) -> StructureTap:
+        """Make one for a model."""
+        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts everything back."""

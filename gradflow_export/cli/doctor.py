@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradflow_export.cli.checkup import add_options, examine_script, own_words, refuse_without_script
+from gradflow_export.extensions import Extension, active
 
 PLUGIN_GROUP, PLUGIN_NAME = "tensorboard_plugins", "gradflow"
 LEAST_FREE_MB = 100
@@ -131,6 +132,7 @@ def examine(logdir: Path) -> list[Finding]:
         check_python(sys.version_info[:2]),
         *(check_package(need) for need in NEEDS),
         *(_guarded(check) for check in checks),
+        *(check_extension(extension) for extension in active()),
         check_logdir(logdir),
     ]
 
@@ -247,6 +249,15 @@ def check_wandb() -> Finding:
     return Finding(
         "wandb hooks", "note", "; ".join(missing), f"{wandb.__version__} is not tested: pip install 'wandb<0.32'"
     )
+
+
+def check_extension(extension: Extension) -> Finding:
+    """Say whether what another package adds can be loaded."""
+    name = f"extension {extension.name}"
+    if extension.error:
+        package = extension.package.rpartition(" ")[0]
+        return Finding(name, "note", f"{extension} is left out: {extension.error}", f"pip install --upgrade {package}")
+    return Finding(name, "ok", f"{extension}, {extension.value}")
 
 
 def check_logdir(logdir: Path) -> Finding:

@@ -8,6 +8,7 @@ import logging
 import platform
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -16,23 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.checks.arrival_reader import ArrivalTap
-from gradflow_export.checks.batch_evidence import InputTap
-from gradflow_export.checks.connectivity import WiringTap
-from gradflow_export.checks.initial_weights import InitialTap
-from gradflow_export.checks.loss_accumulation import SumTap
 from gradflow_export.checks.missing_step import LonelyPasses
-from gradflow_export.checks.mode_reader import ModeTap
-from gradflow_export.checks.reloads import ReloadTap
-from gradflow_export.checks.repeated_layers import RepeatedTap
-from gradflow_export.checks.structure import StructureTap
 from gradflow_export.config import Settings
 from gradflow_export.distributed.rank_transport import Exchange
 from gradflow_export.engine.external_issues import ToldJudge
 from gradflow_export.engine.forked import new_session
 from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.registry import make_instruments, stepped, taken
 from gradflow_export.engine.step_timer import StepClock
-from gradflow_export.engine.training_loop import Taps, TrainingLoop
+from gradflow_export.engine.training_loop import TOLD, Taps, TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.hooks import torch_private
@@ -41,26 +34,20 @@ from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name,
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
 from gradflow_export.hooks.shard_layout import is_spread, this_rank
-from gradflow_export.instruments.activations.modules import ActivationTap
-from gradflow_export.instruments.architecture import PictureTap
-from gradflow_export.instruments.attention import AttentionTap
-from gradflow_export.instruments.base import SampledTap
+from gradflow_export.instruments.base import Setting, overrides
 from gradflow_export.instruments.blocks import BlockTap
-from gradflow_export.instruments.copies import Copies, CopyTap
+from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
-from gradflow_export.instruments.discrete.updates import DiscreteTap
 from gradflow_export.instruments.gradients.clipping import ClippingTap
 from gradflow_export.instruments.gradients.parameters import GradientTap
 from gradflow_export.instruments.loss import LossTap
 from gradflow_export.instruments.moments import MomentTap
 from gradflow_export.instruments.origin import OriginTap
-from gradflow_export.instruments.policy import PolicyTap
-from gradflow_export.instruments.replicas import ReplicaTap
 from gradflow_export.instruments.runtime import RuntimeTap
 from gradflow_export.instruments.updates import UpdateTap
 from gradflow_export.profiles import profile as rules_of
-from gradflow_export.records.step_record import RunInfo
+from gradflow_export.records.step_record import Issue, Note, RunInfo
 
 _log = logging.getLogger("gradflow_export")
 
@@ -105,29 +92,21 @@ def make_loop(
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    discrete = DiscreteTap(model, pairs=pairs, grids=grids, code=code, guard=part("discrete"))
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(code=code), blocks is None
     block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
-    follow, inputs = part("blocks")(block.follow), InputTap(reference, guard=part("inputs"))
-    wiring, lonely = WiringTap(model, calls=not code.found, code=code, guard=part("wiring")), LonelyPasses(reference)
-    names = tuple(name for name, _ in chosen)
-    picture = PictureTap(model, names, calls=not code.found, guard=part("wiring"))
-    modes, structure = (
-        ModeTap(model, code=code, guard=part("wiring")),
-        StructureTap(model, code=code, guard=part("inputs")),
-    )
-    repeated, sums = RepeatedTap(model, guard=part("wiring")), SumTap(model)
-    see_sums = part("wiring")(sums.see)
-
+    follow, lonely = part("blocks")(block.follow), LonelyPasses(reference)
+    told: deque[Issue | Note] = deque(maxlen=TOLD)
+    given = {"pairs": pairs, "grids": grids, "copies": copies}
+    armed = make_instruments(Setting(model, code, part, tuple(name for name, _ in chosen), told.append, given))
     origin = OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
-    see_origin = part("origin")(origin.see)
+    seeing = [("origin", origin.see), *((tap.instrument, tap.see) for tap in armed if overrides(tap, "see"))]
+    see = [part(name)(look) for name, look in seeing]
+    noticing = [lonely.noticed, *(tap.noticed for tap in armed if overrides(tap, "noticed"))]
 
     def on_root(root: Tensor) -> None:
-        see_origin(root)
-        inputs.see(root)
-        structure.see(root)
-        see_sums(root)
+        for look in see:
+            look(root)
 
     def start_over() -> None:
         block.store.clear()
@@ -152,30 +131,22 @@ def make_loop(
         origin,
         MomentTap(),
         clipping,
-        (*_sampled(model, guard, code), inputs, structure, modes, picture, *([repeated] if repeated.modules else [])),
-        (
-            *([discrete] if discrete.modules else []),
-            *([ReplicaTap(model)] if is_spread() else []),
-            CopyTap(model, copies),
-            wiring,
-            ArrivalTap(model, guard=part("wiring")),
-            sums,
-            InitialTap(model),
-            ReloadTap(model, guard=part("wiring")),
-        ),
+        tuple(tap for tap in armed if not stepped(tap)),
+        tuple(tap for tap in armed if stepped(tap)),
+        taken() | {tap.takes for tap in armed},
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
-    sites.update((tap.instrument, tap.modules) for tap in taps.armed)
-    sites["wiring"] = 2 * tensors  # each parameter is looked at by itself, and how they hang together seldom changes
+    for tap in taps.armed:
+        sites[tap.instrument] = max(tap.modules, sites.get(tap.instrument, 0))
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
-    loop.clock = StepClock(settings.budget, settings.floor)
-    picture.tell, taps.gradients.flagged = loop.told.append, loop.pace.flagged
+    loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
+    taps.gradients.flagged = loop.pace.flagged
 
     def foreign(stranger: Optimizer) -> None:
-        wiring.noticed(stranger)
-        lonely.noticed(stranger)
+        for notice in noticing:
+            notice(stranger)
         taps.loss.passes.note_step()
 
     loop.optimizers = OptimizerSteps(
@@ -188,20 +159,6 @@ def make_loop(
         guard=part("the optimizer step"),
     )
     return loop
-
-
-def _sampled(model: nn.Module, guard: Guard, code: CompiledCode) -> tuple[SampledTap, ...]:
-    """Return the taps for which the model has something to read."""
-    taps: list[SampledTap] = [
-        ActivationTap(ModuleCalls(code=code), model, guard=guard.part("activations")),
-        AttentionTap(model, enabled=not code.found, code=code, guard=guard.part("attention")),
-        PolicyTap(model),
-    ]
-    if any(isinstance(module, (nn.RNNBase, nn.RNNCellBase)) for module in model.modules()):
-        from gradflow_export.instruments.recurrent import RecurrentTap  # noqa: PLC0415 - memory that few models have a use for
-
-        taps.append(RecurrentTap(ModuleCalls(code=code), model, guard=guard.part("recurrent")))
-    return tuple(tap for tap in taps if tap.modules)
 
 
 def say_what_is_not_read(code: CompiledCode) -> None:

@@ -16,6 +16,7 @@ from gradflow_export.engine.notebook import Panel, to_frame
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.extensions import active
 from gradflow_export.records.step_record import Issue, Note, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
@@ -104,6 +105,8 @@ class Reports:
         skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
         if skipped:
             text += f"\n  note   {skipped} steps were left out to keep to the budget; budget=None records every step"
+        added = [str(extension) for extension in active() if not extension.error]
+        text += f"\n  note   extensions: {', '.join(added)}" if added else ""
         aside = [*self._guard.failures, *self._worker.outlets.failed]
         return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
 

@@ -9,8 +9,7 @@ from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Drained
-from gradflow_export.instruments.base import SteppedTap
-from gradflow_export.instruments.discrete.updates import DiscreteTap
+from gradflow_export.instruments.base import Instrument, overrides
 
 
 class HeldStep:
@@ -25,12 +24,12 @@ class HeldStep:
 
     def __init__(
         self,
-        taps: Sequence[SteppedTap],
+        taps: Sequence[Instrument],
         guard: Guard,
         transfer: Callable[[Drained, Bundle], None],
         hand_over: Callable[[Bundle], None],
     ) -> None:
-        self._taps = [tap for tap in taps if isinstance(tap, DiscreteTap)]
+        self._taps = [tap for tap in taps if overrides(tap, "settle")]
         self._settle = [guard.part(tap.instrument)(tap.settle) for tap in self._taps]
         self._by_hand = [guard.part(tap.instrument)(tap.after) for tap in self._taps]
         self._transfer, self._hand_over = transfer, hand_over

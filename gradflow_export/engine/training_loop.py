@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.checks.missing_step import LonelyPasses
-from gradflow_export.checks.mode_reader import ModeTap
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
 from gradflow_export.engine.isolation import Guard
@@ -30,15 +29,13 @@ from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
-from gradflow_export.instruments.base import SampledTap, SteppedTap, Tap
+from gradflow_export.instruments.base import Instrument
 from gradflow_export.instruments.blocks import BlockTap
-from gradflow_export.instruments.discrete.updates import DiscreteTap
 from gradflow_export.instruments.gradients.clipping import ClippingTap
 from gradflow_export.instruments.gradients.parameters import GradientTap
 from gradflow_export.instruments.loss import LossTap
 from gradflow_export.instruments.moments import MomentTap
 from gradflow_export.instruments.origin import OriginTap
-from gradflow_export.instruments.policy import PolicyTap
 from gradflow_export.instruments.runtime import RuntimeTap
 from gradflow_export.instruments.updates import UpdateTap
 from gradflow_export.records.step_record import Issue, Note
@@ -62,11 +59,12 @@ class Taps:
     origin: OriginTap
     moments: MomentTap
     clipping: ClippingTap
-    sampled: tuple[SampledTap, ...] = ()
-    stepped: tuple[SteppedTap, ...] = ()
+    sampled: tuple[Instrument, ...] = ()
+    stepped: tuple[Instrument, ...] = ()
+    takes: frozenset[str] = frozenset()
 
     @property
-    def armed(self) -> tuple[SampledTap, ...]:
+    def armed(self) -> tuple[Instrument, ...]:
         """Those that look on sampled steps only, when they are armed."""
         return (*self.sampled, *self.stepped)
 
@@ -74,33 +72,30 @@ class Taps:
         """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""
         code = self.blocks.calls.code
         if code is None or not code.found:  # compiled code was made with the hooks that there were
-            modes = [placed for tap in self.sampled if isinstance(tap, ModeTap) for placed in tap.placed]
-            yield lay_aside((*self.origin.placed, *self.loss.placed, *modes))
+            others = [placed for tap in self.armed for placed in tap.placed]
+            yield lay_aside((*self.origin.placed, *self.loss.placed, *others))
         yield self.loss.rest()
 
-    def policy(self, policy: object) -> None:
-        """Take the distribution of actions that the user hands over."""
-        for tap in self.sampled:
-            if isinstance(tap, PolicyTap):
-                tap.observe(policy)
+    def hand(self, name: str, value: object) -> None:
+        """Hand something over to the instruments that take it."""
+        for tap in self.armed:
+            if tap.takes == name:
+                tap.take(value)
 
     def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
         """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
-        if "policy" in tensors:
-            part("policy")(self.policy)(tensors.pop("policy"))
-        intended = tensors.pop("intended", None)
-        for tap in self.stepped if intended is not None else ():
-            if isinstance(tap, DiscreteTap):
-                part("intended")(tap.intend)(intended)
-        part("observe")(self.loss.observe)(tensors)
+        for name in self.takes & tensors.keys():
+            part(name)(self.hand)(name, tensors[name])
+        rest = {name: value for name, value in tensors.items() if name not in self.takes}
+        part("observe")(self.loss.observe)(rest)
 
     @property
     def news(self) -> bool:
         """Whether a tap holds what no further step may come to tell of."""
-        return any(tap.news for tap in self.sampled if isinstance(tap, ModeTap))
+        return any(tap.news for tap in self.armed)
 
     @property
-    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | ClippingTap | SampledTap, ...]:
+    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | ClippingTap | Instrument, ...]:
         """Those that see calls."""
         return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
 
@@ -121,6 +116,11 @@ class Taps:
         self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
         for tap in self.armed:
             tap.arm(on=tap.instrument in due)
+
+
+class _Drains(Protocol):
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
 
 
 class TrainingLoop:
@@ -160,14 +160,14 @@ class TrainingLoop:
         self._step_began = self._stepped_for = 0.0
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
-        named: tuple[tuple[str, Tap], ...] = (
+        named: tuple[tuple[str, _Drains], ...] = (
             ("gradients", taps.gradients),
             ("updates", taps.updates),
             ("moments", taps.moments),
             ("loss", taps.loss),
             ("blocks", taps.blocks),
             ("origin", taps.origin),
-            *(("" if getattr(tap, "every_step", False) else tap.instrument, tap) for tap in taps.armed),
+            *(("" if tap.every_step else tap.instrument, tap) for tap in taps.armed),
         )
         self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
         self._due_drains = [drain for _, drain in self._drains]
@@ -381,7 +381,7 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
             bundle.packed.extend(pack(drained))
 
 
-def _drain(tap: Tap, into: Drained) -> None:
+def _drain(tap: _Drains, into: Drained) -> None:
     into.extend(tap.drain())
 
 

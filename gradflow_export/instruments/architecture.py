@@ -20,6 +20,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.records.catalog import MetricSpec
 from gradflow_export.records.step_record import Note
 
@@ -30,7 +31,7 @@ _CLASS = re.compile(r"\s*class\s+(\w+)\b")
 Place = tuple[str, int] | tuple[None, None]
 
 
-class PictureTap:
+class PictureTap(Instrument):
     """Describes the model once, with the first record.
 
     Calls are seen until then, so that it costs nothing afterwards.
@@ -46,6 +47,7 @@ class PictureTap:
     """
 
     instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
 
     def __init__(
         self, model: nn.Module, blocks: tuple[str, ...], *, calls: bool = True, guard: Guard = unguarded
@@ -59,6 +61,13 @@ class PictureTap:
         self._order: dict[int, int] = {}
         self._times: dict[int, int] = {}
         self._over = False
+
+    @classmethod
+    def make(cls, setting: Setting) -> PictureTap:
+        """Make one for a model."""
+        tap = cls(setting.model, setting.blocks, calls=not setting.code.found, guard=setting.part(cls.instrument))
+        tap.tell = setting.note
+        return tap
 
     @property
     def modules(self) -> int:

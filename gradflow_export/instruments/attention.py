@@ -20,6 +20,7 @@ from gradflow_export.hooks.forward_trace import Call, ForwardPasses
 from gradflow_export.hooks.function_spy import attention_spies
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.readings import Drained, Pending, stack_scalars
+from gradflow_export.instruments.base import Cost, Instrument, Need, Setting
 from gradflow_export.instruments.blocks import output_tensor
 from gradflow_export.metrics.attention import (
     SAMPLES,
@@ -71,7 +72,7 @@ class _Known:
     part: bool
 
 
-class AttentionTap:
+class AttentionTap(Instrument):
     """Watches attention on sampled steps, however the model computes it, and what it leaves of its tokens.
 
     Seen are calls of ``scaled_dot_product_attention`` (and so ``nn.MultiheadAttention`` and ``TransformerEncoderLayer``
@@ -93,6 +94,9 @@ class AttentionTap:
     """
 
     instrument: ClassVar[str] = "attention"
+    interval: ClassVar[int] = 50
+    cost: ClassVar[Cost] = "H"
+    needs: ClassVar[frozenset[Need]] = frozenset({"calls"})
 
     def __init__(
         self,
@@ -118,6 +122,11 @@ class AttentionTap:
         self._values: dict[str, dict[int, Tensor]] = {}
         self._residuals: dict[int, Tensor] = {}
         self._inputs: dict[int, Tensor] = {}
+
+    @classmethod
+    def make(cls, setting: Setting) -> AttentionTap:
+        """Make one for a model."""
+        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

@@ -55,9 +55,8 @@ class Passes:
         self._count, self._onto, self._seconds = 0, 0, 0.0
         self._told = 0, 0, 0.0
         self._closure, self._evaluated = False, list[Pass]()
-        self.now = Pass()
         self.used: list[Pass] = []
-        self.scan = False
+        self.now, self.scan = Pass(), False
 
     @property
     def latest(self) -> Pass:

@@ -1,50 +1,137 @@
-"""What every tap is, and the data it gives out."""
+"""What every instrument is: how it is made, when it reads, and what the loop reports to it."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.guards import Part
+from gradflow_export.hooks.module_hooks import Placed
 from gradflow_export.hooks.readings import Drained
+from gradflow_export.records.catalog import MetricSpec
+from gradflow_export.records.step_record import Note
 
 if TYPE_CHECKING:
     from gradflow_export.hooks.optimizer_steps import OptimizerStep
 
+Cost = Literal["c", "G", "P", "H"]
+"""Passes over tensors on a step at which it reads: constant, all gradients, all parameters, outputs of modules."""
 
-class Tap(Protocol):
-    """One instrument.
+Need = Literal["calls", "ranks"]
+"""Without which an instrument is left out: calls of modules outside compiled code, several processes."""
 
-    Hooks return ``None`` and own only their own handles. A tap never waits for the device: no ``.item()``, ``.cpu()``
-    or ``.tolist()``. A tap with hooks of its own also has ``attach() -> ExitStack``; after that stack is closed the
-    model is exactly as it was. The others are told when to read.
+
+@dataclass(frozen=True)
+class Setting:
+    """What an instrument is made from.
+
+    Attributes:
+        model: The unwrapped model; an instrument keeps weak references to it and its modules only.
+        code: Whether calls of modules happen inside compiled code.
+        part: Returns the decorator for hooks of a part, by name: an error is logged once and the part is disabled.
+        blocks: Names of the blocks whose gains are measured, from input to output.
+        note: Takes a remark for the record of the step under way.
+        given: Further arguments of :meth:`gradflow_export.Exporter.watch` by name.
     """
 
-    def drain(self) -> Drained:
-        """Give out what was collected since the last call, and forget it."""
+    model: nn.Module
+    code: CompiledCode
+    part: Callable[[str], Part]
+    blocks: tuple[str, ...] = ()
+    note: Callable[[Note], None] = lambda _: None
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
-class SampledTap(Tap, Protocol):
-    """A tap that sees calls on sampled steps only, when it is armed, and costs nothing on the others."""
+class Instrument:
+    """Reads something of a model while it trains; a subclass overrides what it needs.
+
+    Hooks return ``None`` and own only their own handles. An instrument never waits for the device: no ``.item()``,
+    ``.cpu()`` or ``.tolist()``. After the stack that ``attach`` returns is closed the model is exactly as it was.
+    """
 
     instrument: ClassVar[str]
-    """The name of its interval in ``gradflow_export.schedule.INTERVALS``."""
+    """Its name: of its interval, in the settings and in messages. Several may share one."""
+    interval: ClassVar[int]
+    """Steps between two readings once training has settled."""
+    cost: ClassVar[Cost] = "c"
+    """What a step costs at which it reads."""
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """Without which it is left out."""
+    every_step: ClassVar[bool] = False
+    """Whether it is drained at each recorded step, due or not."""
+    takes: ClassVar[str] = ""
+    """The argument of :meth:`gradflow_export.Exporter.observe` that :meth:`take` is handed."""
+
+    placed: Sequence[Placed] = ()
+    """Hooks that are laid aside on steps that make no record."""
+    armed = False
+    """Whether it reads now."""
+
+    @classmethod
+    def make(cls, setting: Setting) -> Instrument:  # noqa: ARG003 - most need it
+        """Make one for a model.
+
+        Args:
+            setting: The model, and what is known of it.
+
+        Raises:
+            ArgumentError: An argument of ``watch()`` names something that the model does not have.
+            ArgumentTypeError: An argument of ``watch()`` has the wrong type.
+        """
+        return cls()
 
     @property
     def modules(self) -> int:
-        """How many modules it reads; 0 when the model has none, and the tap is then left out."""
+        """How many sites it reads: its interval grows with them; 0 when the model has none, and it is left out."""
+        return 1
+
+    @property
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """The metrics it can give out."""
+        return ()
+
+    @property
+    def news(self) -> bool:
+        """Whether it holds what no further step may come to report."""
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the record of the last step is held for :meth:`settle`."""
+        return False
 
     def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack disarms the tap and gives up everything it holds."""
+        """Begin; closing the returned stack disarms it and gives up everything it holds."""
+        stack = contextlib.ExitStack()
+        stack.callback(self.forget)
+        stack.callback(self.arm, on=False)
+        return stack
 
     def arm(self, *, on: bool) -> None:
-        """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
+        """Begin to read, or with ``on=False`` read no more; calling it again does nothing."""
+        self.armed = on
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
 
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+        return []
 
-class SteppedTap(SampledTap, Protocol):
-    """A sampled tap that looks at parameters around the steps of an optimizer; the loop tells it of them."""
+    def see(self, root: Tensor) -> None:
+        """Look at a loss that is about to be propagated back, of whose graph nothing has been freed."""
+
+    def take(self, value: Any) -> None:
+        """Take what the user hands over with ``observe(<takes>=value)``."""
+
+    def noticed(self, optimizer: Optimizer) -> None:
+        """Take notice of an optimizer that steps and owns no parameter of the model."""
 
     def before(self, step: OptimizerStep) -> None:
         """Look before an optimizer steps."""
@@ -54,3 +141,16 @@ class SteppedTap(SampledTap, Protocol):
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget what was looked at before a step that a gradient scaler skipped."""
+
+    def settle(self) -> None:
+        """Read what came of the last step, now that the next forward pass has begun."""
+
+
+def overrides(instrument: Instrument, method: str) -> bool:
+    """Return whether an instrument does something when the loop reports an event.
+
+    Args:
+        instrument: Any.
+        method: Name of a method of :class:`Instrument`.
+    """
+    return getattr(type(instrument), method) is not getattr(Instrument, method)

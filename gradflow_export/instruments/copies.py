@@ -18,6 +18,7 @@ from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.catalog import MetricSpec, spec
@@ -35,7 +36,7 @@ PARALLEL = 1 - 1e-9
 _Held = tuple[str, Slot, Slot]
 
 
-class CopyTap:
+class CopyTap(Instrument):
     """Reads, while armed, how far copies are apart.
 
     Copies that nobody named are parameters that begin with the same entries and get parallel gradients: those of one
@@ -52,6 +53,8 @@ class CopyTap:
     """
 
     instrument: ClassVar[str] = "replicas"
+    interval: ClassVar[int] = 50
+    cost: ClassVar[Cost] = "P"
 
     def __init__(self, model: nn.Module, copies: Copies = None) -> None:
         self._model = weakref.ref(model)
@@ -59,6 +62,11 @@ class CopyTap:
         self._found: list[_Held] | None = None
         self._armed = False
         self._out: Drained = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> CopyTap:
+        """Make one for a model."""
+        return cls(setting.model, setting.given.get("copies"))
 
     @property
     def modules(self) -> int:

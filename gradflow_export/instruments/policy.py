@@ -17,6 +17,7 @@ from gradflow_export.autograd_graph.provenance import nearest_parameter
 from gradflow_export.errors import nearest
 from gradflow_export.hooks.parameter_names import ParameterNames
 from gradflow_export.hooks.readings import Drained, Pending, stack_scalars
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.policy import discrete_entropy, gaussian_entropy, mean_std
 from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
@@ -31,7 +32,7 @@ NEAREST = 64
 """Nodes of the graph that are looked at for the parameters a distribution comes from."""
 
 
-class PolicyTap:
+class PolicyTap(Instrument):
     """Entropy and spread of the actions a policy would take, and the layer they come from.
 
     Of what one head hands over several times before a step ends the last counts; over several heads means are taken.
@@ -41,12 +42,19 @@ class PolicyTap:
     """
 
     instrument: ClassVar[str] = "policy"
+    interval: ClassVar[int] = 25
+    takes: ClassVar[str] = "policy"
 
     def __init__(self, model: nn.Module) -> None:
         self._names = ParameterNames(weakref.ref(model))
         self._on = False
         self._told: set[str] = set()
         self._values: dict[str, dict[str, Tensor]] = {}
+
+    @classmethod
+    def make(cls, setting: Setting) -> PolicyTap:
+        """Make one for a model."""
+        return cls(setting.model)
 
     @property
     def modules(self) -> int:
@@ -90,6 +98,10 @@ class PolicyTap:
         if self._on:
             with torch.no_grad():
                 self._read(given)
+
+    def take(self, value: Any) -> None:
+        """Take the distribution that ``exporter.observe(policy=...)`` was called with."""
+        self.observe(value)
 
     def _read(self, given: Mapping[str, Any]) -> None:
         logits, probs, std, mask = (given.get(name) for name in ("logits", "probs", "std", "mask"))

@@ -18,6 +18,7 @@ from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.readings import Drained, Sample
+from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.metrics.unrolled import CallLayout, LayerLayout, Unrolled
 from gradflow_export.records.catalog import MetricSpec, spec
 
@@ -96,7 +97,7 @@ class _Taken:
     uncopied: int = 0
 
 
-class RecurrentTap:
+class RecurrentTap(Instrument):
     """Copies a few steps of a few sequences of RNN, LSTM and GRU modules, and of RNNCell, LSTMCell and GRUCell.
 
     Left out are subclasses with a ``forward`` of their own, whose recurrence cannot be known, and modules whose
@@ -105,6 +106,8 @@ class RecurrentTap:
     """
 
     instrument: ClassVar[str] = "recurrent"
+    interval: ClassVar[int] = 100
+    cost: ClassVar[Cost] = "H"
 
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self._calls, self._guard = calls, guard
@@ -115,6 +118,11 @@ class RecurrentTap:
         self._samples = -1
         self._taken: dict[int, _Taken] = {}
         self._known: tuple[_Known, ...] = tuple(known for known, _ in self._found)
+
+    @classmethod
+    def make(cls, setting: Setting) -> RecurrentTap:
+        """Make one for a model."""
+        return cls(ModuleCalls(code=setting.code), setting.model, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

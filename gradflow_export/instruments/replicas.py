@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.instruments.base import Cost, Instrument, Need, Setting
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import dense_entries
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -30,7 +31,7 @@ def checksum(entries: Tensor) -> Tensor:
     return torch.dot(wide, torch.arange(wide.numel(), dtype=torch.float64, device=wide.device).cos())
 
 
-class ReplicaTap:
+class ReplicaTap(Instrument):
     """Reads, before an optimizer steps, checksums of the parameters that lie whole on each rank, while it is armed.
 
     Nothing is compared here: each rank tells its own sums, and rank 0 looks at how far they are apart.
@@ -40,12 +41,20 @@ class ReplicaTap:
     """
 
     instrument: ClassVar[str] = "replicas"
+    interval: ClassVar[int] = 50
+    cost: ClassVar[Cost] = "P"
+    needs: ClassVar[frozenset[Need]] = frozenset({"ranks"})
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = sum(1 for _ in model.parameters())
         self._turn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._armed = False
         self._out: Drained = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> ReplicaTap:
+        """Make one for a model."""
+        return cls(setting.model)
 
     @property
     def modules(self) -> int:

@@ -10,7 +10,8 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
-from gradflow_export.writers.base import Writer
+from gradflow_export.extensions import Extension, extensions, made
+from gradflow_export.writers.base import NoWriter, Writer
 from gradflow_export.writers.sinks import ScalarSink, SinkWriter
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def make_writer(backend: str | Writer | ScalarSink, logdir: str | os.PathLike[st
     """Return the writer that a name stands for, or the writer itself.
 
     Args:
-        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, ``"wandb"``, an object with the four
+        backend: ``"tensorboard"``, ``"jsonl"``, ``"console"``, ``"memory"``, ``"wandb"``, the name of a writer of an
+            installed package, an object with the four
             methods of :class:`Writer`, or one with the method of :class:`~gradflow_export.writers.sinks.ScalarSink`.
         logdir: Directory for the writers that write files.
 
@@ -62,7 +64,23 @@ def make_writer(backend: str | Writer | ScalarSink, logdir: str | os.PathLike[st
             made = __getattr__(class_name)(logdir) if needs_place else __getattr__(class_name)()
             assert isinstance(made, Writer)
             return made
-    raise ArgumentError(f"unknown backend {backend!r}{nearest(backend, (name for name, _, _ in _WRITERS))}")
+    further = {extension.name: extension for extension in extensions("writers")}
+    if backend in further:
+        return _further_writer(further[backend], logdir)
+    known = [*(name for name, _, _ in _WRITERS), *further]
+    raise ArgumentError(f"unknown backend {backend!r}{nearest(backend, known)}")
+
+
+def _further_writer(extension: Extension, logdir: str | os.PathLike[str]) -> Writer:
+    """Return the writer of an installed package, or one that does nothing where that cannot be made."""
+
+    def make(each: Extension) -> Writer:
+        writer = each.made(logdir)
+        if not isinstance(writer, Writer):
+            raise TypeError(f"{type(writer).__name__} is no writer with name, open, write, flush and close")
+        return writer
+
+    return next(made([extension], make), NoWriter(extension.name))
 
 
 def __getattr__(name: str) -> Any:

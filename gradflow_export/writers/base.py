@@ -31,3 +31,26 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Finish; calling it again does nothing."""
+
+
+class NoWriter:
+    """Stands in for a writer of another package that could not be made, so that the run goes on.
+
+    Args:
+        name: Of the other.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, run: RunInfo) -> None:
+        """Do nothing."""
+
+    def write(self, record: StepRecord) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

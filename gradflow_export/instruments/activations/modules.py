@@ -19,6 +19,7 @@ from gradflow_export.hooks.parameter_names import ParameterNames
 from gradflow_export.hooks.readings import Drained, Pending, join_scalars
 from gradflow_export.instruments.activations.fired_units import FiredUnits
 from gradflow_export.instruments.activations.functional import FunctionalRectifiers, feeding_layer
+from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
 from gradflow_export.records.catalog import MetricSpec, spec
@@ -43,7 +44,7 @@ def saturation_kind(module: nn.Module) -> str | None:
     return None
 
 
-class ActivationTap:
+class ActivationTap(Instrument):
     """Watches ReLU, ReLU6, Tanh, Sigmoid, Hardtanh and Hardsigmoid modules while the module calls are armed.
 
     ``F.relu`` and its like are no modules: their units go by the layer that feeds them. Other activations that are
@@ -51,6 +52,8 @@ class ActivationTap:
     """
 
     instrument: ClassVar[str] = "activations"
+    interval: ClassVar[int] = 50
+    cost: ClassVar[Cost] = "H"
 
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
@@ -72,6 +75,11 @@ class ActivationTap:
         self._fired = FiredUnits()
         self._read_together = False
         self._modules = len(self._rectifiers) + len(self._saturating) + (calls.enabled and self._functional.may_be)
+
+    @classmethod
+    def make(cls, setting: Setting) -> ActivationTap:
+        """Make one for a model."""
+        return cls(ModuleCalls(code=setting.code), setting.model, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:

@@ -18,6 +18,7 @@ from gradflow_export.hooks.forward_inputs import ForwardUse
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.instruments.discrete.declared_grids import Grids, check_grids, check_intended, is_store
 from gradflow_export.instruments.discrete.expected_update import Meant, master_of, meant_update
 from gradflow_export.instruments.discrete.nodes import ROWS, Moved, Pairs, check_pairs
@@ -57,7 +58,7 @@ class _Entry:
     expected: Tensor | None = None
 
 
-class DiscreteTap:
+class DiscreteTap(Instrument):
     """Compares the weights that consecutive forward passes use, while it is armed.
 
     What a step meant is known when it ends; what came of it only when the next forward pass has used the weights,
@@ -81,6 +82,9 @@ class DiscreteTap:
     """
 
     instrument: ClassVar[str] = "discrete"
+    interval: ClassVar[int] = 100
+    cost: ClassVar[Cost] = "P"
+    takes: ClassVar[str] = "intended"
 
     def __init__(
         self,
@@ -127,6 +131,12 @@ class DiscreteTap:
         self._done: dict[int, SeenUpdate] = {}
         self._out: Drained = []
 
+    @classmethod
+    def make(cls, setting: Setting) -> DiscreteTap:
+        """Make one for a model."""
+        given = {name: setting.given.get(name) for name in ("pairs", "grids")}
+        return cls(setting.model, **given, code=setting.code, guard=setting.part(cls.instrument))
+
     @property
     def modules(self) -> int:
         """How many tensors are looked at in one step; 0 when none is coarse, complex or on a grid, nor asked for."""
@@ -162,7 +172,7 @@ class DiscreteTap:
             for place in list(self._waiting):
                 tensor = self._use.tensor(place)
                 if _is_readable(tensor):
-                    self._complete(place, self._take(tensor))
+                    self._complete(place, self._copied(tensor))
             self._waiting.clear()
             done, self._done = self._done, {}
             self._out.extend(self._updates.give(done))
@@ -180,7 +190,7 @@ class DiscreteTap:
         self._seen.clear()
         self._intended.clear()
 
-    def intend(self, updates: Mapping[str, Tensor]) -> None:
+    def take(self, updates: Mapping[str, Tensor]) -> None:
         """Take the updates that a rule of the user's own means for tensors of whole numbers, before the step ends.
 
         Args:
@@ -193,7 +203,7 @@ class DiscreteTap:
         check_intended(updates, {name: self._use.tensor(place) for name, place in places.items()})
         if self._armed:
             with torch.no_grad():
-                self._intended.update((places[name], self._take(update)) for name, update in updates.items())
+                self._intended.update((places[name], self._copied(update)) for name, update in updates.items())
 
     def _close(self) -> None:
         self._armed = False
@@ -202,14 +212,14 @@ class DiscreteTap:
         self._done.clear()
         self.forget()
 
-    def _take(self, tensor: Tensor) -> Tensor:
+    def _copied(self, tensor: Tensor) -> Tensor:
         """Return a copy of some rows in double precision, complex where the tensor is."""
         rows = row_sample(tensor, self._share)
         wide: Tensor = rows.to(torch.complex128 if rows.is_complex() else torch.float64, copy=True)
         return wide.resolve_conj()
 
     def _take_real(self, tensor: Tensor) -> Tensor:
-        return real(self._take(tensor))
+        return real(self._copied(tensor))
 
     def _used(self, places: tuple[int, ...]) -> None:
         """Take the weights that a forward pass has just used, for the step before and for the one to come."""
@@ -219,7 +229,7 @@ class DiscreteTap:
             for place in places:
                 tensor = self._use.tensor(place) if look or place in self._waiting else None
                 if _is_readable(tensor):
-                    taken = self._take(tensor)
+                    taken = self._copied(tensor)
                     self._complete(place, taken)
                     if look:  # the last pass before a step counts: what came before it may have been another start
                         self._seen[place] = taken
@@ -244,7 +254,7 @@ class DiscreteTap:
         with torch.no_grad():
             for parameter, place in zip(step.owned.parameters, step.owned.where, strict=True):
                 if int(place) in self._waiting:  # no hook told of a forward pass: it used them as they are
-                    self._complete(int(place), self._take(parameter))
+                    self._complete(int(place), self._copied(parameter))
             if self._armed:
                 self._open[step.optimizer] = list(self._look(step, step.optimizer))
 
@@ -262,13 +272,13 @@ class DiscreteTap:
             gradient = None if step.closure else _dense(parameter.grad)
             if gradient is None and not step.closure:
                 continue
-            used = None if gradient is None else self._take(gradient)
+            used = None if gradient is None else self._copied(gradient)
             if used is not None and step.scale is not None:
                 used = used / step.scale.to(used.device, torch.float64)
             group, scored = optimizer.param_groups[number], place in self._scored
             meant = meant_update(optimizer, parameter, group, self._take_real) if scored else None
             seen = self._seen.get(place)
-            before = self._take(parameter) if seen is None else seen
+            before = self._copied(parameter) if seen is None else seen
             yield _Entry(place, before, used, meant, master_of(optimizer, parameter) is not None)
 
     def after(self, step: OptimizerStep) -> None:
@@ -294,7 +304,7 @@ class DiscreteTap:
             arrived = _dense(parameter.grad)
             if arrived is None:
                 return
-            gradient = self._take(arrived)
+            gradient = self._copied(arrived)
         if gradient.shape == entry.before.shape:
             expected = None if entry.meant is None else entry.meant(real(gradient))
             self._waiting[entry.place] = replace(entry, gradient=gradient, meant=None, expected=expected)
