@@ -84,7 +84,7 @@ def make_instruments(setting: Setting) -> tuple[Instrument, ...]:
 
 def stepped(instrument: Instrument) -> bool:
     """Return whether an instrument looks around the steps of optimizers."""
-    return any(overrides(instrument, event) for event in ("before", "after", "skip"))
+    return any(overrides(instrument, event) for event in ("before", "after", "skip", "settle"))
 
 
 def taken() -> frozenset[str]:

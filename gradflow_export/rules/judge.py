@@ -112,9 +112,7 @@ class Judge:
         for index, rule in self._concerned(record):
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
-            findings = self._ask(index, rule, record)
-            if findings or (findings is not None and self._watches[index] and not self._blind(index, loss)):
-                events += self._settle(index, rule, record.step, findings)
+            events += self._ask(index, rule, record, loss)
         self._meant += [self._issues[number] for number in events if number in self._quiet]
         told = tuple(self._issues[number] for number in events if number not in self._quiet)
         if self._open or any(self._watches):
@@ -135,16 +133,19 @@ class Judge:
             )
         return self._asked[names]
 
-    def _ask(self, index: int, rule: Rule, record: StepRecord) -> tuple[Finding, ...] | None:
+    def _ask(self, index: int, rule: Rule, record: StepRecord, loss: float | None) -> list[int]:
+        """Return the places of the issues that a rule opened or closed; what it returns may be what fails."""
         try:
-            return _split(rule.check(record, self._history), self.ignored)
+            findings = _split(rule.check(record, self._history), self.ignored)
+            if findings or (self._watches[index] and not self._blind(index, loss)):
+                return self._settle(index, rule, record.step, findings)
         except Exception:
             if self._strict:
                 raise
             self._failures[rule.name] = self._failures.get(rule.name, 0) + 1
             self._set_aside.add(index)
             _log.warning("rule %r failed at step %d and is set aside", rule.name, record.step, exc_info=True)
-            return None
+        return []
 
     def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[int]:
         """Return the numbers of the issues that opened or healed."""
