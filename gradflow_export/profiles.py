@@ -23,7 +23,11 @@ from gradflow_export.checks.leakage import SeenAnswers
 from gradflow_export.checks.linear_layers import LinearLimit, NoBend
 from gradflow_export.checks.loss_accumulation import NestedLosses
 from gradflow_export.checks.not_learning import BatchForTime, NotLearning
+from gradflow_export.checks.parameters.bad_init import BadInit
+from gradflow_export.checks.parameters.left_frozen import LeftFrozen
+from gradflow_export.checks.parameters.not_training import NotTraining
 from gradflow_export.checks.reloads import Reloaded
+from gradflow_export.checks.repeated_layers import RepeatedLayer
 from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradient
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.config import THRESHOLDS
@@ -43,10 +47,6 @@ from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnati
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
-from gradflow_export.rules.silent.frozen import LeftFrozen
-from gradflow_export.rules.silent.initial import BadInit
-from gradflow_export.rules.silent.structure import RepeatedLayer
-from gradflow_export.rules.silent.wiring import NotTraining
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.taken_back import TakenBack
 from gradflow_export.rules.units import Dead, Saturated

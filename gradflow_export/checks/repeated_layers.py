@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,10 @@ from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.history import History
 
 LOOKS = 4
 """Sampled steps in which calls are seen."""
@@ -131,3 +136,54 @@ def _children(module: nn.Module) -> list[nn.Module]:
 def _draws(module: nn.Module) -> bool:
     """Whether two calls with the same input differ, as of a head behind dropout that is averaged."""
     return any(isinstance(part, torch_private.Dropout) and part.p > 0 for part in module.modules())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedLayer(Check):
+    """Find a layer that is in one container several times, as by ``[layer] * n``: n layers with the weights of one.
+
+    Reported where each call is given what the one before made, or all are given the same tensor.
+
+    Why it is bad:
+        All entries of the list are one layer: the model has the parameters of one, and every call changes the same
+        weights.
+
+    Example:
+        self.blocks = nn.ModuleList([nn.Linear(64, 64)] * 6)
+
+    Use instead:
+        self.blocks = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
+
+    Not reported:
+        A layer that is registered once and called several times, or registered elsewhere too: it is shared on purpose.
+    """
+
+    patience: int = 2
+    heal: int = 100
+
+    name: ClassVar[str] = "repeated-layer"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
+    evidence: ClassVar[tuple[str, ...]] = ("layer.repeated",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the calls of this record."""
+        del history
+        layers = layers_of(record, "layer.repeated")
+        if not layers:
+            return ()
+        count = max(seen(record, "layer.repeated", site) or 0.0 for site in layers)
+        return (
+            Finding(
+                IssueType.CAPACITY,
+                Severity.MEDIUM,
+                layers,
+                count,
+                1.0,
+                f"{some(layers)} stands {number(count)} times in its container: all are one layer with one set of "
+                "weights.",
+                "make each anew, nn.ModuleList([Block() for _ in range(n)]) in place of [Block()] * n; where one is "
+                "meant to be shared, register it once and call it n times, or say so: watch(ignore=[('CAPACITY', "
+                f"{layers[0]!r})]).",
+                cause="repeated layer",
+            ),
+        )

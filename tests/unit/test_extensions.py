@@ -152,6 +152,13 @@ def test_an_example_is_short(example):
     assert sum(bool(line.strip()) for line in text.splitlines()) <= 50
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_the_page_shows_the_examples(example):
+    """The code in docs/extensions.md is that of the packages."""
+    (module,) = example.glob("*.py")
+    assert f"```python\n{module.read_text()}```" in (ROOT / "docs" / "extensions.md").read_text()
+
+
 def test_extensions_are_listed(site, tmp_path, capsys):
     """``gradflow doctor`` and the report say what other packages add."""
     package(site, "own_instrument", "instruments", INSTRUMENT)

@@ -9,19 +9,36 @@ import numpy as np
 
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, some
+from gradflow_export.rules.base import Check, Finding, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections, owner
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftFrozen(Rule):
-    """Find parameters that are frozen by oversight: for one player's pass, and never freed; or at zero.
+class LeftFrozen(Check):
+    """Find parameters that are frozen by oversight: for another network's backward pass and never unfrozen, or at zero.
 
-    What was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on stepping, was
-    frozen for another player's pass: whoever wants layers to rest from the beginning freezes them before, and whoever
-    wants them to rest later trains them for longer. A matrix that is frozen while all its entries are 0, such as the
-    second factor of an adapter, takes away whatever it is multiplied with.
+    Reported is what was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on
+    stepping; and a matrix that is frozen while all its entries are 0, such as the second factor of an adapter.
+
+    Why it is bad:
+        Of two networks that train against each other, one has stopped: the other wins and learns nothing more. A frozen
+        matrix of zeros takes away whatever it is multiplied with.
+
+    Example:
+        for p in discriminator.parameters():
+            p.requires_grad_(False)
+        generator_loss(discriminator(generator(z))).backward()
+
+    Use instead:
+        for p in discriminator.parameters():
+            p.requires_grad_(False)
+        generator_loss(discriminator(generator(z))).backward()
+        for p in discriminator.parameters():
+            p.requires_grad_(True)
+
+    Not reported:
+        Layers that are frozen from the beginning, or later than the first ``brief`` steps.
 
     Attributes:
         brief: Steps within which the parameters were last trained.
@@ -37,6 +54,7 @@ class LeftFrozen(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "left-frozen"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state",)
     remembers: ClassVar[tuple[str, ...]] = ("connection.state", "parameter.frozen_size")
     by_layer: ClassVar[bool] = True

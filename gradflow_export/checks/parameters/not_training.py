@@ -10,15 +10,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.checks.parameters.passes import blind_passes, gathering_passes, lonely_passes
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
 from gradflow_export.rules.signals import connections, follows, owner, taking_turns
-from gradflow_export.rules.silent.passes import blind_passes, gathering_passes, lonely_passes
 
 Codes = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -35,16 +35,26 @@ class _Told(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotTraining(Rule):
+class NotTraining(Check):
     """Find trainable parameters that are not connected: to the loss, to an optimizer, or to the model.
 
-    Everything is told from descriptions, read in several steps: a connection seen once is a connection. What is
-    left without a gradient must be in an optimizer (whoever leaves it out of both wants it to rest), and modules that
-    are called rarely or that stand in a row of like ones (experts) have a longer time to get one. A gradient that is
-    exactly 0 from the first step on, while others are not, is none; units that are shut are DEAD's and SATURATION's,
-    and a recurrent cell called once or twice in a step has no earlier state whose weights could learn. A follower (a
-    target network, a moving average) is moved by hand: it changes without a gradient, or began as a copy of what learns
-    and is called while gradients are off. Not reported is it, nor what is frozen before the rest (a backbone).
+    Descriptions are read in several steps: a connection seen once is a connection. A gradient that is exactly 0 from
+    the first step on, while others are not, is none.
+
+    Why it is bad:
+        The parameters stay at their random first values, and the rest of the model learns to work around them.
+
+    Example:
+        self.heads = [nn.Linear(64, 10) for _ in range(3)]
+
+    Use instead:
+        self.heads = nn.ModuleList([nn.Linear(64, 10) for _ in range(3)])
+
+    Not reported:
+        Parameters without a gradient that no optimizer holds; modules that are called rarely, or of which only some are
+        chosen (experts), for the first ``rare`` steps; units that are shut, which are DEAD or SATURATION; a recurrent
+        cell called once or twice in a step. A target network or moving average: it changes without a gradient, or began
+        as a copy of what learns and is called while gradients are off. Layers frozen before the rest (a backbone).
 
     Attributes:
         readings: Least number of steps looked at.
@@ -60,6 +70,7 @@ class NotTraining(Rule):
     heal: int = 2
 
     name: ClassVar[str] = "not-training"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share",
