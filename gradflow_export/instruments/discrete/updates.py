@@ -134,8 +134,8 @@ class DiscreteTap(Instrument):
     @classmethod
     def make(cls, setting: Setting) -> DiscreteTap:
         """Make one for a model."""
-        given = {name: setting.given.get(name) for name in ("pairs", "grids")}
-        return cls(setting.model, **given, code=setting.code, guard=setting.part(cls.instrument))
+        pairs, grids, guard = setting.given.get("pairs"), setting.given.get("grids"), setting.part(cls.instrument)
+        return cls(setting.model, pairs=pairs, grids=grids, code=setting.code, guard=guard)
 
     @property
     def modules(self) -> int:
