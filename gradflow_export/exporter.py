@@ -184,7 +184,7 @@ class Exporter(Reports):
             grids: Width of the grid that weights are rounded to when they are used, by name,
                 ``{"phase": 2 * math.pi / 512}``, or one number for what ``pairs`` names, or for every real parameter.
                 A tensor of whole numbers, which may be a buffer, holds places on its grid.
-            copies: Groups of names of parameters, buffers or modules that should hold the same and are told of when
+            copies: Groups of names of parameters, buffers or modules that should hold the same and are reported when
                 they do not: ``[("left", "right")]``.
             ignore: What is meant as it is, besides the setting of that name: ``[("NOT_TRAINING", "pooler")]`` covers
                 what lies within ``pooler``, ``("DEAD", "*.act")`` such names, a type alone every layer.

@@ -73,7 +73,7 @@ class Extension:
 
 @functools.cache
 def extensions(kind: Kind) -> tuple[Extension, ...]:
-    """Return what installed packages add of one kind, by name; what cannot be loaded is told of once, in one line.
+    """Return what installed packages add of one kind, by name; what cannot be loaded is reported once, in one line.
 
     Args:
         kind: One of ``KINDS``.

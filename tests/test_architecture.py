@@ -374,3 +374,19 @@ def write_run(folder: Path) -> None:
     writer.open(RunInfo(session="1732143600123-0", started=1732143600.123, model="MLP", parameters=7))
     writer.write(StepRecord(1, 1732143601.0, (Reading.run("loss", 2.5),)))
     writer.close()
+
+
+OF_OTHERS_PACKAGES = {
+    f"{CORE}.integrations.{name}" for name in ("accelerate", "ignite", "lightning", "stable_baselines3", "transformers")
+}
+"""What needs a framework that is not installed everywhere: ``make test-frameworks`` imports it."""
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_every_module_can_be_imported(backwards):
+    """All modules of both packages are imported in a fresh process, by name and in the opposite order."""
+    names = [name for name in SOURCES if not name.endswith("__main__") and name not in OF_OTHERS_PACKAGES]
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    command = [sys.executable, "-c", code, *sorted(names, reverse=backwards)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

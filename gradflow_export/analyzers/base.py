@@ -136,7 +136,7 @@ class Analyzer:
         self.blocks = None if blocks is None else tuple(blocks)
         given = {name: value for name, value in (thresholds or {}).items() if value is not None}
         self.settings: Settings = make_settings(None, {"intervals": _DENSE, **given})
-        profile(self.settings.profile, self.settings.thresholds)  # so that a bad threshold is told of now
+        profile(self.settings.profile, self.settings.thresholds)  # so that a bad threshold is reported now
         self.recording: Recording | None = None
         self.vector: VectorFlow | None = None
         self.jacobian: JacobianFlow | None = None

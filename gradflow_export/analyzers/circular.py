@@ -32,7 +32,7 @@ class CircularFlow:
 
 
 def circular_flow(recording: Recording) -> CircularFlow:
-    """Return what the last judged window of an analysis told of the path of the weights."""
+    """Return what the last judged window of an analysis reported about the path of the weights."""
     for record in reversed(recording.records):
         found = {
             r.metric.partition(".")[2]: float(r.values[0]) for r in record.readings if r.metric.startswith("flow.")

@@ -115,7 +115,7 @@ class GradientFlowAnalyzer(Analyzer):
 
 
 def _recurrent_lines(recording: Recording) -> list[str]:
-    """Return what the last pass told of recurrent layers."""
+    """Return what the last pass reported about recurrent layers."""
     readings = [r for r in recording.records[-1].readings if r.metric.startswith("recurrent.")]
     return ["Recurrent layers: " + ("" if readings else "none were seen")] + [
         f"  {reading.metric.partition('.')[2]:<18} {site:<20} {number(value)}"

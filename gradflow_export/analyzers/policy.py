@@ -28,7 +28,7 @@ _PARTS = ("logits", "std", "mean", "value")
 
 @dataclass(frozen=True)
 class PolicyStats:
-    """What the passes told of a policy; ``None`` where nothing was extracted.
+    """What the passes reported about a policy; ``None`` where nothing was extracted.
 
     Attributes:
         discrete_entropy_normalized: Mean over the passes of the entropy of discrete actions over that of a uniform
@@ -192,7 +192,7 @@ class RLPolicyAnalyzer(Analyzer):
         )
 
     def _judged(self, stats: PolicyStats, recording: Recording) -> list[Issue]:
-        """Return what the thresholds say, as far as no rule has told of it."""
+        """Return what the thresholds say, as far as no rule has reported it."""
         known = {issue.issue_type for issue in recording.issues}
         found: list[Issue] = []
         if stats.entropy_collapse_risk in {"MEDIUM", "HIGH"} and IssueType.POLICY_COLLAPSE not in known:

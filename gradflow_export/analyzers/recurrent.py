@@ -66,7 +66,7 @@ class LayerDynamics:
 
 @dataclass(frozen=True)
 class RecurrentDynamics:
-    """What the passes told of recurrent layers; the single numbers are those of the layer that remembers longest.
+    """What the passes reported about recurrent layers; single numbers are those of the layer that remembers longest.
 
     Attributes:
         spectral_radius: Greatest magnitude of an eigenvalue of the one-step Jacobian of the state; ``None`` when no
@@ -196,7 +196,7 @@ class RecurrentAnalyzer(Analyzer):
         return tuple(rule for rule in rules if not isinstance(rule, (Subcritical, Supercritical)))
 
     def _judged(self, layers: Mapping[str, LayerDynamics], recording: Recording) -> list[Issue]:
-        """Return what lies outside the band, remembers shortly or has a low rank, as far as no rule has told of it."""
+        """Return what lies outside the band, remembers shortly or has a low rank, as far as no rule has reported it."""
         known = {(issue.issue_type, layer) for issue in recording.issues for layer in issue.layers}
         found = [
             issue for site, layer in layers.items() for issue in (self._outside(site, layer), _low_rank(site, layer))

@@ -48,7 +48,7 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class AttentionStats:
-    """What the passes told of attention; ``None`` where no attention was seen.
+    """What the passes reported about attention; ``None`` where no attention was seen.
 
     Attributes:
         attention_entropy_mean: Mean over layers and heads of the normalised entropy, in [0, 1]; 1 is uniform.

@@ -145,7 +145,7 @@ def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
         least,
         f"Half of the values of {number(100 * share)} % of the features that enter {site or 'the first layer'} lie "
         f"within a thousandth of what all inputs span (mean {number(mean)}, standard deviation {number(spread)}): a "
-        "few extremes set the scale, and the rest cannot be told apart.",
+        "few extremes set the scale, and the rest cannot be distinguished.",
         "find the extremes, print(x.min(), x.max(), x.median()): take marks for missing data (-9999, 1e20) out before "
         "the least and greatest value or the mean are taken, or scale by quantiles.",
         cause="squeezed",

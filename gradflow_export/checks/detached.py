@@ -197,7 +197,7 @@ class CutOff(Check):
     What enters them was drawn by ``sample()`` from a distribution whose parameters train (and whose ``log_prob`` nobody
     asks for), or comes by a step of rounding alone, whose gradient is 0. What comes before has another part of the
     loss, such as a divergence from a prior, so that gradients are there and only this one is not. Where it has none,
-    all its gradients are 0, and :class:`~gradflow_export.checks.parameters.not_training.NotTraining` tells of that.
+    all its gradients are 0, and :class:`~gradflow_export.checks.parameters.not_training.NotTraining` reports that.
 
     Why it is bad:
         One part of the loss never reaches the layers before the draw or the rounding. They train by the other part

@@ -23,11 +23,11 @@ _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_train
 class WrongMode(Check):
     """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
 
-    Noise in evaluation is told of a model that answers a question alone, in which all losses are of predictions against
-    targets that are classes or one number for each sample, and where the same data are not evaluated several times:
-    what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode count
-    as evaluation where they come between some steps only: methods that need one for each step
-    (pseudo-labels, adversarial directions) are in order. Where a model itself is never called, calls of its children
+    Noise in evaluation is reported for a model that answers a question alone, in which all losses are of predictions
+    against targets that are classes or one number for each sample, and where the same data are not evaluated several
+    times: what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode
+    count as evaluation where they come between some steps only: methods that need one for each step (pseudo-labels,
+    adversarial directions) are in order. Where a model itself is never called, calls of its children
     count, of a model that answers a question alone. A model that trains in evaluation mode from the first step
     has its statistics frozen on purpose.
 

@@ -256,9 +256,9 @@ class SeenAnswers(Check):
     """Find models that are to predict the next word of a sequence and can see it: no causal mask, or one turned round.
 
     Targets that are the words of the input moved on by one, word for word, are proof of the task; attention of a place
-    to the next one, or a recurrent layer that reads these words from the end, that the answer is in sight. The loss
-    then falls to nothing, and of a text that is to be written nothing is known. What encodes another sequence, a prefix
-    of which most targets do not count, and targets that are not moved are left in peace.
+    to the next one, or a recurrent layer that reads these words from the end, that the target is among the inputs. The
+    loss then falls to nothing, and of a text that is to be written nothing is known. What encodes another sequence, a
+    prefix of which most targets do not count, and targets that are not moved are not reported.
 
     Why it is bad:
         The loss goes to next to nothing while the model reads the answer instead of predicting it. Where text is
@@ -305,6 +305,6 @@ class SeenAnswers(Check):
                 "hide what comes later: F.scaled_dot_product_attention(q, k, v, is_causal=True), mask=nn.Transformer."
                 "generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, n).triu(1).bool(), -inf); "
                 "recurrent layers with bidirectional=False.",
-                cause="answers in sight",
+                cause="target leakage",
             ),
         )

@@ -85,7 +85,7 @@ class LinearLimit(Check):
 
     What the best linear fit leaves still depends on the inputs (z of at least ``sure``, in two tests on end), while the
     loss is at no less than ``level`` of the best constant answer's. A deep linear network on a linear problem, a
-    factorisation of low rank and a single layer are left in peace.
+    factorisation of low rank and a single layer are not reported.
 
     Why it is bad:
         A linear map has reached what it can, and what is left of the targets still depends on the inputs: more training

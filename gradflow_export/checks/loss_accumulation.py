@@ -202,7 +202,7 @@ class NestedLosses(Check):
         total += loss.item()
 
     Not reported:
-        Losses that share a part of their graph and do not hold each other; gradients that are cleared in between; a
+        Losses that share a part of their graph and are not part of each other; gradients that are cleared in between; a
         loss that holds another's once, as of two players.
 
     Attributes:

@@ -56,8 +56,8 @@ _TRANSFORMED = (
 class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
-    A loop that accumulates gradients over many passes does not clear them: it is told of after two hundred, and only
-    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not told of.
+    A loop that accumulates gradients over many passes does not clear them: it is reported after two hundred, and only
+    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not reported.
 
     Args:
         model: Returns the model.

@@ -35,7 +35,7 @@ class ModeTap(Instrument):
     """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
 
     Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
-    mode, and at the 4th, 8th, 16th and so on. Told of are dropout and noise of a continuous distribution; choices that
+    mode, and at the 4th, 8th, 16th and so on. Reported are dropout and noise of a continuous distribution; choices that
     are drawn, as of an action or a token, are what some models are for. Where a step has come and the model itself was
     not called, calls of its children are passes until it is: some training loops never call anything else.
 
@@ -81,7 +81,7 @@ class ModeTap(Instrument):
 
     @property
     def news(self) -> bool:
-        """Whether something was seen in evaluation that no step has told of yet."""
+        """Whether something was seen in evaluation that no step has reported yet."""
         return bool(self._dropout or self._noise)
 
     def attach(self) -> contextlib.ExitStack:

@@ -32,7 +32,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 class RepeatedTap(Instrument):
-    """Tells of a layer that one container holds several times, where its calls follow each other or are all the same.
+    """Reports a layer that one container holds several times, where its calls follow each other or are all the same.
 
     Calls follow each other where what enters one was computed by the one before, as in a stack of blocks; they are the
     same where the same tensor enters each. A layer that is registered a second time outside of the container, and one

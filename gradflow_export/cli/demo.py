@@ -97,7 +97,7 @@ def _train(program: Program, folder: Path, steps: int) -> None:
             program.criterion(program.model(inputs), targets).backward()
             program.optimizer.step()
     show(exporter.report())
-    print(f"accuracy on data kept aside: {program.accuracy():.1%}")
+    print(f"held-out accuracy: {program.accuracy():.1%}")
 
 
 def _title(name: str, fault: str) -> str:

@@ -1,4 +1,4 @@
-"""``gradflow doctor``: what is installed, what would fail, and the way out; with a script, what is wrong with it."""
+"""``gradflow doctor``: checks the installation and prints a fix for each problem; with a script, checks that."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the parser."""
     parser = commands.add_parser(
         "doctor",
-        help="what is installed, what would fail, and the way out; or what is wrong with a training script",
+        help="check the installation and print a fix for each problem; or report what is wrong with a training script",
         description="Without a script: check this installation. With one: run it for a few optimizer steps, say which "
         "mistakes it makes silently, and run it again with one change at a time to see which makes it learn; exit "
         "status 1 for a HIGH or CRITICAL finding or a confirmed cure, 2 when the script fails or trains nothing. What "

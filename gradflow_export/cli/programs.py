@@ -44,7 +44,7 @@ class Program:
         optimizer: Owns every parameter, except where the fault is ``stagnation``.
         criterion: Takes logits ``[batch, classes]`` and targets ``[batch]``.
         batches: Endless, seeded stream of inputs and targets.
-        accuracy: Computes the share of right answers on data kept aside, from 0 to 1.
+        accuracy: Computes the share of right answers on held-out data, from 0 to 1.
         before_step: Called with the step number, from 1, before each forward pass.
     """
 
@@ -343,7 +343,7 @@ def _broken_at(step: int, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _text() -> tuple[Tensor, Tensor]:
-    """Return characters to learn from and characters kept aside, as codes from 0. Shapes: ``[n]``, ``[m]``."""
+    """Return characters to learn from and held-out characters, as codes from 0. Shapes: ``[n]``, ``[m]``."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = [folder / name for name in _SOURCES if (folder / name).is_file()]
     if len(files) < 2:

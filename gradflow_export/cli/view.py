@@ -55,7 +55,7 @@ def run_view(args: argparse.Namespace) -> int:
 
 
 def _stop_at_eof(server: Any) -> None:
-    """Stop serving when whoever started this process has closed its end of the pipe, or is no more."""
+    """Stop serving when the process that started this one has closed its end of the pipe, or is no more."""
     while sys.stdin.read(4096):
         pass
     server.shutdown()

@@ -244,7 +244,7 @@ class BackwardPassDiagnostics:
 
 
 def _intervals(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the intervals that were chosen, and 1 for what the report tells of."""
+    """Return the intervals that were chosen, and 1 for what the report is about."""
     chosen = make_settings(given.get("config"), {"intervals": given.get("intervals")}).schedule
     return {**dict.fromkeys(_EVERY_STEP, 1), **{name: chosen.intervals[name] for name in chosen.chosen}}
 

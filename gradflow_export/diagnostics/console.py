@@ -23,7 +23,7 @@ def report_lines(book: SeriesBook, counts: StabilityCounts, updates: Mapping[str
     """
     backward = book[TIMING["total_backward_pass"]].seen
     passes = book["runtime.backward_passes"].seen
-    # Without the loss passes cannot be told apart: then there was one, at least, for each set of gradients.
+    # Without the loss passes cannot be distinguished: then there was one, at least, for each set of gradients.
     total = max(round(passes.mean * passes.count), book["gradient.total_norm"].seen.count)
     return [
         "🔍 BACKWARD PASS DIAGNOSTIC REPORT",

@@ -74,5 +74,5 @@ class Analyses:
                     joined.setdefault(name, {}).update(sites)
             except Exception:
                 self._failed.add(sample.metric)
-                _log.warning("gradflow: the analysis of %s failed and is set aside", sample.metric, exc_info=True)
+                _log.warning("gradflow: the analysis of %s failed and is disabled", sample.metric, exc_info=True)
         return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in metrics.items()], facts

@@ -108,7 +108,7 @@ class Reports:
         added = [str(extension) for extension in active() if not extension.error]
         text += f"\n  note   extensions: {', '.join(added)}" if added else ""
         aside = [*self._guard.failures, *self._worker.outlets.failed]
-        return text + (f"\n  note   set aside after an error: {', '.join(aside)}" if aside else "")
+        return text + (f"\n  note   disabled after an error: {', '.join(aside)}" if aside else "")
 
     def print_report(self) -> None:
         """Print :meth:`report`."""
@@ -214,7 +214,7 @@ class Reports:
     def add_issue(self, issue: Issue) -> None:
         """Write an issue that something else found with the record of the step under way, as if a rule had found it.
 
-        It is left out where a rule tells of the same type and layer already, and where ``alerts_enabled`` is False.
+        It is left out where a rule reports the same type and layer already, and where ``alerts_enabled`` is False.
 
         Args:
             issue: Its step becomes that of the record. Once it has gone, hand it over again with any ``healed_step``,

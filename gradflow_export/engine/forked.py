@@ -32,7 +32,7 @@ def begun_here(info: RunInfo | None) -> RunInfo | None:
 
 
 def writers_here(writers: Iterable[Writer]) -> list[Writer]:
-    """Return what takes the place of a parent's writers in this process, those that can; the others are told of."""
+    """Return what takes the place of a parent's writers in this process, those that can; the others are reported."""
     here: list[Writer] = []
     for writer in writers:
         again: Callable[[], Writer] | None = getattr(writer, "in_child", None)

@@ -70,7 +70,7 @@ class HeldStep:
     def ask(self, *, last: bool) -> None:
         """Hand over the step that is held, if nobody can be training meanwhile.
 
-        A thread that asks while another one trains would read weights in the middle of a step; it is told of the step
+        A thread that asks while another one trains would read weights in the middle of a step; it learns of the step
         once the next one has begun.
 
         Args:
@@ -80,6 +80,6 @@ class HeldStep:
             self.release()
 
     def step_by_hand(self, step: OptimizerStep) -> None:
-        """Tell of a step that no optimizer made."""
+        """Report a step that no optimizer made."""
         for after in self._by_hand:
             after(step)

@@ -28,7 +28,7 @@ def where_numbers_are() -> contextlib.AbstractContextManager[object]:
 
 
 class Guard:
-    """Wraps hooks so that an error is logged once with the way out, counted, and the part concerned is set aside.
+    """Wraps hooks so that an error is logged once with its fix, counted, and the failing component is disabled.
 
     Attributes:
         failures: How often each part failed.
@@ -69,7 +69,7 @@ class Guard:
             part.off = self._suspended > 0 or part.name in self.failures
 
     def failed(self, name: str, error: Exception) -> None:
-        """Set a part aside.
+        """Disable a part.
 
         Raises:
             Exception: The error, where errors are let through.
@@ -79,7 +79,7 @@ class Guard:
         self.failures[name] = self.failures.get(name, 0) + 1
         self._turn()
         _log.warning(
-            "gradflow: reading %s failed and is set aside; training and all else goes on. Exporter(..., strict=True) "
+            "gradflow: reading %s failed and is disabled; training and all else goes on. Exporter(..., strict=True) "
             "raises instead. %s: %s",
             name,
             type(error).__name__,

@@ -141,7 +141,7 @@ class Pace:
         return True
 
     def end(self) -> dict[str, float]:
-        """End the step; return what its record tells of how it was planned."""
+        """End the step; return what its record reports how it was planned."""
         self._ended = self._why
         if self._why in self.skipped:
             self.skipped[self._why] += 1

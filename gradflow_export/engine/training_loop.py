@@ -91,7 +91,7 @@ class Taps:
 
     @property
     def news(self) -> bool:
-        """Whether a tap holds what no further step may come to tell of."""
+        """Whether a tap holds what no further step may come to report."""
         return any(tap.news for tap in self.armed)
 
     @property
@@ -263,7 +263,7 @@ class TrainingLoop:
         self.taps.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
-        """End a step that no optimizer hook tells of; the updates are those since the last call."""
+        """End a step that no optimizer hook reports; the updates are those since the last call."""
         if self._partners:
             if not self._told:
                 self._told = True

@@ -48,7 +48,7 @@ Analyze = Callable[[StepRecord], Mapping[str, float] | None]
 
 
 class Analyzers:
-    """What users have registered to be asked about every record; one that fails is set aside."""
+    """What users have registered to be asked about every record; one that fails is disabled."""
 
     def __init__(self) -> None:
         self._all: dict[str, Analyze] = {}
@@ -75,7 +75,7 @@ class Analyzers:
             values = self._all[name](record) or {}
             return [Reading.run(f"custom.{name}.{key}", float(value)) for key, value in values.items()]
         except Exception:
-            _log.warning("gradflow: analyzer %r failed and is set aside", name, exc_info=True)
+            _log.warning("gradflow: analyzer %r failed and is disabled", name, exc_info=True)
             self._all.pop(name, None)
             return []
 
@@ -87,14 +87,14 @@ class Worker:
     takes all that is there, with pauses unless it is behind. It judges a step before it writes it, and judges others
     first when many wait, so that a slow writer delays no verdict. Nothing that was read is dropped: when there is no
     room the training thread waits, see :class:`~gradflow_export.engine.backlog.Backlog`. A writer that raises is
-    reported once and set aside.
+    reported once and disabled.
 
     Args:
         info: The run.
         judge: Asks the rules.
         writers: Where records go.
         device: Reads the memory of the device.
-        on_issue: Told of each issue, and of the step of its record.
+        on_issue: Called with each issue, and with the step of its record.
         strict: Keep the first error of a writer.
         synchronous: Have :meth:`put` return when the step is judged and written.
     """

@@ -1,4 +1,4 @@
-"""Sees on which tensors ``backward`` is called: the loss of a loop that nobody told of."""
+"""Sees on which tensors ``backward`` is called: the loss of a loop that nobody reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARK = "gradflow_listeners"
 
 
 class Listener(Protocol):
-    """Is told of each outermost backward pass of the process."""
+    """Is notified of each outermost backward pass of the process."""
 
     def see(self, tensors: Any, gradients: Any) -> None:
         """Take what ``backward`` is called on, and the gradients that were given with it, before the pass."""
@@ -57,7 +57,7 @@ class _Listeners:
         self.stand_in = backward
 
     def run(self, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make the pass, and tell of it before and after."""
+        """Make the pass, and report it before and after."""
         told = self.current
         tensors = tensors if isinstance(tensors, (Tensor, tuple, list)) else tuple(tensors)
         gradients = args[0] if args else kwargs.get("grad_tensors", kwargs.get("grad_variables"))
@@ -73,7 +73,7 @@ class _Listeners:
 
 
 def listen(listener: Listener) -> contextlib.ExitStack:
-    """Tell of each outermost ``torch.autograd.backward`` of the process.
+    """Report each outermost ``torch.autograd.backward`` of the process.
 
     ``Tensor.backward`` looks that function up when it is called, so that this one attribute suffices. It is replaced
     once, whatever the number of listeners, and put back when the last of them has gone.
@@ -142,7 +142,7 @@ class Roots:
         return stack
 
     def rest(self) -> Callable[[], None]:
-        """Be told of no pass for a while; return a function that ends that."""
+        """Be notified of no pass for a while; return a function that ends that."""
         self._end()
         return self._begin
 
@@ -153,7 +153,7 @@ class Roots:
         self._listening.close()
 
     def drain(self) -> Drained:
-        """Give out how many scalars in a row led to no parameter, where these are more than were told of."""
+        """Give out how many scalars in a row led to no parameter, where these are more than were reported."""
         more, self._told = self._blind > self._told, self._blind
         return [Clue("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
 

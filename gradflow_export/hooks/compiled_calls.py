@@ -280,5 +280,5 @@ def forget_code(modules: Sequence[nn.Module]) -> None:
     ``torch.compile`` does not look whether hooks were added since, nor whether an instance of the same class that it
     has code for had other hooks. Only code that exists is forgotten.
     """
-    with contextlib.suppress(Exception):  # no public form: where it has changed, silence is noticed and told of
+    with contextlib.suppress(Exception):  # no public form: where it has changed, silence is noticed and reported
         torch_private.forget_code([type(module).forward for module in modules])

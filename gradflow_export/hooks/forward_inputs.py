@@ -20,7 +20,7 @@ class ForwardUse:
     """Calls back when the call of a module ends that holds some of the tensors asked for.
 
     That is later than any hook and any line of ``forward`` that lays the weights on a grid before it uses them. A
-    tensor whose own module is not called, because its parent reaches for it, is told of when the parent's call ends.
+    tensor whose own module is not called, because its parent reaches for it, is reported when the parent's call ends.
     Calls without gradients (validation) are passed over, and so is compiled code, which runs no hooks.
 
     Args:
@@ -83,6 +83,6 @@ class ForwardUse:
     def _called(
         self, path: str, places: tuple[int, ...], own: frozenset[int], _module: nn.Module, _args: Any, _output: Any
     ) -> None:
-        # What its own module has told of, or the innermost that is called, the modules around it need not repeat.
+        # What its own module has reported, or the innermost that is called, the modules around it need not repeat.
         self._teller.update(dict.fromkeys(own, path))
         self._used(tuple(place for place in places if self._teller.setdefault(place, path) == path))

@@ -36,7 +36,7 @@ class Call(Generic[KnownT]):
     Attributes:
         known: What is known of the module.
         given: Its positional arguments.
-        marked: For whoever reads the calls; a marked call is shown once more when it has ended.
+        marked: For the reader of the calls; a marked call is shown once more when it has ended.
     """
 
     known: KnownT
@@ -52,7 +52,7 @@ class _Stack(threading.local):
 
 
 def _nothing(*_args: Any) -> None:
-    """Stand in where nobody wants to know."""
+    """No-op callback."""
 
 
 class ForwardPasses(Generic[KnownT]):
@@ -137,7 +137,7 @@ class ForwardPasses(Generic[KnownT]):
         calls = self.calls
         if not any(call.known.module() is module for call in calls):
             return
-        while True:  # calls above it ended by an exception that no hook was told of
+        while True:  # calls above it ended by an exception that no hook was notified of
             call = calls.pop()
             if call.known.module() is module:
                 break

@@ -26,7 +26,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def _nothing() -> None:
-    """Stand in where nobody wants to know."""
+    """No-op callback."""
 
 
 class _Hook(partial[None]):

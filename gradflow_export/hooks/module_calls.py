@@ -19,7 +19,7 @@ from gradflow_export.hooks.compiled_calls import CompiledCode, Reading
 _log = logging.getLogger("gradflow_export")
 
 UNSEEN_STEPS = 5
-"""Sampled steps without any call after which that is told of."""
+"""Sampled steps without any call after which that is reported."""
 
 Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
@@ -43,7 +43,7 @@ class ModuleCalls:
     Attributes:
         armed: Whether calls are looked at.
         seen: Whether any was seen.
-        on_transformed: Told of a call under ``torch.func.grad`` or ``vmap``, of which no handler is told.
+        on_transformed: Called for a call under ``torch.func.grad`` or ``vmap``, of which no handler is told.
     """
 
     def __init__(self, *, enabled: bool = True, code: CompiledCode | None = None) -> None:
@@ -144,7 +144,7 @@ class ModuleCalls:
         entry = self._handlers.get(id(module))
         if entry is None or not _is_grad_enabled() or _is_tracing():
             return
-        # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook tells of them.
+        # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook reports them.
         if entry[0]() is not module:
             return
         if _transform() is None:

@@ -55,7 +55,7 @@ class PassedSteps:
             steps: How many.
             optimizer: Whose steps.
             strangers: Optimizers whose steps are neither counted nor an end.
-            ended: Called once with the number of steps that were passed by, before anything else is told of.
+            ended: Called once with the number of steps that were passed by, before anything else is reported.
         """
         self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
         self.passed, self._inside, self.left = 0, False, steps
@@ -96,7 +96,7 @@ class PassedSteps:
 
 
 class _Listener:
-    """A pair of hooks, told apart by identity, and the steps that they want to hear nothing of."""
+    """A pair of hooks, distinguished by identity, and the steps that they want to hear nothing of."""
 
     def __init__(self, before: StepHook | None, after: StepHook | None, passed: PassedSteps) -> None:
         self.before, self.after, self.passed = before, after, passed
@@ -169,7 +169,7 @@ class _Shared:
 def listen(
     before: StepHook | None = None, after: StepHook | None = None, passed: PassedSteps | None = None
 ) -> Callable[[], None]:
-    """Be told of every optimizer step of the process.
+    """Be notified of every optimizer step of the process.
 
     Args:
         before: Called when a step begins, after hooks that were there earlier.

@@ -160,7 +160,7 @@ class PictureTap(Instrument):
 
 
 def _nobody(_note: Note) -> None:
-    """Stand in where nobody wants to know."""
+    """No-op callback."""
 
 
 def _tree(model: nn.Module) -> Iterator[tuple[str, nn.Module, int | None, str | None]]:

@@ -1,4 +1,4 @@
-"""Whether parameters that seem to rest have changed by a bit since the last reading, whoever wrote to them."""
+"""Whether parameters that seem to rest have changed by a bit since the last reading, by any writer."""
 
 from __future__ import annotations
 

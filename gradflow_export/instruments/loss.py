@@ -53,7 +53,7 @@ Loss = Tensor | npt.NDArray[np.float64]
 class LossTap:
     """Collects losses and statistics of logits and of the loss's gradient over all backward passes of a step.
 
-    A loss is what a criterion or the user tells of, and of several the mean; where neither does, it is what
+    A loss is what a criterion or the user reports, and of several the mean; where neither does, it is what
     ``backward`` is called on, see :class:`Roots`, and of several the sum, because so are their gradients: of losses
     divided by the number of micro-batches the sum is their mean. What a ``GradScaler`` multiplied is divided by its
     scale again; a gradient given to ``backward`` is a factor. Which passes count for which optimizer is found by
@@ -61,7 +61,7 @@ class LossTap:
 
     Args:
         criterion: The loss module, if there is one.
-        model: Returns the model that is trained, so that backward passes can be told apart.
+        model: Returns the model that is trained, so that backward passes can be distinguished.
         on_over: Called after each backward pass of the model.
         on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
         on_loss: Called with each loss that has a graph.
@@ -124,7 +124,7 @@ class LossTap:
         return self._roots.rest()
 
     def observe(self, tensors: Mapping[str, Any]) -> None:
-        """Take what the user hands over by name; what cannot be used is told of once."""
+        """Take what the user hands over by name; what cannot be used is reported once."""
         for name in tensors.keys() - set(OBSERVABLE) - self._refused:
             self._refused.add(name)
             _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))

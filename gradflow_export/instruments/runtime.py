@@ -56,7 +56,7 @@ class RuntimeTap:
 
     def _memory(self) -> tuple[int, int]:
         """Return resident and virtual size in bytes."""
-        if self._pid != os.getpid():  # what was opened before a fork tells of the parent
+        if self._pid != os.getpid():  # what was opened before a fork belongs to the parent
             self._pid, self._process = os.getpid(), None
             self._statm = None if self._statm is None else _STATM.open("rb", buffering=0)
         if self._statm is None:

@@ -161,7 +161,7 @@ class UpdateTap:
         return tuple(spec(f"parameter.{name}") for name in (*names, *errors))
 
     def before(self, step: OptimizerStep) -> None:
-        """Keep the weights, or what tells of them, before the step."""
+        """Keep the weights, or what identifies them, before the step."""
         with torch.no_grad():
             self._checksums.begin()
             plan = self._plan(step)

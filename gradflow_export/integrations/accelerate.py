@@ -19,7 +19,7 @@ with needed("accelerate"):
 class GradFlowTracker(GeneralTracker):
     """Watches a model from ``init_trackers`` to ``end_training``.
 
-    ``Accelerator(log_with=[GradFlowTracker(model), "tensorboard"], project_dir=...)``; a tracker is not told of the
+    ``Accelerator(log_with=[GradFlowTracker(model), "tensorboard"], project_dir=...)``; a tracker is not notified of the
     model, so that it is passed here, before or after ``prepare``. To other trackers the health goes with
     ``accelerator.log({"loss": loss, **tracker.logs()})``.
 

@@ -43,7 +43,7 @@ def gradient_field(losses: Sequence[Tensor], players: Sequence[Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Circulation:
-    """What random probes tell of the Jacobian J of a field, with ``S = (J + J^T)/2`` and ``A = (J - J^T)/2``.
+    """What random probes show of the Jacobian J of a field, with ``S = (J + J^T)/2`` and ``A = (J - J^T)/2``.
 
     Attributes:
         divergence: ``-tr J / d`` of the descent flow; below 0 it contracts.

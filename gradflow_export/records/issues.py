@@ -97,7 +97,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
     "RECURRENT_SUPERCRITICAL": (
         "the state of a recurrent layer multiplies a gradient by more than ten over the sequence"
     ),
-    "ROTATION": "the weights go round instead of arriving: players of a game chase each other",
+    "ROTATION": "limit cycle: parameters orbit instead of converging, as of several losses (GAN)",
     "OPTIMIZER_STATE": "`eps` decides the size of Adam's steps, or its second moment is far out of date",
     "DESYNC": (
         "the ranks of a distributed run no longer hold the same weights, or copies within the model that "

@@ -1,4 +1,4 @@
-"""What the name of a site tells of where it is in the model, whatever things are called (floor 0)."""
+"""What the name of a site shows of where it is in the model, whatever things are called (floor 0)."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ class Gap:
 
 
 def passes_alone(record: StepRecord) -> bool:
-    """Whether a record tells of backward passes that led to no optimizer step."""
+    """Whether a record reports backward passes that led to no optimizer step."""
     return not {"wiring.lonely_passes", "wiring.gathering_passes"}.isdisjoint(record.facts)
 
 

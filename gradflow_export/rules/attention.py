@@ -50,7 +50,7 @@ def _learned(history: History, metric: str, sites: list[str], healthy: float, *,
     """Whether a reading left its healthy range while the loss fell: then it is what the task asked for.
 
     Never for a reading that was ill when it was first seen. A loss that has fallen by :data:`LEARNED` since the reading
-    was last healthy (since the first step, where that is too long ago) tells of learning; one that has not, of a fault.
+    was last healthy (since the first step, where that is too long ago) indicates learning; one that has not, a fault.
 
     Args:
         history: Holds ``metric`` and ``loss``.
@@ -150,7 +150,7 @@ class HeadRedundancy(Rule):
     """Find layers whose heads all attend alike, so that one would do.
 
     Alike from the first look means that they were initialised alike. Heads that grew alike while the loss fell, or
-    that all rest on one key, are left in peace; so are heads whose attention is uniform and cannot be compared.
+    that all rest on one key, are not reported; so are heads whose attention is uniform and cannot be compared.
 
     Source: definition of diversity; that many heads of trained models can be spared: Michel et al. 2019,
     arXiv:1905.10650.

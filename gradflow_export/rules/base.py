@@ -24,7 +24,7 @@ class Finding:
         message: One sentence with the numbers in words.
         advice: What to do, concretely.
         since: The first step at which it held, where the rule knows better than the judge.
-        cause: Tells apart two reasons for the same type; findings of one cause share one issue.
+        cause: Distinguishes two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
         follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
         origin: What brought it about, in a few words, for :attr:`Issue.cause`.
@@ -71,7 +71,7 @@ class Rule(abc.ABC):
     by_layer: ClassVar[bool] = False
     """Whether each layer has a hysteresis of its own, so that a layer that falls ill later opens a new issue."""
     quiet: ClassVar[bool] = True
-    """Whether the rule holds its tongue while the run is non-finite, when all it sees would be a consequence."""
+    """Whether the rule is suppressed while the run is non-finite, when all it sees would be a consequence."""
     fixed: ClassVar[bool] = False
     """Whether it is one of the fixed thresholds a user asked for by name, reported beside the scale-free rules."""
 

@@ -68,7 +68,7 @@ class Vanishing(Rule):
         depth_gain: Least healthy factor over the whole chain.
         spread: Least healthy ratio of the last block's output spread to the first's.
         damping: Median log gain below which a shrinking forward signal counts.
-        alone: What must remain of the depth gain, at most, once single outlying blocks are set aside.
+        alone: What must remain of the depth gain, at most, once single outlying blocks are left out.
     """
 
     depth_gain: float = 1e-4

@@ -51,7 +51,7 @@ class Judge:
 
     Args:
         rules: What to look for, as :func:`gradflow_export.profiles.profile` returns them.
-        strict: Let a failing rule raise; for tests. Otherwise it is logged once, counted and set aside.
+        strict: Let a failing rule raise; for tests. Otherwise it is logged once, counted and disabled.
         keep: How many healed issues are remembered; the oldest go first.
 
     Attributes:
@@ -91,7 +91,7 @@ class Judge:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """How often each rule failed inside, by name; a rule in here has been set aside."""
+        """How often each rule failed inside, by name; a rule in here has been disabled."""
         return MappingProxyType(dict(self._failures))
 
     def check(self, record: StepRecord) -> tuple[Issue, ...]:
@@ -144,7 +144,7 @@ class Judge:
                 raise
             self._failures[rule.name] = self._failures.get(rule.name, 0) + 1
             self._set_aside.add(index)
-            _log.warning("rule %r failed at step %d and is set aside", rule.name, record.step, exc_info=True)
+            _log.warning("rule %r failed at step %d and is disabled", rule.name, record.step, exc_info=True)
         return []
 
     def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[int]:
@@ -224,7 +224,7 @@ class Judge:
             )
 
     def _covered(self, rule: Rule, key: _Key) -> bool:
-        """Whether an open issue already tells of this: the same type, and the same layer where layers count."""
+        """Whether an open issue already reports this: the same type, and the same layer where layers count."""
         kind, cause, layer = key
         for item in self._open:
             if (item.number in self._quiet) != cause.endswith(MEANT):

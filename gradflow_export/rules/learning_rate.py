@@ -25,13 +25,14 @@ _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WR
 class LearningRate(Rule):
     """Find learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
 
-    Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first.
-    Too small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because
-    ``L / (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the
-    weights at a loss no better than a constant's, although consecutive gradients agree which way is down. The loss has
-    not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up). Raised: a
-    rate three times any before it, and the loss back where it was at first. Decayed: it lies below a thousandth of its
-    greatest value for longer than it lay above, while the loss is far from its end.
+    Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first. Too
+    small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because ``L /
+    (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the weights at
+    a loss no better than a constant's, although consecutive gradients agree which way is down.
+
+    The loss has not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up).
+    Raised: a rate three times any before it, and the loss back where it was at first. Decayed: it lies below a
+    thousandth of its greatest value for longer than it lay above, while the loss is far from its end.
 
     Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
     1987, Introduction to Optimization, section 5.3.

@@ -31,15 +31,15 @@ class Stagnation(Rule):
     """Find trainable parameters that have not changed by a single bit over at least ``span`` executed steps.
 
     Judged by checksums of all their entries, so that what an average, a copy or another optimizer moves in between is
-    not accused. A gradient that is zero by invariance is no fault: it is
-    0, or lies below ``invariant`` of its module's other gradients, while those parameters learn (the key bias of
-    attention, a convolution's bias before BatchNorm). Nor is one that is zero because an activation lets nothing
-    through, all its outputs 0 or flat: DEAD and SATURATION tell of that, with the layer to mend; but modules whose
-    parameters are all 0 would rest behind any activation. Steps that a gradient scaler skipped are no steps. What got
-    no gradient because nothing was sent there, while others of its kind learn, is told as never chosen and matters
-    little: a router may come to it yet. It is known by modules that were not called, by a gradient that was there
-    before, and by members of its kind that have one in some steps only. A target network waits for the next copy,
-    see :func:`~gradflow_export.rules.signals.follows`.
+    not accused. A gradient that is zero by invariance is no fault: it is 0, or lies below ``invariant`` of its module's
+    other gradients, while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm).
+    Nor is one that is zero because an activation lets nothing through, all its outputs 0 or flat: DEAD and SATURATION
+    report that, with the layer to mend; but modules whose parameters are all 0 would rest behind any activation.
+
+    Steps that a gradient scaler skipped are no steps. What got no gradient because nothing was sent there, while others
+    of its kind learn, is told as never chosen and matters little: a router may come to it yet. It is known by modules
+    that were not called, by a gradient that was there before, and by members of its kind that have one in some steps
+    only. A target network waits for the next copy, see :func:`~gradflow_export.rules.signals.follows`.
 
     Attributes:
         span: Least number of steps without a change.
@@ -320,7 +320,7 @@ def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArra
     rested = _columns(readings.present & (readings.values == 0), readings.sites, sites)
     count = np.where(rested.all(axis=0), len(steps), rested[::-1].argmin(axis=0))
     first = np.minimum(len(steps) - count, len(steps) - 1)
-    # A reading tells of all steps since the one before it; of the first that is remembered, of its own.
+    # A reading covers all steps since the one before it; of the first that is remembered, of its own.
     since = np.where(first > 0, steps[first - 1] + 1, steps[0])
     return since, np.asarray(count, dtype=np.int64)
 

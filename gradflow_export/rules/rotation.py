@@ -1,4 +1,4 @@
-"""Weights that go round instead of arriving: ROTATION."""
+"""Limit cycles: weights that orbit instead of converging: ROTATION."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rotation(Rule):
 
     Winding alone is no fault: momentum and noise wind too, and so does the way into many minima. But in the field of
     one loss a path that comes back has gone uphill as much as downhill, so its work is not negative; and a spiral that
-    closes in arrives. What is left is a game whose players chase each other, or batches in a cyclic order. A spiral
+    closes in arrives. What is left is a limit cycle of several losses, or batches in a cyclic order. A spiral
     that leaves threefold within half a window winds about no point of it and is not seen; its loss is.
 
     Source: Balduzzi et al. 2018, arXiv:1802.05642; Mescheder et al. 2018, arXiv:1801.04406.
@@ -41,7 +41,7 @@ class Rotation(Rule):
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the path that this record tells of."""
+        """Judge the path that this record reports."""
         turns, plane, growth, work = (record.value(f"flow.{name}") for name in ("winding", "plane", "growth", "work"))
         if turns is None or plane is None or growth is None or work is None:
             return ()

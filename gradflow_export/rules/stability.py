@@ -44,10 +44,12 @@ class Unstable(Rule):
     Judged on what a rolling median leaves over, not on the coefficient of variation: that is at most the square root of
     the number of steps, and healthy fast convergence exceeds 3 by trend alone. Norms far below the greatest of the run
     are the noise of a solved problem and do not count, nor do leaps at a loss below ``solved`` of the first: a margin
-    loss gives batches that are solved no gradient at all, beside which any other leaps. Nor do leaps to what the run
-    began with, unless what lies between is next to nothing: a rare class, or a second task, has gradients as at first.
-    Overshooting must raise the loss too, above its first or for ``lasting`` readings: at the edge of stability, under
-    Adam and between two players gradients turn round, wax and wane while nothing is lost, or is regained at once.
+    loss gives batches that are solved no gradient at all, beside which any other leaps.
+
+    Nor do leaps to what the run began with, unless what lies between is next to nothing: a rare class, or a second
+    task, has gradients as at first. Overshooting must raise the loss too, above its first or for ``lasting`` readings:
+    at the edge of stability, under Adam and between two players gradients turn round, wax and wane while nothing is
+    lost, or is regained at once.
 
     Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow,
     and the loss with them; growth is a Theil-Sen slope above 0 with 95 % confidence, because batches that take turns
@@ -194,8 +196,8 @@ class LossSpike(Rule):
 
     Positive losses are judged by their logarithm, others by differences. Where ``regular`` losses before it leapt
     nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by its data;
-    only a loss ten times the usual one is told of then. A loss that the run has seen before, as where harder data come
-    after easy ones, or a network that is compared with is brought up to date, matters little: it is told of as LOW.
+    only a loss ten times the usual one is reported then. A loss that the run has seen before, as where harder data come
+    after easy ones, or a network that is compared with is brought up to date, matters little: it is reported as LOW.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 

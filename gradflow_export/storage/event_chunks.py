@@ -20,7 +20,7 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
 the clock of every record in the chunk. The small ``content`` of each blob says which clock and site table it uses, so
 that a reader can choose by step range without opening the tensors.
 
-In float32 tensors three NaNs are told apart by their bits: ``MISSING`` (the site was read, nothing arrived), ``ABSENT``
+In float32 tensors three NaNs differ in their bits: ``MISSING`` (the site was read, nothing arrived), ``ABSENT``
 (the run-level metric was not read in that step) and the canonical NaN, which is a value.
 """
 

@@ -13,7 +13,7 @@ class Writer(Protocol):
 
     A missing package raises :class:`~gradflow_export.errors.MissingPackageError` when the writer is constructed, an
     unusable place raises :class:`~gradflow_export.errors.StorageError` then. After that ``write`` may raise: the
-    exporter reports it once and sets this writer aside; training and the other writers go on.
+    exporter reports it once and disables this writer; training and the other writers go on.
     """
 
     @property

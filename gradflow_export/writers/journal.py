@@ -22,7 +22,7 @@ FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0
 """Between attempts: doubled from the first to the most."""
 
 MOST_SAID = 10
-"""Failures in one run that are told of as they come and go."""
+"""Failures in one run that are reported as they come and go."""
 
 Steps = tuple[int, int, int]
 """First step, last step and number of records."""
@@ -39,7 +39,7 @@ class Journal:
         writer: Name of the writer, for messages.
         path_of: Returns the path of the n-th file of the session; the same one again where its form allows.
         preamble: Returns what the n-th file begins with, so that readers understand all that follows.
-        mark: Returns the entry that tells of the n-th gap.
+        mark: Returns the entry that reports the n-th gap.
         exclusive: Whether nobody else appends to these files.
         clock: Seconds from any origin.
 

@@ -13,14 +13,14 @@ _log = logging.getLogger("gradflow_export")
 
 
 class WriterSet:
-    """Tells several writers the same; one that raises is reported once and set aside.
+    """Tells several writers the same; one that raises is reported once and disabled.
 
     Args:
         writers: Not opened yet.
 
     Attributes:
         all: All of them, in order.
-        error: What the first that was set aside raised.
+        error: What the first that was disabled raised.
     """
 
     def __init__(self, writers: Sequence[Writer]) -> None:
@@ -32,12 +32,12 @@ class WriterSet:
 
     @property
     def working(self) -> tuple[Writer, ...]:
-        """Those that were not set aside."""
+        """Those that were not disabled."""
         return tuple(self._working)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of those that were set aside."""
+        """Names of those that were disabled."""
         return tuple(writer.name for writer in self.all if writer not in self._working)
 
     @property
@@ -75,7 +75,7 @@ class WriterSet:
             self._tell(writer, "close")
 
     def _tell(self, writer: Writer, what: str, *args: Any) -> None:
-        """Call one method of a writer; on an error set the writer aside."""
+        """Call one method of a writer; on an error disable the writer."""
         try:
             getattr(writer, what)(*args)
         except Exception as error:
@@ -83,12 +83,12 @@ class WriterSet:
             if writer in self._working:
                 self._working.remove(writer)
             _log.warning(
-                "gradflow: the %s writer failed in %s() and is set aside; training and the other writers go on: %r",
+                "gradflow: the %s writer failed in %s() and is disabled; training and the other writers go on: %r",
                 writer.name,
                 what,
                 error,
             )
-            self._reasons.setdefault(writer.name, f"set aside after {error!r}")
+            self._reasons.setdefault(writer.name, f"disabled after {error!r}")
             if what == "write":
                 self._miss(writer.name, args[0].step)
             if what != "close":

@@ -58,7 +58,7 @@ class TensorCache:
 class IndexCache:
     """Keeps the indexes of runs for a moment, so that the requests of one gesture list the tensors once.
 
-    A client that was told of something new must not be given older data afterwards, which it would take for the new.
+    A client that was shown something new must not be given older data afterwards, which it would take for the new.
     So the list of runs is never taken from here, what it finds replaces what is kept, and of two listings the later
     one counts: hold ``listing`` from before the question until what was found is put.
 

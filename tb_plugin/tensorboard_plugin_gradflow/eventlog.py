@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a tensor lies, and what TensorBoard's provider tells of it."""
+    """Where a tensor lies, and what TensorBoard's provider reports about it."""
 
     path: Path
     offset: int

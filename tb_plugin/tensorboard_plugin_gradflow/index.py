@@ -192,7 +192,7 @@ def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
             cut = min([cut, *_first_steps(session.of_kind("clock"))])
         shown = f"{run} [{history[0]}]" if out else run
         newest = max((updated[name] for name in history), default=0.0)
-        # What cannot be understood cannot be told apart by session either: it counts for the folder's own run.
+        # What cannot be understood cannot be distinguished by session either: it counts for the folder's own run.
         counts = (0, 0) if out else (too_new, damaged)
         out.append(RunIndex(shown, tuple(reversed(sessions)), newest, *counts))
     return out

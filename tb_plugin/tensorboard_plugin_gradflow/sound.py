@@ -1,6 +1,6 @@
 """What a log must be like to be read: whatever is not costs itself, and nothing beside it.
 
-Checksums tell of bits that fell over on a disk. They do not tell of a foreign writer, of one that is half compatible,
+Checksums detect bits that fell over on a disk. They do not detect a foreign writer, one that is half compatible,
 or of somebody who means harm, and a panel that a colleague's log can stop is of no use.
 """
 

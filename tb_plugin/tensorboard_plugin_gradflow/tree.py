@@ -110,7 +110,7 @@ def _runs(parts: Sequence[tuple[str, ...]], first: int, end: int, deep: int) -> 
 
 
 def _shared(parts: Sequence[tuple[str, ...]], begin: int, stop: int, deep: int) -> int:
-    """Return how many parts all of a range share; at least one more than the depth at which they were told apart."""
+    """Return how many parts all of a range share; at least one more than the depth at which they were distinguished."""
     shared = len(parts[begin])
     for place in range(begin + 1, stop):
         same = 0

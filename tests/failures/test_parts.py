@@ -59,7 +59,7 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
     assert loop.trained_as_unwatched(5)
     assert [r.step for r in memory.records] == [1, 2, 3, 4, 5]
     assert list(read_run(tmp_path).records) == memory.records
-    assert len(said()) == len(said(f"the broken writer failed in {method}() and is set aside")) == 1
+    assert len(said()) == len(said(f"the broken writer failed in {method}() and is disabled")) == 1
     assert broken.calls.count(method) == 1
     assert exporter.summary()["set_aside"] == ["broken"]
     lost = exporter._worker.outlets.lost
@@ -70,7 +70,7 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
         assert lost == {}
     if method != "close":
         assert broken.calls[-1] == "close"
-        assert "set aside after an error: broken" in exporter.report()
+        assert "disabled after an error: broken" in exporter.report()
 
 
 PARTS = {
@@ -108,7 +108,7 @@ def test_a_tap_that_raises_is_set_aside(name, loop, said, monkeypatch):
     exporter.close()
     assert loop.trained_as_unwatched(5)
     assert len(calls) == 1
-    lines = said(f"reading {part} failed and is set aside")
+    lines = said(f"reading {part} failed and is disabled")
     assert len(said()) == len(lines) == 1
     assert "strict=True" in lines[0]
     assert "ZeroDivisionError: no such thing" in lines[0]
@@ -116,7 +116,7 @@ def test_a_tap_that_raises_is_set_aside(name, loop, said, monkeypatch):
     assert [r.step for r in memory.records] == [1, 2, 3, 4, 5]
     if part in STILL:
         assert all(r.value(STILL[part]) is not None for r in memory.records)
-    assert f"set aside after an error: {part}" in exporter.report()
+    assert f"disabled after an error: {part}" in exporter.report()
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -171,7 +171,7 @@ def test_analyzers(answer, loop, said):
     exporter.close()
     failed = answer in {"raises", "words"}
     assert calls == ([1] if failed else [1, 2, 3, 4])
-    assert len(said("analyzer 'mine' failed and is set aside")) == len(said()) == failed
+    assert len(said("analyzer 'mine' failed and is disabled")) == len(said()) == failed
     wanted = {"ok": [1.0, 2.0, 3.0, 4.0], "infinite": [float("inf")] * 4}.get(answer, [None] * 4)
     assert [r.value("custom.mine.a") for r in memory.records] == wanted
 

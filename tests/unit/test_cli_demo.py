@@ -42,7 +42,7 @@ def test_nothing_bad_is_said_of_healthy_programs(tmp_path, capsys):
     out = demo(capsys, tmp_path, "--fault", "none")
     assert out.count("healthy: no open problem") == len(PROGRAMS)
     assert "[" not in out.replace("[batch", "")
-    accuracies = [float(percent) for percent in re.findall(r"accuracy on data kept aside: (.*)%", out)]
+    accuracies = [float(percent) for percent in re.findall(r"held-out accuracy: (.*)%", out)]
     assert len(accuracies) == len(PROGRAMS)
     assert min(accuracies[:2]) > 90
     assert f"tensorboard --logdir {tmp_path}" in out

@@ -132,7 +132,7 @@ def test_a_failing_analysis_is_told_once_and_leaves_the_rest(caplog):
             readings, histograms, _ = assembler.assemble(Bundle(step, 0.0, packed=pack(drained)))
             assert histograms == []
             assert {r.metric: r.as_dict() for r in readings} == {"recurrent.length": {"b": 3.0}, "loss": {"": 1.0}}
-    assert [r.getMessage() for r in caplog.records] == ["gradflow: the analysis of broken failed and is set aside"]
+    assert [r.getMessage() for r in caplog.records] == ["gradflow: the analysis of broken failed and is disabled"]
 
 
 def test_a_sample_with_an_analysis_travels_alone_and_as_it_is():

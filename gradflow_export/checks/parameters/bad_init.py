@@ -51,8 +51,8 @@ class BadInit(Check):
                 nn.init.kaiming_normal_(layer.weight)
 
     Not reported:
-        Zeros that leave zero at the first step, as in residual branches and adapters; rows that another layer tells
-        apart; large weights whose predictions are no worse than a constant's; large inputs, which are DATA_SCALE.
+        Zeros that leave zero at the first step, as in residual branches and adapters; rows that another layer
+        distinguishes; large weights whose predictions are no worse than a constant's; large inputs, which are DATA_SCALE.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
@@ -298,7 +298,7 @@ def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
 
 
 def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
-    """Yield layers that only the numbers in their names tell apart."""
+    """Yield layers that only the numbers in their names distinguish."""
     gaps, moving = values_of(record, "parameter.sibling_gap"), _moving(record)
     names = [name for name, gap in gaps.items() if gap <= alike and name in moving]
     kin = Counter(map(pattern, names))

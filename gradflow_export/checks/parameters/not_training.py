@@ -1,4 +1,4 @@
-"""Parameters that should learn and get no update, each mistake told apart: NOT_TRAINING."""
+"""Parameters that should learn and get no update, each mistake distinguished: NOT_TRAINING."""
 
 from __future__ import annotations
 

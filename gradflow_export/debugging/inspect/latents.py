@@ -25,7 +25,7 @@ UNCHANGED = 5
 """Steps after each of which latents are the same, bit for bit, before that is told."""
 
 BINS = 10
-"""Ranges of noise levels whose losses are told apart."""
+"""Ranges of noise levels whose losses are distinguished."""
 
 _RECENT = 0.05
 
@@ -57,7 +57,7 @@ class Look:
     issues: dict[str, Issue | None]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the debugger tells of it."""
+        """Return what the debugger reports about it."""
         norm = None if self.expected is None else list(self.expected)
         return {"timestep": self.timestep, "rms": self.rms, "expected_rms": norm}
 

@@ -74,7 +74,7 @@ class Reporting:
         clipped: Clipped | None,
         lasting: Sequence[Fault] = (),
     ) -> None:
-        """Tell of one step.
+        """Report one step.
 
         Args:
             model: What is trained.

@@ -60,7 +60,7 @@ def create_app(
     token: str | None = None,
     hosts: Sequence[str] = (),
 ) -> Starlette:
-    """Return an application that tells of three debuggers.
+    """Return an application that reports on three debuggers.
 
     ``GET /training-logs/debug/summary``, ``GET /training-logs/debug/training/summary``, ``GET /health`` and
     ``GET /metrics`` (for Prometheus) answer anyone. ``POST /training-logs/debug/level/{basic,advanced,extreme}`` and

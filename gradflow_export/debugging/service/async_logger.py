@@ -62,7 +62,7 @@ class AsyncTrainingLogger:
             and said. Events are kept all the same.
 
     Attributes:
-        debugger: What checks; its history tells of earlier checks.
+        debugger: What checks; its history reports earlier checks.
 
     Raises:
         ArgumentError: A value cannot be used.

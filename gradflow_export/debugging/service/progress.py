@@ -65,7 +65,7 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """How many steps were told of."""
+        """How many steps were reported."""
         return self._steps
 
     def begin(self, epochs: int | None, steps: int | None) -> None:

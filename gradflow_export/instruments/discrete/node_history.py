@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 WINDOW = 50
 """Measured updates over which the update frequency of a node is taken."""
 ROWS = 512
-"""Most nodes of one tensor that are told apart; of more, evenly spaced ones."""
+"""Most nodes of one tensor that are distinguished; of more, evenly spaced ones."""
 ALL = 256
 """Up to this many nodes of the whole model each have readings; of more, those that changed least often."""
 FEW = 4

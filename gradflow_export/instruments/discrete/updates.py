@@ -253,7 +253,7 @@ class DiscreteTap(Instrument):
             return
         with torch.no_grad():
             for parameter, place in zip(step.owned.parameters, step.owned.where, strict=True):
-                if int(place) in self._waiting:  # no hook told of a forward pass: it used them as they are
+                if int(place) in self._waiting:  # no hook reported a forward pass: it used them as they are
                     self._complete(int(place), self._copied(parameter))
             if self._armed:
                 self._open[step.optimizer] = list(self._look(step, step.optimizer))
@@ -287,7 +287,7 @@ class DiscreteTap(Instrument):
         with torch.no_grad():
             if isinstance(step.optimizer, Optimizer):
                 entries = self._open.pop(step.optimizer, [])
-            else:  # a step by hand was told of when it was over
+            else:  # a step by hand was reported when it was over
                 entries = [_Entry(place, seen) for place, seen in self._seen.items() if place in by_place]
             for entry in entries:
                 self._wait(entry, by_place[entry.place])

@@ -1,4 +1,4 @@
-"""Signed sums: a short vector that stands for a long one, so that norms and products can be told of what is not kept.
+"""Signed sums: a short vector in place of a long one, so that norms and products can be computed of what is not kept.
 
 Entries are taken in blocks of 1 024. Each block is added to consecutive sums, from a place on that its number decides,
 and each entry with a sign that its place in the block and the block's number decide. Products of such sums are unbiased

@@ -1,4 +1,4 @@
-"""Starting a W&B run when asked to: never without a way out."""
+"""Starting a W&B run when asked to: never without a limit of time."""
 
 from __future__ import annotations
 
