@@ -52,7 +52,7 @@ class BadInit(Check):
 
     Not reported:
         Zeros that leave zero at the first step, as in residual branches and adapters; rows that another layer
-        distinguishes; large weights whose predictions are no worse than a constant's; large inputs, which are DATA_SCALE.
+        distinguishes; large weights whose predictions are no worse than a constant's; large inputs: DATA_SCALE.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
