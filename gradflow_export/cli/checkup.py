@@ -226,6 +226,7 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     from gradflow_export.experiments.battery import RUNS, Battery
     from gradflow_export.experiments.questions import answers
     from gradflow_export.experiments.runs import STEPS as TRAINED
+    from gradflow_export.experiments.watched import unexplained
 
     tried = getattr(options, "tried", "")
     survey = laboratory.look()
@@ -237,8 +238,9 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     if not survey.ended:
         report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
     budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
-    found = with_causes(issue for issue, _ in report.outcome.issues)
-    suspects = [issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM and issue.explained_by is None]
+    suspects = [
+        issue.issue_type for issue in unexplained(with_causes(issue for issue, _ in report.outcome.issues))
+    ]
     print(f"gradflow: {laboratory.reach}", file=sys.stderr)
     for training in survey.trainings:
         battery = Battery(

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradflow_export.experiments import interventions as do
+from gradflow_export.experiments import loss_edits as loss
 from gradflow_export.experiments import model_edits as edit
+from gradflow_export.experiments import passages
 from gradflow_export.experiments import probes as probe
 from gradflow_export.experiments.facts import Facts
+from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
 
-EXACT, TUNING, PLACEBO, LOOK = "exact", "tuning", "placebo", "look"
+EXACT, TUNING, MENDING, PLACEBO, LOOK = "exact", "tuning", "mending", "placebo", "look"
+TRIED = (EXACT, MENDING, TUNING)
+"""Kinds that are changes to a script; the others only look."""
+WATCH = "watch"
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class Treatment:
 
     Attributes:
         name: What is changed, in the words of a report.
-        kind: ``"exact"``, ``"tuning"``, ``"placebo"``, or ``"look"`` for what only observes.
+        kind: ``"exact"``, ``"tuning"``, ``"mending"`` for what is tried only where a finding asks for it,
+            ``"placebo"``, or ``"look"`` for what only observes.
         make: Makes the intervention for one run.
         separates: The cause that it tells from others.
         patch: Code that makes the change for good.
@@ -226,9 +233,90 @@ TREATMENTS: tuple[Treatment, ...] = (
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
         (_T.EXPLODING, _T.LOSS_SPIKE),
     ),
+    Treatment(
+        "give the loss logits",
+        MENDING,
+        loss.Logits,
+        "a loss that takes logits or logarithms and is given something else",
+        "loss = torch.nn.functional.cross_entropy(logits, targets)  # of the last layer, without softmax or sigmoid",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "targets in the shape of the predictions",
+        MENDING,
+        loss.OwnPairs,
+        "predictions and targets that are broadcast against each other",
+        "targets = targets.reshape(predictions.shape)",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "softmax over the classes",
+        MENDING,
+        loss.OwnAxis,
+        "a softmax that runs over the batch",
+        "probabilities = logits.softmax(dim=-1)",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "targets between 0 and 1",
+        MENDING,
+        loss.TargetsAsShares,
+        "targets of a binary cross-entropy that are no shares",
+        "targets = targets / targets.max()  # such as masks / 255",
+        (_T.WRONG_LOSS, _T.DATA_SCALE),
+    ),
+    Treatment(
+        "no activation at the end",
+        MENDING,
+        loss.OpenEnd,
+        "a last activation that cannot reach the targets",
+        "# leave the activation behind the last layer away",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "ReLU between linear layers",
+        MENDING,
+        passages.BentBetween,
+        "linear layers that are one, because nothing bends between them",
+        "torch.nn.ReLU()  # between layers that follow each other",
+        (_T.CAPACITY,),
+    ),
+    Treatment(
+        "let gradients pass",
+        MENDING,
+        passages.OpenPassages,
+        "gradients that no_grad, detach or sample holds back within the model",
+        "# leave no_grad() and detach() in forward away; rsample() in place of sample()",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+    ),
+    Treatment(
+        "steps in single precision",
+        MENDING,
+        passages.LongWeights,
+        "steps that are rounded away in half precision",
+        "model.float()  # and torch.autocast(device, dtype=torch.bfloat16) around the forward pass",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+    ),
+    Treatment(
+        "tie the copies",
+        MENDING,
+        passages.TiedCopies,
+        "parameters that were meant to be the same and are copies",
+        "second.weight = first.weight  # the same parameter, not a copy of it",
+        (_T.DESYNC,),
+    ),
+    Treatment(
+        "evaluate in evaluation mode",
+        MENDING,
+        passages.SteadyEvaluation,
+        "dropout that acts in evaluation",
+        "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
+        (_T.EVAL_RANDOM,),
+    ),
     Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs belong to their targets", ""),
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
     Treatment("look", LOOK, Facts, "", ""),
+    Treatment(WATCH, LOOK, Watch, "", ""),
     Treatment("learning rate x 0.001", LOOK, functools.partial(do.GroupOption, "lr", 0.001), "", ""),
     Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
     Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model is another one when it is evaluated", ""),
@@ -272,7 +360,7 @@ def table() -> str:
     """Return all treatments as a table in Markdown."""
     lines = ["| treatment | kind | separates | issue types |", "|---|---|---|---|"]
     for each in TREATMENTS:
-        if each.kind in {EXACT, TUNING}:
+        if each.kind in TRIED:
             types = " ".join(f"`{kind}`" for kind in each.fixes)
             lines.append(f"| {each.name} | {each.kind} | {each.separates} | {types} |")
     return "\n".join(lines)

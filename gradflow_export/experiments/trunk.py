@@ -29,6 +29,7 @@ from gradflow_export.experiments.runs import Request, Result, unpacked_request
 from gradflow_export.experiments.sandbox import Sandbox, die_with_parent, end_tree, lead_tree, tree_use
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import find
+from gradflow_export.experiments.watched import Watch
 
 READY, UNSAFE, FAILED = b"ready", b"unsafe", b"failed"
 MESSAGE = 2**17
@@ -128,6 +129,8 @@ class Trunk:
                 facts.update(each.told(), places=len(course.places))
             elif isinstance(each, Causality):
                 facts["future"] = each.change
+            elif isinstance(each, Watch):
+                facts["found"] = each.told()
         assert self._request is not None
         if not course.finite:
             error = ""
@@ -135,7 +138,7 @@ class Trunk:
             self._request.number,
             tuple(course.losses),
             self._patient.effect,
-            all(each.acted for each in self._changes if not isinstance(each, Facts)),
+            all(each.acted for each in self._changes if not isinstance(each, (Facts, Watch))),
             facts,
             used.user + used.system + used.children_user + used.children_system - self._began,
             error,
