@@ -15,6 +15,7 @@ from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import (
+    BEGINNINGS,
     COMBINED,
     EXACT,
     MENDING,
@@ -204,7 +205,8 @@ class Battery:
         self._tell(state)
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
-        accused = [each for each in tuning if nearness([each.name], self._suspects) == 0] if ill or slow else []
+        near = [each for each in tuning if self._near([each.name]) == 0]
+        accused = [each for each in near if ill or slow or self._licensed([each.name])]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
         first = [*first, *(each for each in self._mending() if each not in first)]
         self._try([(each.name,) for each in first])
@@ -232,13 +234,22 @@ class Battery:
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
-        near = nearness(names, self._suspects)
+        near = self._near(names)
+        if near == 0 and any(BEGINNINGS.intersection(each.fixes[:1]) or self._evident(each) for each in treatments):
+            return True
         if all(each.kind == EXACT for each in treatments):
             return bool(baseline.slow) or near < 2
         return near == 0 and bool(baseline.slow)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
-        return sorted(treatments, key=lambda each: nearness([each.name], self._suspects))
+        return sorted(treatments, key=lambda each: self._near([each.name]))
+
+    def _evident(self, treatment: Treatment) -> bool:
+        return treatment.evident(self.verdict.facts)
+
+    def _near(self, names: Sequence[str]) -> int:
+        """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
+        return 0 if any(self._evident(find(name)) for name in names) else nearness(names, self._suspects)
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best."""
@@ -284,7 +295,7 @@ class Battery:
         return self.verdict.accused.intersection(kind for name in names for kind in find(name).fixes)
 
     def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
-        return nearness(names, self._suspects) > 0, any(find(name).kind != EXACT for name in names)
+        return self._near(names) > 0, any(find(name).kind != EXACT for name in names)
 
     def _course(self, result: Result) -> tuple[float, ...]:
         if self._scale is None:

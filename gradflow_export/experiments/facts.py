@@ -14,6 +14,9 @@ from gradflow_export.experiments.model_edits import LAYERS, tensors
 SAME = 1e-6
 """Share of a norm below which a change is taken for rounding."""
 
+FADED = 0.01
+"""Share of the greatest learning rate below which next to nothing is learned."""
+
 
 class Facts(Intervention):
     """Looks, and changes nothing.
@@ -22,6 +25,7 @@ class Facts(Intervention):
         decay: Whether an optimizer has a weight decay.
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
+        faded: Share of the steps at which each learning rate was below a hundredth of the greatest so far.
         dropout: Whether dropout acts in training.
         stale: At how many steps gradients of an earlier step were left when the next were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
@@ -50,7 +54,7 @@ class Facts(Intervention):
         self._digest: float | None = None
         self._rates: dict[tuple[int, int], float] = {}
         self._greatest: dict[tuple[int, int], float] = {}
-        self._rose = 0
+        self._rose = self._faded = 0
         self._roots: dict[int, nn.Module] = {}
         self._known: dict[int, nn.Parameter] = {}
         self._owned: set[int] = set()
@@ -102,12 +106,15 @@ class Facts(Intervention):
         """Look at what has changed since the last step, and at the optimizer's options."""
         self._optimizers[id(optimizer)] = optimizer
         self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
+        faded = True
         for number, group in enumerate(optimizer.param_groups):
             self.decay |= bool(group.get("weight_decay"))
             rate = float(group.get("lr", 0.0))
             self.schedule |= abs(rate - self._rates.setdefault((id(optimizer), number), rate)) > SAME * abs(rate)
             if rate > self._greatest.setdefault((id(optimizer), number), rate) * (1 + SAME):
                 self._greatest[id(optimizer), number], self._rose = rate, self._steps
+            faded &= rate < FADED * self._greatest[id(optimizer), number]
+        self._faded += faded
         if self._steps >= self.STEPS:
             return
         own = [id(weight) for weight in weights(optimizer)]
@@ -153,5 +160,5 @@ class Facts(Intervention):
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
-        shares = {"echoes": self._echoes / steps, "rising": self._rose / steps}
+        shares = {"echoes": self._echoes / steps, "rising": self._rose / steps, "faded": self._faded / steps}
         return {**told, **shares, "optimizers": len(self._optimizers)}

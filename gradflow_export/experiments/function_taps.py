@@ -47,6 +47,7 @@ class FunctionTaps:
                 setattr(owner, name, self._before(name, getattr(owner, name)))
         Tensor.detach = self._detached(Tensor.detach)  # type: ignore[method-assign, assignment]
         torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]
+        torch.set_grad_enabled.__init__ = self._switched(torch.set_grad_enabled.__init__)  # type: ignore[method-assign]
         for kind in vars(distributions).values():
             if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and "sample" in vars(kind):
                 kind.sample = self._sampled(kind.sample)  # type: ignore[method-assign]
@@ -89,6 +90,12 @@ class FunctionTaps:
                 torch.set_grad_enabled(context.prev)
 
         return enter
+
+    def _switched(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def switch(context: Any, mode: bool) -> None:
+            plain(context, mode or (torch.is_grad_enabled() and self._open()))
+
+        return switch
 
     def _sampled(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def sample(given: Any, *args: Any, **kwargs: Any) -> Tensor:

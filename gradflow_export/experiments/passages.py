@@ -32,6 +32,8 @@ class OpenPassages(Intervention):
 class LongWeights(Intervention):
     """Takes each step in single precision, for weights that are kept in half; they are rounded after it."""
 
+    stays = True
+
     def __init__(self) -> None:
         super().__init__()
         self._long: dict[int, Tensor] = {}

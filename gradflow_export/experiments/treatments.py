@@ -24,6 +24,12 @@ EXACT, TUNING, MENDING, PLACEBO, LOOK = "exact", "tuning", "mending", "placebo",
 TRIED = (EXACT, MENDING, TUNING)
 """Kinds that are changes to a script; the others only look."""
 WATCH = "watch"
+SCALED = 30.0
+"""Mean, spread, or inverse of the spread of inputs from which on their scale may be the cause."""
+FADED = 0.25
+"""Share of steps with nearly no learning rate from which on a schedule may be the cause."""
+BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
+"""What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Treatment:
         worth: Whether it could change a script of which these facts are known.
         mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
             program that learns as well.
+        evident: Whether these facts accuse what it mends, as a symptom would.
     """
 
     name: str
@@ -51,6 +58,7 @@ class Treatment:
     fixes: tuple[IssueType, ...] = ()
     worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
     mistake: bool = False
+    evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
 
 
 _T = IssueType
@@ -105,6 +113,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove scheduler.step(), or call it once per epoch instead of once per batch",
         (_T.LEARNING_RATE,),
         lambda facts: bool(facts["schedule"]),
+        evident=lambda facts: facts["faded"] > FADED,
     ),
     Treatment(
         "learning rate x 0.1",
@@ -188,6 +197,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "inputs = (inputs - mean) / std  # mean and std of the training data",
         (_T.DATA_SCALE,),
         lambda facts: facts["scale"] > 0,
+        evident=lambda facts: facts["scale"] > SCALED,
     ),
     Treatment(
         "layer norm after each layer",
