@@ -14,9 +14,9 @@ leave at MEDIUM or above; *cure confirmed* counts the former alone. A *wrong cau
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
-import pickle
 import statistics
 import sys
 import time
@@ -100,8 +100,8 @@ def examine(
     try:
         with Laboratory(target, jobs=jobs) as laboratory:
             if symptoms:
-                watched = laboratory.apart(lambda: pickle.dumps(run_script(target, 50)), sys.stdout, sys.stderr)
-                issues = [issue for issue, _ in pickle.loads(watched).issues]
+                watched = laboratory.apart(functools.partial(run_script, target, 50), sys.stdout, sys.stderr)
+                issues = [issue for issue, _ in watched.issues]
             survey = laboratory.look()
             if not survey.trainings:
                 return Seen(part, name, form, types, refused=f"no steps {survey.error.strip()[-200:]}", also=also)

@@ -53,7 +53,7 @@ def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
     if trial.names == ("keep the gradients as backward left them",):
         if facts.get("kept", 1.0) == 0:
             return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
-        return f"# the limit leaves {facts.get('kept', 1.0):.2g} of the gradient\n{code}"
+        return f"# {facts.get('kept', 1.0):.2g} of the gradient is left at the least\n{code}"
     return code
 
 

@@ -36,7 +36,7 @@ class Facts(Intervention):
         squashing: Sigmoids and hyperbolic tangents that are modules.
         resettable: Whether layers can be initialized anew.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
-        echoes: Share of steps before which a model with parameters was called without gradients.
+        echoes: Share of steps before which a model whose parameters change was called without gradients.
         optimizers: How many optimizers step.
         digests: A number for the first input of each of the first steps.
     """
@@ -51,6 +51,7 @@ class Facts(Intervention):
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
         self._echoed = False
+        self._fixed: dict[int, tuple[float, ...]] = {}
         self._digest: float | None = None
         self._rates: dict[tuple[int, int], float] = {}
         self._greatest: dict[tuple[int, int], float] = {}
@@ -75,7 +76,7 @@ class Facts(Intervention):
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Look at the inputs, and whether gradients are wanted."""
         if not torch.is_grad_enabled():
-            self._echoed |= bool(self._steps)
+            self._echoed |= self._changes(module) and self._steps > 0
             return args, kwargs
         given = [each for each in tensors([args, kwargs]) if not each.requires_grad and each.numel()]
         if given and self._digest is None and not given[0].is_sparse:
@@ -86,6 +87,11 @@ class Facts(Intervention):
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
         return args, kwargs
+
+    def _changes(self, module: nn.Module) -> bool:
+        """Return whether a model is not what it was at its first such call; what never changes holds no answer back."""
+        now = tuple(float(weight.detach().double().sum()) for weight in module.parameters())
+        return str(now) != str(self._fixed.setdefault(id(module), now))
 
     def before_backward(self, loss: Tensor) -> None:
         """Look for gradients of earlier steps."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import math
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -24,9 +26,10 @@ import psutil
 
 from gradflow_export.errors import ArgumentError, GradflowError
 from gradflow_export.experiments import survey as surveys
+from gradflow_export.experiments.fresh import Apart, Counted, FreshProcesses, RunOnce
 from gradflow_export.experiments.measure import Measure
 from gradflow_export.experiments.runs import STEPS, Request, Result, unpacked_result
-from gradflow_export.experiments.sandbox import NONE, Sandbox, choose, end_tree
+from gradflow_export.experiments.sandbox import NONE, Sandbox, choose, end_tree, enterable
 from gradflow_export.experiments.survey import Survey, Training
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.trunk import FAILED, MESSAGE, READY, UNSAFE, Trunk, fork, speak
@@ -40,8 +43,14 @@ SURVEYED = 3.0
 """Seconds of processor time for which a script is followed to see whether it trains another model."""
 NAP = 0.2
 """Seconds after which it is looked for an interrupt."""
+ENDED = "the script ended its process before the doctor was done, as os._exit does."
 PATIENCE = 20
 """A run may take so many times as long as the survey says, and at least a minute."""
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StoppedError(GradflowError):
@@ -57,6 +66,7 @@ class Laboratory:
         network: Whether the program may reach the network.
         in_place: Whether it may write where it likes, without a sandbox.
         early: Whether each run begins with the program and not at its first step.
+        fresh: Whether each run is a process of its own that is not forked from this one, as where there is no fork.
         measure: The user's yardstick.
 
     Raises:
@@ -71,10 +81,12 @@ class Laboratory:
         network: bool = False,
         in_place: bool = False,
         early: bool = False,
+        fresh: bool = False,
         measure: Measure | None = None,
     ) -> None:
         self.target, self.early, self.measure = target, early, measure
-        self.jobs = jobs or min(len(os.sched_getaffinity(0)), 4)
+        fresh |= not hasattr(os, "fork") or sys.platform == "darwin"
+        self.jobs = jobs or min(processors(), 4)
         self.cpu = 0.0
         self.runs = 0
         self.survey = Survey()
@@ -89,9 +101,15 @@ class Laboratory:
         if threading.current_thread() is threading.main_thread():
             # A KeyboardInterrupt in the middle of a fork would be lost, or raised in two processes.
             self._handler = signal.signal(signal.SIGINT, self._interrupt)
-        surveys.warm()
+        self._fresh = FreshProcesses(self._scratch, self._raise_interrupt) if fresh else None
+        if not fresh:
+            surveys.warm()
         folders = (Path.cwd(), target.folder, Path.home())
-        box = Sandbox(NONE, (), self._scratch, network) if in_place else choose(folders, self._scratch, network=network)
+        box = (
+            Sandbox(NONE, (), self._scratch, network)
+            if in_place
+            else choose(folders, self._scratch, network=network, allowed=self._enterable if fresh else enterable)
+        )
         if box is None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise ArgumentError(
@@ -114,9 +132,16 @@ class Laboratory:
             signal.signal(signal.SIGINT, self._handler)
             self._handler = None
         self._end_trunks()
+        if self._fresh is not None:
+            self._fresh.close()
         for child in list(self._others):
             self.end(child)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether runs are not forked from this process."""
+        return self._fresh is not None
 
     @property
     def reach(self) -> str:
@@ -146,29 +171,44 @@ class Laboratory:
         Raises:
             StoppedError: It did not come to its steps in time.
         """
-        child, wire = fork(lambda theirs: surveys.count(self.target, self.sandbox, theirs, steps, seconds))
-        self._others.add(child)
-        try:
-            data = wire.recv(MESSAGE) if self._wait([wire], limit) else b""
-        finally:
-            self.end(child)
-            wire.close()
+        if self._fresh is not None:
+            data = self._fresh.ask(Counted(self.target, self.sandbox, steps, seconds), limit)
+        else:
+            data = self._counted(steps, seconds, limit)
         if not data:
             raise StoppedError(f"{self.target.name} did not make {steps} steps within {limit:.0f} s.")
         self.survey = surveys.received(data)
         return self.survey
 
-    def apart(self, work: Callable[[], bytes], out: TextIO, err: TextIO) -> bytes:
+    def _counted(self, steps: int, seconds: float, limit: float) -> bytes:
+        child, wire = fork(lambda theirs: surveys.count(self.target, self.sandbox, theirs, steps, seconds))
+        self._others.add(child)
+        try:
+            return wire.recv(MESSAGE) if self._wait([wire], limit) else b""
+        finally:
+            self.end(child)
+            wire.close()
+
+    def _enterable(self, sandbox: Sandbox) -> bool:
+        assert self._fresh is not None
+        return self._fresh.ask(Apart(sandbox, os.getpid), 60.0) != b""
+
+    def apart(self, work: Callable[[], Any], out: TextIO, err: TextIO) -> Any:
         """Do something in the sandbox, in a process of its own, and return what it returns.
 
         Args:
-            work: Called there; what it prints is passed on.
+            work: Called there; what it prints is passed on, and what it returns can be pickled.
             out: Where its standard output goes.
             err: Where its standard error goes.
 
         Raises:
             StoppedError: The process ended before it was done.
         """
+        if self._fresh is not None:
+            data = self._fresh.ask(Apart(self.sandbox, work), math.inf, (out, err))
+            if not data:
+                raise StoppedError(ENDED)
+            return pickle.loads(data)
         streams = [os.pipe() for _ in range(3)]
 
         def inside(_wire: socket.socket) -> None:
@@ -178,7 +218,7 @@ class Laboratory:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             with os.fdopen(streams[2][1], "wb") as result:
-                result.write(done)
+                result.write(pickle.dumps(done))
             end_tree(os.getpid(), itself=False)
             os._exit(0)
 
@@ -187,7 +227,7 @@ class Laboratory:
         for _, writer in streams:
             os.close(writer)
         try:
-            return relayed([reader for reader, _ in streams], (out, err), self._wait)
+            return pickle.loads(relayed([reader for reader, _ in streams], (out, err), self._wait))
         finally:
             self.end(child)
             wire.close()
@@ -206,15 +246,13 @@ class Laboratory:
         Raises:
             StoppedError: The program does not come to its first step.
         """
+        if self._fresh is not None:
+            yield from self._run_fresh(self._fresh, requests)
+            return
         running: dict[int, Request] = {}
         while requests or running:
             while requests and len(running) < self.jobs:
-                wanted = requests.popleft()
-                self._numbers += 1
-                seconds = (
-                    max(PATIENCE * self.survey.run_seconds(wanted.steps), 60.0) + self.early * 10 * self.survey.setup
-                )
-                request = replace(wanted, number=self._numbers, seconds=seconds)
+                request = self._numbered(requests.popleft())
                 running[request.number] = request
                 self._trunk(request.seed)[1].send(request.packed())
             for result in self._results():
@@ -223,6 +261,27 @@ class Laboratory:
                     self.cpu += result.cpu
                     self.runs += 1
                     yield done, result
+
+    def _run_fresh(self, fresh: FreshProcesses, requests: deque[Request]) -> Iterator[tuple[Request, Result]]:
+        def made(request: Request) -> RunOnce:
+            return RunOnce(self.target, self.sandbox, self._numbered(request), self._training.skipped, self.measure)
+
+        for request, result in fresh.run(requests, self.jobs, self._memory, made):
+            self.cpu += result.cpu
+            self.runs += 1
+            yield request, result
+
+    def _numbered(self, request: Request) -> Request:
+        """Return a request with a number of its own and the time that it may take."""
+        self._numbers += 1
+        whole = self.early or self._fresh is not None
+        seconds = max(PATIENCE * self.survey.run_seconds(request.steps), 60.0) + whole * 10 * self.survey.setup
+        return replace(request, number=self._numbers, seconds=seconds)
+
+    def _raise_interrupt(self) -> None:
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
 
     def _interrupt(self, _signal: int, _frame: object) -> None:
         self._interrupted = True
@@ -235,9 +294,7 @@ class Laboratory:
         """
         limit = time.monotonic() + seconds
         while True:
-            if self._interrupted:
-                self._interrupted = False
-                raise KeyboardInterrupt
+            self._raise_interrupt()
             left = limit - time.monotonic()
             ready, _, _ = select.select(readers, [], [], max(min(left, NAP), 0.0))
             if ready or left <= 0:
@@ -334,5 +391,5 @@ def relayed(
         # A process that the program left behind may hold it for ever.
         os.close(reader)
     if not data:
-        raise StoppedError("the script ended its process before the doctor was done, as os._exit does.")
+        raise StoppedError(ENDED)
     return data

@@ -90,7 +90,7 @@ class Patient:
         self._dropout = functional.dropout
         self._batches = DataLoader.__iter__
         self._taps = FunctionTaps(self._active, lambda: self._opened)
-        self._opened = False
+        self._opened = self._steady = False
 
     def attach(self) -> None:
         """Begin to listen; there is no end, but that of the process."""
@@ -98,6 +98,9 @@ class Patient:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if patient._depth or patient._inside_own:
+                if patient._steady:
+                    # What is made in forward() begins in training mode.
+                    module.training = False
                 return plain(module, *args, **kwargs)
             return patient._outermost(module, args, kwargs)
 
@@ -144,11 +147,12 @@ class Patient:
                 args, kwargs = each.called(module, args, kwargs)
         self._depth += 1
         self._opened = owns and torch.is_grad_enabled()
+        self._steady = owns and not self._opened and any(each.steady for each in self._active())
         try:
             output = self._call(module, *args, **kwargs)
         finally:
             self._depth -= 1
-            self._opened = False
+            self._opened = self._steady = False
         if owns and self._begun:
             for each in self._active():
                 output = each.left(module, output)

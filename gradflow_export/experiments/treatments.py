@@ -80,8 +80,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         EXACT,
         do.KeptGradients,
         "gradients that are cleared, clipped or scaled away between backward() and step()",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a larger limit, or none; and no zero_grad() "
-        "between backward() and step()",
+        "# leave away what changes gradients between backward() and step(): clip_grad_norm_, clip_grad_value_, "
+        "zero_grad()",
         (_T.LEARNING_RATE, _T.NOT_TRAINING),
         lambda facts: facts["edited"] > 0,
     ),
@@ -145,7 +145,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         EXACT,
         do.NoDropout,
         "dropout that leaves too little",
-        "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.1",
+        "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.0",
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: bool(facts["dropout"]),
     ),

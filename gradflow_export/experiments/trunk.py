@@ -14,10 +14,11 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
@@ -41,6 +42,16 @@ MEASURED_VALUES = 1000
 """Numbers that are read of what a script prints, the last ones."""
 
 
+class Wire(Protocol):
+    """Where messages go."""
+
+    def send(self, message: bytes, /) -> int:
+        """Send one whole."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return one whole; empty where there will be none."""
+
+
 class Trunk:
     """The inside of such a process.
 
@@ -53,12 +64,13 @@ class Trunk:
         early: Whether it forks before the program begins, and not at its first step.
         memory: Bytes that one run may hold.
         measure: The user's yardstick.
+        given: The one run that this process is for; it then serves no others.
     """
 
     def __init__(
         self,
         target: Target,
-        wire: socket.socket,
+        wire: Wire,
         sandbox: Sandbox,
         *,
         seed: int = 0,
@@ -66,7 +78,9 @@ class Trunk:
         early: bool = False,
         memory: int = 2**33,
         measure: Measure | None = None,
+        given: Request | None = None,
     ) -> None:
+        self._given = given
         self._target, self._wire, self._sandbox = target, wire, sandbox
         self._seed, self._early, self._memory = seed, early, memory
         reads = measure is not None and not measure.printed
@@ -84,7 +98,9 @@ class Trunk:
             silence(os.open(os.devnull, os.O_RDWR))
             programs.seed(self._seed)
             self._patient.attach()
-            if self._early:
+            if self._given is not None:
+                self._become(self._given)
+            elif self._early:
                 self._serve()
             programs.run_target(self._target)
             self._fail("it ended before its training did")
@@ -120,7 +136,8 @@ class Trunk:
             sys.stdout.flush()
         measured = tuple(self._patient.measured)
         if self._measure is not None and self._measure.printed:
-            printed = os.pread(self._printed, os.fstat(self._printed).st_size, 0).decode(errors="replace")
+            os.lseek(self._printed, 0, os.SEEK_SET)
+            printed = os.read(self._printed, os.fstat(self._printed).st_size).decode(errors="replace")
             measured = self._measure.read(printed)[-MEASURED_VALUES:]
         course, used = self._patient.course, os.times()
         facts: dict[str, Any] = {}
@@ -164,7 +181,7 @@ class Trunk:
         running: dict[int, tuple[Request, float]] = {}
         looked = time.monotonic()
         while True:
-            readable, _, _ = select.select([self._wire], [], [], 0.02 if running else None)
+            readable, _, _ = select.select([self._wire], [], [], 0.02 if running else None)  # type: ignore[list-item]
             if readable:
                 message = self._wire.recv(MESSAGE)
                 if not message:
@@ -187,7 +204,7 @@ class Trunk:
         used = os.times()
         self._began = used.user + used.system
         self._request = request
-        self._printed = os.memfd_create("printed") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        self._printed = _unnamed_file()
         silence(self._printed)
         self._again()
         self._changes = [find(name).make() for name in request.names]
@@ -216,6 +233,14 @@ class Trunk:
                 os.waitpid(child, 0)
                 del running[child]
                 self._send(Result(request.number, error=why).packed())
+
+
+def _unnamed_file() -> int:
+    """Return the handle of a file that nobody else sees."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("printed")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def unsafe() -> str:
