@@ -226,8 +226,8 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
 
     tried = getattr(options, "tried", "")
     survey = laboratory.look()
-    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.jobs
-    seconds += (RUNS if laboratory.early or laboratory.fresh else 3) * survey.setup
+    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.plan.jobs
+    seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not _wanted(seconds):
         report.notes.append(f"nothing was tried: that would take about {seconds:.0f} s; give --try to do it.")
         return

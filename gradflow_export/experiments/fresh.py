@@ -16,19 +16,17 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 from gradflow_export.experiments import survey
-from gradflow_export.experiments.measure import Measure
+from gradflow_export.experiments.plan import Plan, Wire
 from gradflow_export.experiments.runs import Request, Result, unpacked_result
-from gradflow_export.experiments.sandbox import Sandbox, end_tree, lead_tree, tree_use
-from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.sandbox import end_tree, lead_tree, tree_use
 from gradflow_export.experiments.trunk import PROCESSES, Trunk
 
-_OWN_GROUP = {"start_new_session": True} if os.name == "posix" else {"creationflags": 0x200}
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 _BEGIN = (
     "import sys; sys.path[:] = [each for each in sys.path if each]; sys.path.insert(0, sys.argv.pop(1)); "
@@ -55,74 +53,16 @@ class RunOnce:
     """One run of a program, from its beginning.
 
     Attributes:
-        target: The program.
-        sandbox: Where it is run.
+        plan: How it is made.
         request: What is wanted.
-        skipped: Optimizer steps of models that it trains before.
-        measure: The user's yardstick.
     """
 
-    target: Target
-    sandbox: Sandbox
+    plan: Plan
     request: Request
-    skipped: int = 0
-    measure: Measure | None = None
 
-    def __call__(self, wire: ToFile) -> None:
+    def __call__(self, wire: Wire) -> None:
         """Do it in this process, which ends with it."""
-        Trunk(
-            self.target,
-            wire,
-            self.sandbox,
-            seed=self.request.seed,
-            skipped=self.skipped,
-            measure=self.measure,
-            given=self.request,
-        ).run()
-
-
-@dataclass(frozen=True)
-class Counted:
-    """A first run that counts.
-
-    Attributes:
-        target: The program.
-        sandbox: Where it is run.
-        steps: Steps that are needed.
-        seconds: Of processor time after which it is enough.
-    """
-
-    target: Target
-    sandbox: Sandbox
-    steps: int
-    seconds: float
-
-    def __call__(self, wire: ToFile) -> None:
-        """Count in this process, which ends with it."""
-        survey.count(self.target, self.sandbox, wire, self.steps, self.seconds)
-
-
-@dataclass(frozen=True)
-class Apart:
-    """Anything else.
-
-    Attributes:
-        sandbox: Where it is done.
-        work: What is done; a function that can be found by its name.
-    """
-
-    sandbox: Sandbox
-    work: Callable[[], object]
-
-    def __call__(self, wire: ToFile) -> None:
-        """Do it."""
-        self.sandbox.enter()
-        done = self.work()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        wire.send(pickle.dumps(done))
-        end_tree(os.getpid(), itself=False)
-        os._exit(0)
+        Trunk(self.plan, wire, seed=self.request.seed, given=self.request).run()
 
 
 @dataclass
@@ -161,6 +101,7 @@ class FreshProcesses:
     """
 
     def __init__(self, scratch: Path, interrupted: Callable[[], None]) -> None:
+        self.early = True
         self._scratch, self._interrupted = scratch, interrupted
         self._running: list[Started] = []
 
@@ -170,8 +111,8 @@ class FreshProcesses:
             each.end()
         self._running = []
 
-    def ask(self, job: Callable[[ToFile], None], seconds: float, streams: tuple[TextIO, TextIO] | None = None) -> bytes:
-        """Return what a job sends; nothing where it took longer than so many seconds.
+    def ask(self, job: Callable[[Wire], None], seconds: float, streams: Sequence[TextIO] = ()) -> bytes:
+        """Return what a job sends; nothing where it took longer than so many seconds or ended before.
 
         Args:
             job: Can be pickled.
@@ -188,27 +129,27 @@ class FreshProcesses:
             self._running.remove(started)
             started.end()
 
-    def run(
-        self, requests: deque[Request], jobs: int, memory: int, made: Callable[[Request], RunOnce]
-    ) -> Iterator[tuple[Request, Result]]:
+    def forget(self) -> None:
+        """Do nothing: no run is continued from another."""
+
+    def run(self, requests: deque[Request], plan: Plan) -> Iterator[tuple[Request, Result]]:
         """Do runs, several at a time, and yield each as it ends.
 
         Args:
             requests: Taken from the left as there is room; more may be added while the results come.
-            jobs: Runs at a time.
-            memory: Bytes that one may hold.
-            made: Returns the job of a request.
+            plan: How they are made.
         """
         looked = time.monotonic()
         while requests or self._running:
-            while requests and len(self._running) < jobs:
-                job = made(requests.popleft())
-                self._running.append(self._start(job, job.request.seconds, job.request))
+            while requests and len(self._running) < plan.jobs:
+                request = plan.numbered(requests.popleft(), whole=True)
+                self._running.append(self._start(RunOnce(plan, request), request.seconds, request=request))
             self._interrupted()
             time.sleep(_NAP)
-            due, looked = (time.monotonic() > looked + _LOOK, time.monotonic())
+            due = time.monotonic() > looked + _LOOK
+            looked = time.monotonic() if due else looked
             for started in list(self._running):
-                why = _too_much(started, memory) if due else ""
+                why = _too_much(started, plan.memory) if due else ""
                 if started.process.poll() is None and not why:
                     continue
                 data = b"" if why else started.result()
@@ -222,26 +163,27 @@ class FreshProcesses:
 
     def _start(
         self,
-        job: Callable[[ToFile], None],
+        job: Callable[[Wire], None],
         seconds: float,
+        streams: Sequence[TextIO] = (),
         request: Request | None = None,
-        streams: tuple[TextIO, TextIO] | None = None,
     ) -> Started:
         handle, path = tempfile.mkstemp(dir=self._scratch)
         os.close(handle)
-        where = subprocess.DEVNULL if streams is None else subprocess.PIPE
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+        where = subprocess.PIPE if streams else subprocess.DEVNULL
+        own_group: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {"creationflags": 0x200}
+        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own interpreter and code
             [sys.executable, "-c", _BEGIN, _PACKAGES, path],
             stdin=subprocess.PIPE,
             stdout=where,
             stderr=where,
-            **_OWN_GROUP,  # type: ignore[call-overload]
+            **own_group,
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(pickle.dumps(job))
             process.stdin.close()
-        for source, stream in zip((process.stdout, process.stderr), streams or (), strict=False):
+        for source, stream in zip((process.stdout, process.stderr), streams, strict=False):
             threading.Thread(target=_copied, args=(source, stream), daemon=True).start()
         started = Started(process, Path(path), time.monotonic() + seconds, request or Request())
         if request is None:

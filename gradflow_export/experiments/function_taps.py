@@ -45,7 +45,7 @@ class FunctionTaps:
         ):
             for name in names:
                 setattr(owner, name, self._before(name, getattr(owner, name)))
-        Tensor.detach = self._detached(Tensor.detach)  # type: ignore[method-assign, assignment]
+        Tensor.detach = self._detached(Tensor.detach)
         torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]
         torch.set_grad_enabled.__init__ = self._switched(torch.set_grad_enabled.__init__)  # type: ignore[method-assign]
         for kind in vars(distributions).values():

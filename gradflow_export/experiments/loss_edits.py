@@ -6,7 +6,7 @@ the script has it. Where the mistake is in the shapes, the loss that is measured
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -120,6 +120,35 @@ class TargetsAsShares(Intervention):
         return ((args[0], mended, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "target": mended})
 
 
+class AnswersInUnits(Intervention):
+    """Reads predictions as standardized ones, where targets are far from 0 or far apart: the loss keeps its unit."""
+
+    stays = True
+    FAR = 30.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._units: tuple[float, float] | None = None
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Scale and shift them by the spread and the mean of the first targets."""
+        if name not in {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}:
+            return args, kwargs
+        given, put = _first(args, kwargs)
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        if given is None or not isinstance(target, Tensor) or target.requires_grad or target.numel() < 2:
+            return args, kwargs
+        if self._units is None:
+            mean, spread = float(target.double().mean()), float(target.double().std())
+            far = spread > 0 and max(abs(mean), spread, 1 / spread) > self.FAR
+            self._units = (mean, spread) if far else (0.0, 1.0)
+        mean, spread = self._units
+        if self._units == (0.0, 1.0):
+            return args, kwargs
+        self.acted = True
+        return put(given * spread + mean)
+
+
 class OpenEnd(Intervention):
     """Takes away an activation at the very end of the model: its answer is what the last layer says."""
 
@@ -150,7 +179,9 @@ class OpenEnd(Intervention):
         return last[1].reshape(output.shape)
 
 
-def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor | None, Any]:
+def _first(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor | None, Callable[[Tensor], tuple[Any, Any]]]:
     """Return the first argument, and what puts another in its place."""
     if args:
         return (args[0] if isinstance(args[0], Tensor) else None), lambda made: ((made, *args[1:]), kwargs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.autograd_graph.nodes import below, kind_of
 from gradflow_export.experiments.interventions import Intervention, weights
 from gradflow_export.experiments.model_edits import LAYERS
 
@@ -131,14 +132,12 @@ def _straight(given: Tensor) -> bool:
     """Return whether a tensor comes from a linear layer, with nothing in between that bends."""
     node = given.grad_fn
     for _ in range(_FAR):
-        if node is None:
-            return False
-        name = type(node).__name__.partition("Backward")[0]
-        if name in _LINEAR:
+        kind = kind_of(node)
+        if kind in _LINEAR:
             return True
-        if name not in _PASSED or (name == "LeakyRelu" and getattr(node, "_saved_negative_slope", 0.0) != 1.0):
+        if kind not in _PASSED or (kind == "LeakyRelu" and getattr(node, "_saved_negative_slope", 0.0) != 1.0):
             return False
-        node = node.next_functions[0][0] if node.next_functions else None
+        node = below(node)
     return False
 
 

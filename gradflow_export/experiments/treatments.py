@@ -200,6 +200,14 @@ TREATMENTS: tuple[Treatment, ...] = (
         evident=lambda facts: facts["scale"] > SCALED,
     ),
     Treatment(
+        "standardize the targets",
+        TUNING,
+        loss.AnswersInUnits,
+        "targets that are too large, too small or off center",
+        "targets = (targets - mean) / std  # mean and std of the training data",
+        (_T.DATA_SCALE, _T.BAD_TARGETS),
+    ),
+    Treatment(
         "layer norm after each layer",
         TUNING,
         edit.NormAfterLayers,

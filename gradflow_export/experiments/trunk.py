@@ -18,17 +18,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
-from gradflow_export.experiments.measure import Measure
 from gradflow_export.experiments.patient import Patient
+from gradflow_export.experiments.plan import Plan
 from gradflow_export.experiments.probes import Causality
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
-from gradflow_export.experiments.sandbox import Sandbox, die_with_parent, end_tree, lead_tree, tree_use
-from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.sandbox import die_with_parent, end_tree, lead_tree, silence, tree_use
 from gradflow_export.experiments.treatments import find
 from gradflow_export.experiments.watched import Watch
 
@@ -42,47 +41,24 @@ MEASURED_VALUES = 1000
 """Numbers that are read of what a script prints, the last ones."""
 
 
-class Wire(Protocol):
-    """Where messages go."""
-
-    def send(self, message: bytes, /) -> int:
-        """Send one whole."""
-
-    def recv(self, size: int, /) -> bytes:
-        """Return one whole; empty where there will be none."""
-
-
 class Trunk:
     """The inside of such a process.
 
     Args:
-        target: What is run.
+        plan: How runs are made.
         wire: Where requests come from and results go to.
-        sandbox: Where it is run.
         seed: Which of our seeds.
-        skipped: Optimizer steps of models that it trains before.
         early: Whether it forks before the program begins, and not at its first step.
-        memory: Bytes that one run may hold.
-        measure: The user's yardstick.
         given: The one run that this process is for; it then serves no others.
     """
 
     def __init__(
-        self,
-        target: Target,
-        wire: Wire,
-        sandbox: Sandbox,
-        *,
-        seed: int = 0,
-        skipped: int = 0,
-        early: bool = False,
-        memory: int = 2**33,
-        measure: Measure | None = None,
-        given: Request | None = None,
+        self, plan: Plan, wire: Any, *, seed: int = 0, early: bool = False, given: Request | None = None
     ) -> None:
         self._given = given
-        self._target, self._wire, self._sandbox = target, wire, sandbox
-        self._seed, self._early, self._memory = seed, early, memory
+        self._target, self._wire, self._sandbox = plan.target, wire, plan.sandbox
+        self._seed, self._early, self._memory = seed, early, plan.memory
+        measure, skipped = plan.measure, plan.training.skipped
         reads = measure is not None and not measure.printed
         self._measure = measure
         self._patient = Patient(self._begin, self._end, skipped, self._value if reads else None)
@@ -181,7 +157,7 @@ class Trunk:
         running: dict[int, tuple[Request, float]] = {}
         looked = time.monotonic()
         while True:
-            readable, _, _ = select.select([self._wire], [], [], 0.02 if running else None)  # type: ignore[list-item]
+            readable, _, _ = select.select([self._wire], [], [], 0.02 if running else None)
             if readable:
                 message = self._wire.recv(MESSAGE)
                 if not message:
@@ -253,22 +229,6 @@ def unsafe() -> str:
     if multiprocessing.active_children():
         return "it has child processes, such as a loader's workers"
     return ""
-
-
-def silence(handle: int) -> None:
-    """Send what is printed elsewhere, and let nothing be typed."""
-    speak(handle, handle)
-
-
-def speak(out: int, err: int) -> None:
-    """Send what is printed to these handles, and let nothing be typed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    for number, handle in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
-        os.dup2(handle, number)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)  # noqa: SIM115
 
 
 def fork(inside: Callable[[socket.socket], object]) -> tuple[int, socket.socket]:
