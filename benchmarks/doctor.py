@@ -14,9 +14,9 @@ leave at MEDIUM or above; *cure confirmed* counts the former alone. A *wrong cau
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
-import pickle
 import statistics
 import sys
 import time
@@ -32,6 +32,8 @@ from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import find
+from gradflow_export.experiments.watched import unexplained
+from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, Severity
 
 CASE = Path(doctor_case.__file__)
@@ -98,12 +100,12 @@ def examine(
     try:
         with Laboratory(target, jobs=jobs) as laboratory:
             if symptoms:
-                watched = laboratory.apart(lambda: pickle.dumps(run_script(target, 50)), sys.stdout, sys.stderr)
-                issues = [issue for issue, _ in pickle.loads(watched).issues]
+                watched = laboratory.apart(functools.partial(run_script, target, 50), sys.stdout, sys.stderr)
+                issues = [issue for issue, _ in watched.issues]
             survey = laboratory.look()
             if not survey.trainings:
                 return Seen(part, name, form, types, refused=f"no steps {survey.error.strip()[-200:]}", also=also)
-            suspects = [issue.issue_type for issue in issues if issue.severity >= Severity.MEDIUM]
+            suspects = [issue.issue_type for issue in unexplained(with_causes(issues))]
             verdict = Battery(laboratory, survey.trainings[-1], steps=60, suspects=suspects).run()
     except GradflowError as error:
         return Seen(part, name, form, types, refused=str(error), also=also)

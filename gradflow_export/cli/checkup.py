@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
-import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ STOPPED = 130
 
 OPTIONS = (
     "steps", "all", "format", "output", "tried", "cpu_budget", "measure", "html", "jobs", "network", "in_place",
+    "fresh",
 )  # fmt: skip
 """What concerns a script and means nothing without one."""
 
@@ -68,6 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, default=unset, help="write the report with charts to this file")
     add("--jobs", type=int, default=unset, help="runs at a time (default: one for each processor, at most 4)")
     add("--network", action="store_true", default=unset, help="let the script reach the network")
+    add("--fresh", action="store_true", default=unset, help="begin each run anew instead of forking it")
     add("--in-place", action="store_true", default=unset, help="let the script write into its own folder")
 
 
@@ -195,11 +197,6 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
     from gradflow_export.cli.script_runner import run_script
 
     stop, tried = not getattr(options, "all", False), getattr(options, "tried", "")
-    if sys.platform != "linux":
-        report.outcome = run_script(report.target, steps, stop=stop)
-        if tried != "no":
-            report.notes.append("nothing was tried: experiments need Linux.")
-        return
     from gradflow_export.experiments.laboratory import Laboratory
     from gradflow_export.experiments.measure import parse
 
@@ -208,12 +205,11 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
         jobs=getattr(options, "jobs", None),
         network=getattr(options, "network", False),
         in_place=getattr(options, "in_place", False),
+        fresh=getattr(options, "fresh", False),
         measure=parse(options.measure) if hasattr(options, "measure") else None,
     ) as laboratory:
-        watched = laboratory.apart(
-            lambda: pickle.dumps(run_script(report.target, steps, stop=stop)), sys.stdout, sys.stderr
-        )
-        report.outcome = pickle.loads(watched)
+        watching = functools.partial(run_script, report.target, steps, stop=stop)
+        report.outcome = laboratory.apart(watching, sys.stdout, sys.stderr)
         if tried != "no" and not report.outcome.error and report.outcome.steps:
             try:
                 _experiment(report, laboratory, options)
@@ -226,19 +222,19 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     from gradflow_export.experiments.battery import RUNS, Battery
     from gradflow_export.experiments.questions import answers
     from gradflow_export.experiments.runs import STEPS as TRAINED
+    from gradflow_export.experiments.watched import unexplained
 
     tried = getattr(options, "tried", "")
     survey = laboratory.look()
-    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.jobs
-    seconds += (RUNS if laboratory.early else 3) * survey.setup
+    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.plan.jobs
+    seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not _wanted(seconds):
         report.notes.append(f"nothing was tried: that would take about {seconds:.0f} s; give --try to do it.")
         return
     if not survey.ended:
         report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
     budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
-    found = with_causes(issue for issue, _ in report.outcome.issues)
-    suspects = [issue.issue_type for issue in found if issue.severity >= Severity.MEDIUM and issue.explained_by is None]
+    suspects = [issue.issue_type for issue in unexplained(with_causes(issue for issue, _ in report.outcome.issues))]
     print(f"gradflow: {laboratory.reach}", file=sys.stderr)
     for training in survey.trainings:
         battery = Battery(
@@ -357,6 +353,9 @@ def _render(report: Report, kind: str) -> str:
     if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
         summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
     told = [f"{report.target.name} ({models}), {summary}"]
-    for verdict in report.verdicts:
+    for number, verdict in enumerate(report.verdicts, start=1):
+        if len(report.verdicts) > 1:
+            first = verdict.training.skipped + 1
+            told.append(f"model {number} of {len(report.verdicts)}, trained by the optimizer steps from {first} on:")
         told += lines(verdict)
     return "\n".join([*told, *(f"{each.title}: {each.text}" for each in report.answers), *report.notes])

@@ -15,20 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.target import CELL, Target, run_target, told
+from gradflow_export.experiments.watched import MODELS, outermost, watch
 from gradflow_export.exporter import Exporter, watching
-from gradflow_export.hooks.discover import unwrap
-from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.optimizer_hooks import listen
 from gradflow_export.records.issues import Issue, IssueType
-from gradflow_export.schedule import Instrument
 
-MODELS = 8
-"""Models watched at most."""
 CALLS_PER_STEP = 20
 """Calls of watched models per wanted step after which a script without any step is stopped."""
-
-OFTEN: tuple[Instrument, ...] = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
-"""Instruments that are read at every step of so short a run."""
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
 
@@ -134,11 +127,7 @@ class ScriptWatch:
         self._members.update(id(member) for member in model.modules())
         self._roots.add(id(model))
         known = watching(model)
-        exporter = (
-            known[0]
-            if known
-            else Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None, verbose=0).watch()
-        )
+        exporter = known[0] if known else watch(model)
         self._exporters.append((type(model).__name__, exporter, place))
 
     def _begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -162,16 +151,6 @@ class ScriptWatch:
     def _close(self) -> None:
         for _, exporter, _ in self._exporters:
             exporter.close()
-
-
-def outermost(module: nn.Module) -> nn.Module:
-    """Return the module that holds this one and is held by none, such as the model whose layer is called alone.
-
-    Args:
-        module: Any module; wrappers that run several processes or compiled code are looked through.
-    """
-    holders = [(len(members), each) for each in instances(nn.Module) if module in (members := set(each.modules()))]
-    return unwrap(max(holders, key=lambda pair: pair[0], default=(1, module))[1])
 
 
 def run_script(target: Target, steps: int, *, stop: bool = True) -> Outcome:

@@ -34,7 +34,11 @@ def effect(trial: Trial, verdict: Verdict) -> str:
         return f"{name}: the run failed, {trial.error}"
     before, after = number(verdict.baseline.effect[0]), number(trial.effects.get(0, math.inf))
     steps = f"{verdict.steps} steps"
-    if not trial.rescues(verdict.baseline):
+    if verdict.relieves(trial) and not verdict.rescues(trial):
+        kinds = " and ".join(sorted(verdict.accused.intersection(k for n in trial.names for k in find(n).fixes)))
+        course = "" if verdict.refused else f", the {what} is {after} and was {before}"
+        return f"{name}: {kinds} is found no more in {steps}{course}; seeds {len(trial.effects)} of {SEEDS}"
+    if not verdict.rescues(trial):
         confirmed = f", not confirmed by other seeds ({len(trial.effects)} runs)" if len(trial.effects) > 1 else ""
         return f"{name}: the {what} is {after} and was {before} after {steps}{confirmed}"
     seeds = f"seeds {len(trial.effects)} of {SEEDS}" + (
@@ -49,7 +53,7 @@ def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
     if trial.names == ("keep the gradients as backward left them",):
         if facts.get("kept", 1.0) == 0:
             return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
-        return f"# the limit leaves {facts.get('kept', 1.0):.2g} of the gradient\n{code}"
+        return f"# {facts.get('kept', 1.0):.2g} of the gradient is left at the least\n{code}"
     return code
 
 
@@ -58,7 +62,7 @@ def cures(verdict: Verdict) -> list[Issue]:
     if not verdict.cures or verdict.baseline is None:
         return []
     first = verdict.cures[0]
-    kinds = [kind for name in first.names for kind in find(name).fixes]
+    kinds = sorted((k for n in first.names for k in find(n).fixes), key=lambda kind: kind not in verdict.accused)
     causes = " and ".join(find(name).separates for name in first.names)
     also = "".join(f" As good: {effect(trial, verdict)}." for trial in verdict.cures[1:])
     return [
@@ -83,7 +87,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     relieve it; what is proved from structure or data keeps its severity, and so does all where the program is ill. What
     its own cure does not relieve, while another change does, is told with that one.
     """
-    if verdict.refused or verdict.baseline is None:
+    if (verdict.refused and not verdict.cures) or verdict.baseline is None:
         return list(issues)
     found, folded = [], []
     new = cures(verdict)
@@ -92,7 +96,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
         tried = [
             each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
         ]
-        cured = [each for each in tried if each.rescues(verdict.baseline)]
+        cured = [each for each in tried if verdict.helps(each)]
         shown = cured or sorted(tried, key=lambda each: each.effects.get(0, math.inf))[:1]
         known = issue
         if shown:
@@ -101,7 +105,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
             kept = cured or issue.issue_type not in DEGREE or verdict.baseline.ill or not exact
             severity = issue.severity if kept else min(issue.severity, Severity.LOW)
             known = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)
-        vain = issue.issue_type in DEGREE and any(not each.rescues(verdict.baseline) for each in tried)
+        vain = issue.issue_type in DEGREE and any(not verdict.helps(each) for each in tried)
         lesser = any(each.issue_type == issue.issue_type for each in new) and issue.severity < Severity.HIGH
         if new and (vain or lesser) and behind[issue.key] is None:
             folded.append(issue)
@@ -132,7 +136,7 @@ def remark(verdict: Verdict) -> str:
 
 def lines(verdict: Verdict) -> list[str]:
     """Return the account of one training as lines of text."""
-    if verdict.refused:
+    if verdict.refused and not verdict.trials:
         return [
             f"nothing was tried: {verdict.refused}.",
             "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'.",
@@ -143,9 +147,12 @@ def lines(verdict: Verdict) -> list[str]:
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
     complaint = verdict.baseline.complaint.replace("loss", "cost") if verdict.measured else verdict.baseline.complaint
-    told.append(
-        f"  {_sentence(complaint)}." if verdict.baseline.ill else f"  {remark(verdict) or 'The program learns.'}"
-    )
+    if verdict.refused:
+        told.append(f"  Losses are not compared: {verdict.refused}.")
+    else:
+        told.append(
+            f"  {_sentence(complaint)}." if verdict.baseline.ill else f"  {remark(verdict) or 'The program learns.'}"
+        )
     for trial in verdict.cures:
         told.append(f"  [CURE] {effect(trial, verdict)}")
         told += [f"    cause {find(name).separates}" for name in trial.names]
@@ -153,7 +160,7 @@ def lines(verdict: Verdict) -> list[str]:
             f"    {'patch' if not at else '     '} {line}"
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
-    if verdict.baseline.ill and not verdict.cures:
+    if verdict.baseline.ill and not verdict.cures and not verdict.refused:
         told.append("  Nothing that was tried makes it learn; look at the data, the targets and the loss.")
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:

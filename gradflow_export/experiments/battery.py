@@ -15,16 +15,20 @@ from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import (
+    BEGINNINGS,
     COMBINED,
     EXACT,
+    MENDING,
     PLACEBO,
     TREATMENTS,
     TUNING,
+    WATCH,
     Treatment,
     find,
     nearness,
     of_kind,
 )
+from gradflow_export.experiments.watched import PROVED, accused
 from gradflow_export.records.issues import IssueType
 
 SEEDS = 3
@@ -53,6 +57,7 @@ class Verdict:
         curves: Losses of runs by a name for them, for charts.
         facts: What the first run saw.
         measured: The user's yardstick, where it takes the place of the loss.
+        accused: What structure proves against it, and a watched run shows again.
         seeds: How many seeds gave runs that differ.
         cut: Whether the budget ended it before everything was tried.
         runs: How many runs there were.
@@ -69,16 +74,28 @@ class Verdict:
     curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     measured: str = ""
+    accused: frozenset[IssueType] = frozenset()
     seeds: int = SEEDS
     cut: bool = False
     runs: int = 0
     cpu: float = 0.0
 
+    def rescues(self, trial: Trial) -> bool:
+        """Whether the loss says that a treatment makes the program learn."""
+        return self.baseline is not None and not self.refused and trial.rescues(self.baseline)
+
+    def relieves(self, trial: Trial) -> bool:
+        """Whether a treatment removes what structure proves, without harm to the loss where there is one to compare."""
+        return self.baseline is not None and trial.relieves(None if self.refused else self.baseline)
+
+    def helps(self, trial: Trial) -> bool:
+        """Whether a treatment does either."""
+        return self.rescues(trial) or self.relieves(trial)
+
     @property
     def vain(self) -> list[Trial]:
-        """What was tried and does not rescue."""
-        assert self.baseline is not None
-        return [trial for trial in self.trials if trial.acted and not trial.rescues(self.baseline)]
+        """What was tried and does not help."""
+        return [trial for trial in self.trials if trial.acted and not self.helps(trial)]
 
 
 class Battery:
@@ -126,6 +143,8 @@ class Battery:
             self._observe()
             if not verdict.refused:
                 self._treat()
+            elif verdict.accused:
+                self._try([(each.name,) for each in self._mending()])
         finally:
             verdict.runs, verdict.cpu = laboratory.runs - before[0], laboratory.cpu - before[1]
         return verdict
@@ -139,6 +158,7 @@ class Battery:
             (STILL, 0),
             *(((name,), 0) for name in placebos),
             *(((), seed) for seed in range(1, SEEDS)),
+            *([((WATCH,), 0)] if PROVED.intersection(self._suspects) else []),
         ]
         found: dict[tuple[tuple[str, ...], int], Result] = {}
         self._tell(f"{len(asked)} runs as it is, with other seeds, and with inputs that mean nothing")
@@ -148,10 +168,11 @@ class Battery:
         plain = [look, *(found.get(((), seed)) for seed in range(1, SEEDS))]
         seeds = [each for each in plain if each is not None and each.losses and not each.error]
         if look is None or look.error or not look.losses or len(seeds) < SEEDS:
-            failed = next((each.error for each in plain if each is not None and each.error), "the budget was spent")
-            verdict.refused = f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
+            verdict.refused = self._failure(plain)
             return
         verdict.facts = look.facts
+        if ((WATCH,), 0) in found:
+            verdict.accused = accused(found[(WATCH,), 0].facts.get("found", ())).intersection(self._suspects)
         measure = self._laboratory.measure
         if measure is None:
             verdict.refused = no_yardstick(seeds, look, still)
@@ -175,6 +196,15 @@ class Battery:
         verdict.seeds = len({each.losses for each in seeds})
         verdict.curves.update({"as it is": look.losses, **{name: each.losses for name, each in given.items()}})
 
+    def _failure(self, plain: Sequence[Result | None]) -> str:
+        """Return why runs without any change show nothing."""
+        failed = next((each.error for each in plain if each is not None and each.error), "")
+        if failed:
+            return f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
+        if any(each is None for each in plain):
+            return "the budget was spent before the script had run as it is with three seeds"
+        return "no loss was seen: nothing calls backward() before the optimizer steps"
+
     def _treat(self) -> None:
         verdict = self.verdict
         assert verdict.baseline is not None
@@ -183,8 +213,10 @@ class Battery:
         self._tell(state)
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
-        accused = [each for each in tuning if nearness([each.name], self._suspects) == 0] if ill or slow else []
+        near = [each for each in tuning if self._near([each.name]) == 0]
+        accused = [each for each in near if ill or slow or self._licensed([each.name])]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
+        first = [*first, *(each for each in self._mending() if each not in first)]
         self._try([(each.name,) for each in first])
         if ((ill or slow) and not verdict.cures) or self._everything:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
@@ -194,7 +226,12 @@ class Battery:
             self._try([names for names in map(tuple, _possible(known)) if len(names) > 1])
             self._name_causes()
         if slow and not verdict.cures:
-            verdict.faster = best([each for each in verdict.trials if each.rescues(verdict.baseline)])[:1]
+            verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
+
+    def _mending(self) -> list[Treatment]:
+        """Return the treatments that are the fix of what structure proves."""
+        facts, accused = self.verdict.facts, self.verdict.accused
+        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if accused.intersection(each.fixes)]
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -205,13 +242,22 @@ class Battery:
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
-        near = nearness(names, self._suspects)
+        near = self._near(names)
+        if near == 0 and any(BEGINNINGS.intersection(each.fixes[:1]) or self._evident(each) for each in treatments):
+            return True
         if all(each.kind == EXACT for each in treatments):
             return bool(baseline.slow) or near < 2
         return near == 0 and bool(baseline.slow)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
-        return sorted(treatments, key=lambda each: nearness([each.name], self._suspects))
+        return sorted(treatments, key=lambda each: self._near([each.name]))
+
+    def _evident(self, treatment: Treatment) -> bool:
+        return treatment.evident(self.verdict.facts)
+
+    def _near(self, names: Sequence[str]) -> int:
+        """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
+        return 0 if any(self._evident(find(name)) for name in names) else nearness(names, self._suspects)
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best."""
@@ -219,32 +265,45 @@ class Battery:
         baseline = verdict.baseline
         assert baseline is not None
         effects: dict[tuple[str, ...], dict[int, float]] = {}
-        for request, result in self._runs([(names, 0) for names in wanted]):
-            names, failed = request.names, result.error
+        gone: dict[tuple[str, ...], dict[int, bool]] = {}
+        for request, result in self._runs([(self._watched(names), 0) for names in wanted]):
+            names, failed = tuple(name for name in request.names if name != WATCH), result.error
             effects.setdefault(names, {})[request.seed] = math.inf if failed else self._effect(result)
-            trial = Trial(names, effects[names], result.acted, failed.strip().rpartition("\n")[2])
+            if "found" in result.facts:
+                gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
+            why = failed.strip().rpartition("\n")[2]
+            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}))
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if request.seed == 0:
                 verdict.curves[" + ".join(names)] = result.losses
-                if trial.screened(baseline):
-                    self._queue.extend(Request(names, seed, verdict.steps) for seed in range(1, SEEDS))
+                if trial.promises(None if verdict.refused else baseline):
+                    self._queue.extend(Request(request.names, seed, verdict.steps) for seed in range(1, SEEDS))
             if trial.acted:
                 done, plain = effects[names][request.seed], baseline.effect[request.seed]
                 self._tell(f"{' + '.join(names)}: {_number(done)} instead of {_number(plain)}")
-            if trial.rescues(baseline):
+            if verdict.helps(trial):
                 self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
         rescued = [
             trial
             for trial in verdict.trials
-            if trial.names in effects and trial.rescues(baseline) and self._licensed(trial.names)
+            if trial.names in effects
+            and (verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names)))
         ]
         if rescued and not verdict.cures:
             # A cure that a symptom names goes before one that is exact, and that before one which is not.
             ranks = {trial.names: self._rank(trial.names) for trial in rescued}
-            verdict.cures = best([trial for trial in rescued if ranks[trial.names] == min(ranks.values())])
+            nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
+            verdict.cures = nearest[:1] if verdict.refused else best(nearest)
+
+    def _watched(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return (*names, WATCH) if self._fixed(names) else names
+
+    def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
+        """Return what structure proves and these treatments are the fix of."""
+        return self.verdict.accused.intersection(kind for name in names for kind in find(name).fixes)
 
     def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
-        return nearness(names, self._suspects) > 0, any(find(name).kind != EXACT for name in names)
+        return self._near(names) > 0, any(find(name).kind != EXACT for name in names)
 
     def _course(self, result: Result) -> tuple[float, ...]:
         if self._scale is None:
@@ -270,7 +329,7 @@ class Battery:
         smaller = [tuple(name for name in whole.names if name != part) for part in whole.names]
         known = {trial.names for trial in verdict.trials}
         self._try([names for names in smaller if names not in known and len(names) > 1])
-        found = [trial for trial in verdict.trials if trial.names in smaller and trial.rescues(verdict.baseline)]
+        found = [trial for trial in verdict.trials if trial.names in smaller and verdict.rescues(trial)]
         if found:
             verdict.cures = best(found)[:1]
 

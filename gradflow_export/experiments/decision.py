@@ -23,6 +23,8 @@ RESCUED = 0.7
 """Share of the loss without the treatment below which a treatment rescues, in the screening run."""
 CONFIRMED = 0.85
 """The same in two more seeds."""
+WORSE = 1.1
+"""Share of the loss without the treatment up to which what removes a finding does no harm."""
 EQUAL = 1.25
 """Ratio of effects up to which two treatments are named together."""
 FALLS = 2.0
@@ -146,12 +148,14 @@ class Trial:
         effects: Mean loss after training, by seed.
         acted: Whether it changed anything.
         error: Why a run of it failed; empty where none did.
+        gone: Whether a finding that structure proves, and whose fix it is, was there no more, by seed.
     """
 
     names: tuple[str, ...]
     effects: Mapping[int, float]
     acted: bool = True
     error: str = ""
+    gone: Mapping[int, bool] = field(default_factory=dict)
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""
@@ -163,6 +167,29 @@ class Trial:
         """Whether all three seeds agree that the program learns with it."""
         more = [effect < CONFIRMED * baseline.level(seed) for seed, effect in self.effects.items() if seed]
         return self.screened(baseline) and len(more) >= 2 and all(more)
+
+    def promises(self, baseline: Baseline | None) -> bool:
+        """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""
+        if baseline is None:
+            return self.acted and not self.error and self.gone.get(0, False)
+        gone = self.acted and not self.error and self.gone.get(0, False)
+        return self.screened(baseline) or (gone and self.harmless(baseline))
+
+    def harmless(self, baseline: Baseline) -> bool:
+        """Whether no loss is greater than without it."""
+        return all(
+            math.isfinite(effect) and effect <= WORSE * baseline.effect[min(seed, len(baseline.effect) - 1)]
+            for seed, effect in self.effects.items()
+        )
+
+    def relieves(self, baseline: Baseline | None) -> bool:
+        """Whether in all three seeds the finding is gone and the loss no greater.
+
+        Args:
+            baseline: ``None`` where losses cannot be compared.
+        """
+        sound = self.acted and not self.error and (baseline is None or self.harmless(baseline))
+        return sound and len(self.gone) >= 3 and all(self.gone.values())
 
 
 def best(trials: Sequence[Trial]) -> list[Trial]:

@@ -14,6 +14,9 @@ from gradflow_export.experiments.model_edits import LAYERS, tensors
 SAME = 1e-6
 """Share of a norm below which a change is taken for rounding."""
 
+FADED = 0.01
+"""Share of the greatest learning rate below which next to nothing is learned."""
+
 
 class Facts(Intervention):
     """Looks, and changes nothing.
@@ -22,6 +25,7 @@ class Facts(Intervention):
         decay: Whether an optimizer has a weight decay.
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
+        faded: Share of the steps at which each learning rate was below a hundredth of the greatest so far.
         dropout: Whether dropout acts in training.
         stale: At how many steps gradients of an earlier step were left when the next were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
@@ -32,7 +36,7 @@ class Facts(Intervention):
         squashing: Sigmoids and hyperbolic tangents that are modules.
         resettable: Whether layers can be initialized anew.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
-        echoes: Share of steps before which a model with parameters was called without gradients.
+        echoes: Share of steps before which a model whose parameters change was called without gradients.
         optimizers: How many optimizers step.
         digests: A number for the first input of each of the first steps.
     """
@@ -47,10 +51,11 @@ class Facts(Intervention):
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
         self._echoed = False
+        self._fixed: dict[int, tuple[float, ...]] = {}
         self._digest: float | None = None
         self._rates: dict[tuple[int, int], float] = {}
         self._greatest: dict[tuple[int, int], float] = {}
-        self._rose = 0
+        self._rose = self._faded = 0
         self._roots: dict[int, nn.Module] = {}
         self._known: dict[int, nn.Parameter] = {}
         self._owned: set[int] = set()
@@ -71,7 +76,7 @@ class Facts(Intervention):
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Look at the inputs, and whether gradients are wanted."""
         if not torch.is_grad_enabled():
-            self._echoed |= bool(self._steps)
+            self._echoed |= self._changes(module) and self._steps > 0
             return args, kwargs
         given = [each for each in tensors([args, kwargs]) if not each.requires_grad and each.numel()]
         if given and self._digest is None and not given[0].is_sparse:
@@ -82,6 +87,11 @@ class Facts(Intervention):
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
         return args, kwargs
+
+    def _changes(self, module: nn.Module) -> bool:
+        """Return whether a model is not what it was at its first such call; what never changes holds no answer back."""
+        now = tuple(float(weight.detach().double().sum()) for weight in module.parameters())
+        return str(now) != str(self._fixed.setdefault(id(module), now))
 
     def before_backward(self, loss: Tensor) -> None:
         """Look for gradients of earlier steps."""
@@ -102,12 +112,15 @@ class Facts(Intervention):
         """Look at what has changed since the last step, and at the optimizer's options."""
         self._optimizers[id(optimizer)] = optimizer
         self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
+        faded = True
         for number, group in enumerate(optimizer.param_groups):
             self.decay |= bool(group.get("weight_decay"))
             rate = float(group.get("lr", 0.0))
             self.schedule |= abs(rate - self._rates.setdefault((id(optimizer), number), rate)) > SAME * abs(rate)
             if rate > self._greatest.setdefault((id(optimizer), number), rate) * (1 + SAME):
                 self._greatest[id(optimizer), number], self._rose = rate, self._steps
+            faded &= rate < FADED * self._greatest[id(optimizer), number]
+        self._faded += faded
         if self._steps >= self.STEPS:
             return
         own = [id(weight) for weight in weights(optimizer)]
@@ -153,5 +166,5 @@ class Facts(Intervention):
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
-        shares = {"echoes": self._echoes / steps, "rising": self._rose / steps}
+        shares = {"echoes": self._echoes / steps, "rising": self._rose / steps, "faded": self._faded / steps}
         return {**told, **shares, "optimizers": len(self._optimizers)}

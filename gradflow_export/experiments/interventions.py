@@ -6,7 +6,7 @@ for a step it puts back after it, so that schedulers and the script itself never
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,10 +23,14 @@ class Intervention:
         stays: Whether it remains active while its effect is measured, as an edit of the architecture must.
         acted: Whether it has changed anything.
         without_dropout: Whether dropout is off while it is active.
+        opens: Whether what a model holds back of its gradients passes.
+        steady: Whether dropout is off where no gradients are wanted.
     """
 
     stays = False
     without_dropout = False
+    opens = False
+    steady = False
 
     def __init__(self) -> None:
         self.acted = False
@@ -37,6 +41,16 @@ class Intervention:
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments that such a module gets."""
         del module
+        return args, kwargs
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Return what such a module gives."""
+        del module
+        return output
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments that a function of torch gets, by its name."""
+        del name
         return args, kwargs
 
     def batch(self, loader: object, given: Any) -> Any:

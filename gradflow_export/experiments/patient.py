@@ -1,7 +1,8 @@
 """Stands inside a process between a training script and torch: counts its steps, reads its losses, applies changes.
 
 Only names that are public are replaced, in a process that ends with the run: ``nn.Module.__call__``,
-``torch.autograd.backward``, ``functional.dropout``, ``DataLoader.__iter__`` and ``torch.compile``.
+``torch.autograd.backward``, ``functional.dropout``, ``DataLoader.__iter__``, ``torch.compile`` and those of
+:mod:`~gradflow_export.experiments.function_taps`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import DataLoader
 
 from gradflow_export.experiments.facts import Facts
+from gradflow_export.experiments.function_taps import FunctionTaps
 from gradflow_export.experiments.interventions import FrozenWeights, Intervention
 
 MEASURED = 8
@@ -87,6 +89,8 @@ class Patient:
         self._backward = torch.autograd.backward
         self._dropout = functional.dropout
         self._batches = DataLoader.__iter__
+        self._taps = FunctionTaps(self._active, lambda: self._opened)
+        self._opened = self._steady = False
 
     def attach(self) -> None:
         """Begin to listen; there is no end, but that of the process."""
@@ -94,6 +98,9 @@ class Patient:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if patient._depth or patient._inside_own:
+                if patient._steady:
+                    # What is made in forward() begins in training mode.
+                    module.training = False
                 return plain(module, *args, **kwargs)
             return patient._outermost(module, args, kwargs)
 
@@ -102,6 +109,7 @@ class Patient:
         functional.dropout = self._drop
         torch.compile = _not_compiled
         DataLoader.__iter__ = self._iterated  # type: ignore[method-assign, assignment]
+        self._taps.attach()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -138,10 +146,17 @@ class Patient:
             for each in self._active():
                 args, kwargs = each.called(module, args, kwargs)
         self._depth += 1
+        self._opened = owns and torch.is_grad_enabled()
+        self._steady = owns and not self._opened and any(each.steady for each in self._active())
         try:
-            return self._call(module, *args, **kwargs)
+            output = self._call(module, *args, **kwargs)
         finally:
             self._depth -= 1
+            self._opened = self._steady = False
+        if owns and self._begun:
+            for each in self._active():
+                output = each.left(module, output)
+        return output
 
     def _backwards(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if self._inside_own or not self._start():
@@ -211,7 +226,10 @@ class Patient:
         for each in self.changes:
             if isinstance(each, Facts):
                 each.dropout = True
-        if not self.measuring and not any(each.without_dropout for each in self.changes):
+        steady = not torch.is_grad_enabled() and any(each.steady for each in self.changes)
+        for each in self.changes:
+            each.acted |= each.steady and steady
+        if not steady and not self.measuring and not any(each.without_dropout for each in self.changes):
             return self._dropout(input, p, training, inplace)
         with torch.no_grad():
             # The script's random numbers go on as they would have.

@@ -86,16 +86,23 @@ class Sandbox:
         os.environ["HOME"] = str(home)
 
 
-def choose(folders: Sequence[Path], scratch: Path, *, network: bool = False) -> Sandbox | None:
+def choose(
+    folders: Sequence[Path],
+    scratch: Path,
+    *,
+    network: bool = False,
+    allowed: Callable[[Sandbox], bool],
+) -> Sandbox | None:
     """Return the best sandbox that this system allows; ``None`` where only the user can decide.
 
     Args:
         folders: What is protected, the current folder first.
         scratch: A folder for what is thrown away.
         network: Whether programs may reach the network.
+        allowed: Tries whether an overlay can be entered, by a process of its own.
     """
     overlaid = Sandbox(OVERLAY, outermost(folders), scratch, network)
-    if sys.platform == "linux" and _allowed(overlaid):
+    if sys.platform == "linux" and allowed(overlaid):
         return overlaid
     if size(folders[0], COPIED) <= COPIED:
         return Sandbox(COPY, (folders[0].resolve(),), scratch, network)
@@ -124,17 +131,10 @@ def size(folder: Path, limit: int) -> int:
     return total
 
 
-def _allowed(sandbox: Sandbox) -> bool:
-    """Whether a child process can enter it and write without a trace."""
-    child = os.fork()
-    if not child:
-        try:
-            again = sandbox.enter()
-            again()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
+def entered(sandbox: Sandbox) -> bool:
+    """Enter it and make a layer in it; what fails raises."""
+    sandbox.enter()()
+    return True
 
 
 class _Layers:
@@ -189,7 +189,7 @@ class _Layers:
             names = self._lower[place].split(":")
             lower = ":".join([*(str(room / Path(name).name) for name in names[:-1]), f"/proc/self/fd/{base}"])
             try:
-                options = f"lowerdir={lower},upperdir={room / upper.name},workdir={room / work.name}"
+                options = f"lowerdir={lower},upperdir={room / upper.name},workdir={room / work.name},userxattr"
                 _mount("overlay", place, "overlay", 0, options)
                 self._lower[place] = f"{upper}:{self._lower[place]}"
             except OSError:
@@ -266,3 +266,19 @@ def tree_use(process: int) -> tuple[int, int]:
                 held = each.memory_info()
                 total, count = total + held.rss - getattr(held, "shared", 0), count + 1
     return total, count
+
+
+def silence(handle: int) -> None:
+    """Send what is printed elsewhere, and let nothing be typed."""
+    speak(handle, handle)
+
+
+def speak(out: int, err: int) -> None:
+    """Send what is printed to these handles, and let nothing be typed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    for number, handle in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
+        os.dup2(handle, number)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)  # noqa: SIM115

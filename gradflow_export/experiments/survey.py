@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,9 +15,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.patient import MEASURED
-from gradflow_export.experiments.sandbox import Sandbox, end_tree
+from gradflow_export.experiments.sandbox import Sandbox, end_tree, silence
 from gradflow_export.experiments.target import Target
-from gradflow_export.experiments.trunk import silence
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Survey:
 
 
 class _Counter:
-    def __init__(self, wire: socket.socket, steps: int, seconds: float) -> None:
+    def __init__(self, wire: Any, steps: int, seconds: float) -> None:
         self._wire, self._needed, self._seconds = wire, steps + MEASURED, seconds
         self._spans: dict[int, list[int]] = {}
         self._optimizers: list[Optimizer] = []
@@ -117,7 +115,7 @@ def joined(spans: Sequence[Sequence[int]]) -> list[Training]:
     return [Training(*each) for each in found]
 
 
-def count(target: Target, sandbox: Sandbox, wire: socket.socket, steps: int, seconds: float) -> NoReturn:
+def count(target: Target, sandbox: Sandbox, wire: Any, steps: int, seconds: float) -> NoReturn:
     """Run the program in this process and send what was counted.
 
     Args:

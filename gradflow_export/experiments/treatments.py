@@ -12,12 +12,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradflow_export.experiments import interventions as do
+from gradflow_export.experiments import loss_edits as loss
 from gradflow_export.experiments import model_edits as edit
+from gradflow_export.experiments import passages
 from gradflow_export.experiments import probes as probe
 from gradflow_export.experiments.facts import Facts
+from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
 
-EXACT, TUNING, PLACEBO, LOOK = "exact", "tuning", "placebo", "look"
+EXACT, TUNING, MENDING, PLACEBO, LOOK = "exact", "tuning", "mending", "placebo", "look"
+TRIED = (EXACT, MENDING, TUNING)
+"""Kinds that are changes to a script; the others only look."""
+WATCH = "watch"
+SCALED = 30.0
+"""Mean, spread, or inverse of the spread of inputs from which on their scale may be the cause."""
+FADED = 0.25
+"""Share of steps with nearly no learning rate from which on a schedule may be the cause."""
+BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
+"""What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,8 @@ class Treatment:
 
     Attributes:
         name: What is changed, in the words of a report.
-        kind: ``"exact"``, ``"tuning"``, ``"placebo"``, or ``"look"`` for what only observes.
+        kind: ``"exact"``, ``"tuning"``, ``"mending"`` for what is tried only where a finding asks for it,
+            ``"placebo"``, or ``"look"`` for what only observes.
         make: Makes the intervention for one run.
         separates: The cause that it tells from others.
         patch: Code that makes the change for good.
@@ -34,6 +47,7 @@ class Treatment:
         worth: Whether it could change a script of which these facts are known.
         mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
             program that learns as well.
+        evident: Whether these facts accuse what it mends, as a symptom would.
     """
 
     name: str
@@ -44,6 +58,7 @@ class Treatment:
     fixes: tuple[IssueType, ...] = ()
     worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
     mistake: bool = False
+    evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
 
 
 _T = IssueType
@@ -65,8 +80,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         EXACT,
         do.KeptGradients,
         "gradients that are cleared, clipped or scaled away between backward() and step()",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a larger limit, or none; and no zero_grad() "
-        "between backward() and step()",
+        "# leave away what changes gradients between backward() and step(): clip_grad_norm_, clip_grad_value_, "
+        "zero_grad()",
         (_T.LEARNING_RATE, _T.NOT_TRAINING),
         lambda facts: facts["edited"] > 0,
     ),
@@ -98,6 +113,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove scheduler.step(), or call it once per epoch instead of once per batch",
         (_T.LEARNING_RATE,),
         lambda facts: bool(facts["schedule"]),
+        evident=lambda facts: facts["faded"] > FADED,
     ),
     Treatment(
         "learning rate x 0.1",
@@ -129,7 +145,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         EXACT,
         do.NoDropout,
         "dropout that leaves too little",
-        "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.1",
+        "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.0",
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: bool(facts["dropout"]),
     ),
@@ -181,6 +197,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         "inputs = (inputs - mean) / std  # mean and std of the training data",
         (_T.DATA_SCALE,),
         lambda facts: facts["scale"] > 0,
+        evident=lambda facts: facts["scale"] > SCALED,
+    ),
+    Treatment(
+        "standardize the targets",
+        TUNING,
+        loss.AnswersInUnits,
+        "targets that are too large, too small or off center",
+        "targets = (targets - mean) / std  # mean and std of the training data",
+        (_T.DATA_SCALE, _T.BAD_TARGETS),
     ),
     Treatment(
         "layer norm after each layer",
@@ -226,9 +251,90 @@ TREATMENTS: tuple[Treatment, ...] = (
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
         (_T.EXPLODING, _T.LOSS_SPIKE),
     ),
+    Treatment(
+        "give the loss logits",
+        MENDING,
+        loss.Logits,
+        "a loss that takes logits or logarithms and is given something else",
+        "loss = torch.nn.functional.cross_entropy(logits, targets)  # of the last layer, without softmax or sigmoid",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "targets in the shape of the predictions",
+        MENDING,
+        loss.OwnPairs,
+        "predictions and targets that are broadcast against each other",
+        "targets = targets.reshape(predictions.shape)",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "softmax over the classes",
+        MENDING,
+        loss.OwnAxis,
+        "a softmax that runs over the batch",
+        "probabilities = logits.softmax(dim=-1)",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "targets between 0 and 1",
+        MENDING,
+        loss.TargetsAsShares,
+        "targets of a binary cross-entropy that are no shares",
+        "targets = targets / targets.max()  # such as masks / 255",
+        (_T.WRONG_LOSS, _T.DATA_SCALE),
+    ),
+    Treatment(
+        "no activation at the end",
+        MENDING,
+        loss.OpenEnd,
+        "a last activation that cannot reach the targets",
+        "# leave the activation behind the last layer away",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
+        "ReLU between linear layers",
+        MENDING,
+        passages.BentBetween,
+        "linear layers that are one, because nothing bends between them",
+        "torch.nn.ReLU()  # between layers that follow each other",
+        (_T.CAPACITY,),
+    ),
+    Treatment(
+        "let gradients pass",
+        MENDING,
+        passages.OpenPassages,
+        "gradients that no_grad, detach or sample holds back within the model",
+        "# leave no_grad() and detach() in forward away; rsample() in place of sample()",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+    ),
+    Treatment(
+        "steps in single precision",
+        MENDING,
+        passages.LongWeights,
+        "steps that are rounded away in half precision",
+        "model.float()  # and torch.autocast(device, dtype=torch.bfloat16) around the forward pass",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+    ),
+    Treatment(
+        "tie the copies",
+        MENDING,
+        passages.TiedCopies,
+        "parameters that were meant to be the same and are copies",
+        "second.weight = first.weight  # the same parameter, not a copy of it",
+        (_T.DESYNC,),
+    ),
+    Treatment(
+        "evaluate in evaluation mode",
+        MENDING,
+        passages.SteadyEvaluation,
+        "dropout that acts in evaluation",
+        "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
+        (_T.EVAL_RANDOM,),
+    ),
     Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs belong to their targets", ""),
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
     Treatment("look", LOOK, Facts, "", ""),
+    Treatment(WATCH, LOOK, Watch, "", ""),
     Treatment("learning rate x 0.001", LOOK, functools.partial(do.GroupOption, "lr", 0.001), "", ""),
     Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
     Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model is another one when it is evaluated", ""),
@@ -272,7 +378,7 @@ def table() -> str:
     """Return all treatments as a table in Markdown."""
     lines = ["| treatment | kind | separates | issue types |", "|---|---|---|---|"]
     for each in TREATMENTS:
-        if each.kind in {EXACT, TUNING}:
+        if each.kind in TRIED:
             types = " ".join(f"`{kind}`" for kind in each.fixes)
             lines.append(f"| {each.name} | {each.kind} | {each.separates} | {types} |")
     return "\n".join(lines)

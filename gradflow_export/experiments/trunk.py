@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,13 +23,13 @@ from typing import Any, NoReturn
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
-from gradflow_export.experiments.measure import Measure
 from gradflow_export.experiments.patient import Patient
+from gradflow_export.experiments.plan import Plan
 from gradflow_export.experiments.probes import Causality
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
-from gradflow_export.experiments.sandbox import Sandbox, die_with_parent, end_tree, lead_tree, tree_use
-from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.sandbox import die_with_parent, end_tree, lead_tree, silence, tree_use
 from gradflow_export.experiments.treatments import find
+from gradflow_export.experiments.watched import Watch
 
 READY, UNSAFE, FAILED = b"ready", b"unsafe", b"failed"
 MESSAGE = 2**17
@@ -44,30 +45,20 @@ class Trunk:
     """The inside of such a process.
 
     Args:
-        target: What is run.
+        plan: How runs are made.
         wire: Where requests come from and results go to.
-        sandbox: Where it is run.
         seed: Which of our seeds.
-        skipped: Optimizer steps of models that it trains before.
         early: Whether it forks before the program begins, and not at its first step.
-        memory: Bytes that one run may hold.
-        measure: The user's yardstick.
+        given: The one run that this process is for; it then serves no others.
     """
 
     def __init__(
-        self,
-        target: Target,
-        wire: socket.socket,
-        sandbox: Sandbox,
-        *,
-        seed: int = 0,
-        skipped: int = 0,
-        early: bool = False,
-        memory: int = 2**33,
-        measure: Measure | None = None,
+        self, plan: Plan, wire: Any, *, seed: int = 0, early: bool = False, given: Request | None = None
     ) -> None:
-        self._target, self._wire, self._sandbox = target, wire, sandbox
-        self._seed, self._early, self._memory = seed, early, memory
+        self._given = given
+        self._target, self._wire, self._sandbox = plan.target, wire, plan.sandbox
+        self._seed, self._early, self._memory = seed, early, plan.memory
+        measure, skipped = plan.measure, plan.training.skipped
         reads = measure is not None and not measure.printed
         self._measure = measure
         self._patient = Patient(self._begin, self._end, skipped, self._value if reads else None)
@@ -83,7 +74,9 @@ class Trunk:
             silence(os.open(os.devnull, os.O_RDWR))
             programs.seed(self._seed)
             self._patient.attach()
-            if self._early:
+            if self._given is not None:
+                self._become(self._given)
+            elif self._early:
                 self._serve()
             programs.run_target(self._target)
             self._fail("it ended before its training did")
@@ -119,7 +112,8 @@ class Trunk:
             sys.stdout.flush()
         measured = tuple(self._patient.measured)
         if self._measure is not None and self._measure.printed:
-            printed = os.pread(self._printed, os.fstat(self._printed).st_size, 0).decode(errors="replace")
+            os.lseek(self._printed, 0, os.SEEK_SET)
+            printed = os.read(self._printed, os.fstat(self._printed).st_size).decode(errors="replace")
             measured = self._measure.read(printed)[-MEASURED_VALUES:]
         course, used = self._patient.course, os.times()
         facts: dict[str, Any] = {}
@@ -128,6 +122,8 @@ class Trunk:
                 facts.update(each.told(), places=len(course.places))
             elif isinstance(each, Causality):
                 facts["future"] = each.change
+            elif isinstance(each, Watch):
+                facts["found"] = each.told()
         assert self._request is not None
         if not course.finite:
             error = ""
@@ -135,7 +131,7 @@ class Trunk:
             self._request.number,
             tuple(course.losses),
             self._patient.effect,
-            all(each.acted for each in self._changes if not isinstance(each, Facts)),
+            all(each.acted for each in self._changes if not isinstance(each, (Facts, Watch))),
             facts,
             used.user + used.system + used.children_user + used.children_system - self._began,
             error,
@@ -184,7 +180,7 @@ class Trunk:
         used = os.times()
         self._began = used.user + used.system
         self._request = request
-        self._printed = os.memfd_create("printed") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        self._printed = _unnamed_file()
         silence(self._printed)
         self._again()
         self._changes = [find(name).make() for name in request.names]
@@ -215,6 +211,14 @@ class Trunk:
                 self._send(Result(request.number, error=why).packed())
 
 
+def _unnamed_file() -> int:
+    """Return the handle of a file that nobody else sees."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("printed")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 def unsafe() -> str:
     """Return why a process cannot be forked now; empty where it can."""
     torch = sys.modules.get("torch")
@@ -225,22 +229,6 @@ def unsafe() -> str:
     if multiprocessing.active_children():
         return "it has child processes, such as a loader's workers"
     return ""
-
-
-def silence(handle: int) -> None:
-    """Send what is printed elsewhere, and let nothing be typed."""
-    speak(handle, handle)
-
-
-def speak(out: int, err: int) -> None:
-    """Send what is printed to these handles, and let nothing be typed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    for number, handle in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
-        os.dup2(handle, number)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)  # noqa: SIM115
 
 
 def fork(inside: Callable[[socket.socket], object]) -> tuple[int, socket.socket]:

@@ -1,0 +1,110 @@
+"""Functions of torch whose arguments an intervention may change, and doors that it may hold open for gradients."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.nn import functional
+from torch.utils import checkpoint
+
+from gradflow_export.experiments.interventions import Intervention
+
+LOSSES = (
+    "cross_entropy", "nll_loss", "kl_div", "ctc_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+)  # fmt: skip
+OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+"""Folders whose code keeps its ``no_grad`` and ``detach``: torch's and ours."""
+_DECORATED = "_contextlib.py"
+
+
+class FunctionTaps:
+    """Stands before some functions of torch.
+
+    Args:
+        active: Returns the interventions that are active.
+        inside: Whether a model is being called with gradients.
+    """
+
+    def __init__(self, active: Callable[[], Sequence[Intervention]], inside: Callable[[], bool]) -> None:
+        self._active, self._inside = active, inside
+
+    def attach(self) -> None:
+        """Begin; there is no end, but that of the process."""
+        for owner, names in (
+            (functional, LOSSES),
+            (torch, ("softmax", "log_softmax", "sub")),
+            (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__")),
+            (checkpoint, ("checkpoint",)),
+        ):
+            for name in names:
+                setattr(owner, name, self._before(name, getattr(owner, name)))
+        Tensor.detach = self._detached(Tensor.detach)
+        torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]
+        torch.set_grad_enabled.__init__ = self._switched(torch.set_grad_enabled.__init__)  # type: ignore[method-assign]
+        for kind in vars(distributions).values():
+            if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and "sample" in vars(kind):
+                kind.sample = self._sampled(kind.sample)  # type: ignore[method-assign]
+
+    def _before(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            for each in self._active():
+                args, kwargs = each.function(name, args, kwargs)
+            return plain(*args, **kwargs)
+
+        return function
+
+    def _open(self) -> bool:
+        """Return whether the code that calls holds gradients back within a model, and shall not."""
+        opening = [each for each in self._active() if each.opens]
+        if not opening or not self._inside():
+            return False
+        frame: Any = sys._getframe(2)  # noqa: SLF001 - no public form
+        if frame.f_code.co_filename.endswith(_DECORATED):
+            frame = frame.f_back
+            frame = frame.f_back if frame is not None and frame.f_code.co_filename.endswith(_DECORATED) else frame
+        if frame is None or frame.f_code.co_filename.startswith(OWN):
+            return False
+        for each in opening:
+            each.acted = True
+        return True
+
+    def _detached(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def detach(tensor: Tensor) -> Tensor:
+            return tensor if tensor.requires_grad and self._open() else plain(tensor)
+
+        return detach
+
+    def _entered(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def enter(context: Any) -> None:
+            opened = self._open()
+            plain(context)
+            if opened:
+                torch.set_grad_enabled(context.prev)
+
+        return enter
+
+    def _switched(self, plain: Callable[..., None]) -> Callable[..., None]:
+        def switch(context: Any, mode: bool) -> None:
+            plain(context, mode or (torch.is_grad_enabled() and self._open()))
+
+        return switch
+
+    def _sampled(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def sample(given: Any, *args: Any, **kwargs: Any) -> Tensor:
+            opening = [each for each in self._active() if each.opens]
+            if not opening or not torch.is_grad_enabled() or not given.has_rsample:
+                return plain(given, *args, **kwargs)
+            for each in opening:
+                each.acted = True
+            drawn: Tensor = given.rsample(*args, **kwargs)
+            return drawn
+
+        return sample

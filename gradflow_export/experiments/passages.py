@@ -1,0 +1,169 @@
+"""Changes to what stands between a loss and the weights (gradients held back, rounding, copies), and to evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.autograd_graph.nodes import below, kind_of
+from gradflow_export.experiments.interventions import Intervention, weights
+from gradflow_export.experiments.model_edits import LAYERS
+
+SHORT = frozenset((torch.bfloat16, torch.float16))
+
+
+class OpenPassages(Intervention):
+    """Lets gradients pass within the model: ``no_grad``, ``detach`` and ``sample`` there hold none back any more."""
+
+    stays = True
+    opens = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Let a checkpoint look at what its own block uses."""
+        if name == "checkpoint":
+            self.acted = True
+            return args, {**kwargs, "use_reentrant": False}
+        return args, kwargs
+
+
+class LongWeights(Intervention):
+    """Takes each step in single precision, for weights that are kept in half; they are rounded after it."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._long: dict[int, Tensor] = {}
+        self._before: list[tuple[Tensor, Tensor]] = []
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Put the long ones in their place."""
+        self._before = []
+        for weight in weights(optimizer):
+            if weight.dtype in SHORT and weight.grad is not None:
+                gradient, short = weight.grad, weight.data
+                long = self._long.get(id(weight))
+                if long is None or not torch.equal(long.to(short.dtype), short):
+                    long = short.float()
+                weight.grad = None
+                weight.data = long
+                weight.grad = gradient.float()
+                self._long[id(weight)] = long
+                self._before.append((weight, gradient))
+                self.acted = True
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Round them."""
+        del optimizer
+        for weight, gradient in self._before:
+            self._long[id(weight)] = weight.data
+            weight.grad = None
+            weight.data = weight.data.to(gradient.dtype)
+            weight.grad = gradient
+        self._before = []
+
+
+class TiedCopies(Intervention):
+    """Keeps parameters equal that begin with the same numbers: each moves as all of them do on average."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._groups: list[list[Tensor]] = []
+
+    def root(self, module: nn.Module) -> None:
+        """Find them; what is constant, as the weights of a normalization are, is equal for another reason."""
+        found: list[list[Tensor]] = []
+        for weight in module.parameters():
+            if weight.numel() < 2 or not weight.is_floating_point() or bool((weight == weight.flatten()[0]).all()):
+                continue
+            for group in found:
+                if group[0].shape == weight.shape and torch.equal(group[0], weight):
+                    group.append(weight)
+                    break
+            else:
+                found.append([weight])
+        self._groups += [group for group in found if len(group) > 1]
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Give all of a group their mean."""
+        del optimizer
+        with torch.no_grad():
+            for group in self._groups:
+                mean = torch.stack([weight.data for weight in group]).mean(0)
+                for weight in group:
+                    self.acted |= not torch.equal(weight.data, mean)
+                    weight.data.copy_(mean)
+
+
+class BentBetween(Intervention):
+    """Puts a ReLU between linear layers that follow each other directly."""
+
+    stays = True
+
+    def root(self, module: nn.Module) -> None:
+        """Hook its layers."""
+        for layer in module.modules():
+            if isinstance(layer, LAYERS):
+                layer.register_forward_pre_hook(self._before)
+
+    def _before(self, layer: nn.Module, args: Any) -> Any:
+        if not args or not isinstance(args[0], Tensor) or not _straight(args[0]):
+            return None
+        del layer
+        self.acted = True
+        return (args[0].relu(), *args[1:])
+
+
+_LINEAR = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "MkldnnConvolution", "CudnnConvolution")
+_PASSED = (
+    "View", "UnsafeView", "Reshape", "Alias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Clone",
+    "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm", "NativeDropout", "Add", "Mul", "LeakyRelu", "AvgPool2D",
+)  # fmt: skip
+_FAR = 6
+
+
+def _straight(given: Tensor) -> bool:
+    """Return whether a tensor comes from a linear layer, with nothing in between that bends."""
+    node = given.grad_fn
+    for _ in range(_FAR):
+        kind = kind_of(node)
+        if kind in _LINEAR:
+            return True
+        if kind not in _PASSED or (kind == "LeakyRelu" and getattr(node, "_saved_negative_slope", 0.0) != 1.0):
+            return False
+        node = below(node)
+    return False
+
+
+class SteadyEvaluation(Intervention):
+    """Calls a model in evaluation mode where no gradients are wanted, and lets no dropout act there."""
+
+    stays = True
+    steady = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes: list[tuple[nn.Module, bool]] = []
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Switch to it."""
+        if not torch.is_grad_enabled():
+            self._modes = [(each, each.training) for each in module.modules()]
+            self.acted |= any(mode for _, mode in self._modes)
+            for each, _ in self._modes:
+                each.training = False
+        return args, kwargs
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Switch back."""
+        del module
+        for each, mode in self._modes:
+            each.training = mode
+        self._modes = []
+        return output

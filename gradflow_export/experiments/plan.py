@@ -1,0 +1,112 @@
+"""What every run of a program has in common, whichever way its process begins."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gradflow_export.errors import GradflowError
+from gradflow_export.experiments import survey as surveys
+from gradflow_export.experiments.measure import Measure
+from gradflow_export.experiments.runs import Request
+from gradflow_export.experiments.sandbox import Sandbox, end_tree
+from gradflow_export.experiments.survey import Survey, Training
+from gradflow_export.experiments.target import Target
+
+PATIENCE = 20
+"""A run may take so many times as long as the survey says, and at least a minute."""
+
+
+class StoppedError(GradflowError):
+    """The script cannot be examined."""
+
+
+@dataclass
+class Plan:
+    """How runs are made.
+
+    Attributes:
+        target: The program.
+        sandbox: Where it is run.
+        measure: The user's yardstick.
+        jobs: Runs at a time.
+        memory: Bytes that one run may hold.
+        survey: What is known of the program's steps.
+        training: Which of them are examined.
+        numbers: Runs that were asked for.
+    """
+
+    target: Target
+    sandbox: Sandbox
+    measure: Measure | None
+    jobs: int
+    memory: int
+    survey: Survey = field(default_factory=Survey)
+    training: Training = field(default_factory=lambda: Training(0, 0, 1))
+    numbers: int = 0
+
+    def numbered(self, request: Request, *, whole: bool) -> Request:
+        """Return a request with a number of its own and the time that it may take.
+
+        Args:
+            request: What is wanted.
+            whole: Whether the run begins with the program.
+        """
+        self.numbers += 1
+        seconds = max(PATIENCE * self.survey.run_seconds(request.steps), 60.0) + whole * 10 * self.survey.setup
+        return replace(request, number=self.numbers, seconds=seconds)
+
+
+class Wire(Protocol):
+    """Where messages go."""
+
+    def send(self, message: bytes, /) -> int:
+        """Send one whole."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A first run that counts.
+
+    Attributes:
+        target: The program.
+        sandbox: Where it is run.
+        steps: Steps that are needed.
+        seconds: Of processor time after which it is enough.
+    """
+
+    target: Target
+    sandbox: Sandbox
+    steps: int
+    seconds: float
+
+    def __call__(self, wire: Wire) -> None:
+        """Count in this process, which ends with it."""
+        surveys.count(self.target, self.sandbox, wire, self.steps, self.seconds)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Anything else.
+
+    Attributes:
+        sandbox: Where it is done.
+        work: What is done; a function that can be found by its name.
+    """
+
+    sandbox: Sandbox
+    work: Callable[[], object]
+
+    def __call__(self, wire: Wire) -> None:
+        """Do it in this process, which ends with it."""
+        self.sandbox.enter()
+        done = pickle.dumps(self.work())
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        wire.send(done)
+        end_tree(os.getpid(), itself=False)
+        os._exit(0)

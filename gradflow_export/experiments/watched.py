@@ -1,0 +1,84 @@
+"""Watches the models of a run as the first stage of the doctor does, so that it shows whether a finding is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.exporter import Exporter, watching
+from gradflow_export.hooks.discover import unwrap
+from gradflow_export.hooks.instances import instances
+from gradflow_export.records.causes import with_causes
+from gradflow_export.records.issues import Issue, IssueType, Severity
+from gradflow_export.schedule import Instrument
+
+OFTEN: tuple[Instrument, ...] = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
+"""Instruments that are read at every step of so short a run."""
+MODELS = 8
+"""Models watched at most."""
+
+PROVED = frozenset({
+    IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.WRONG_LOSS, IssueType.CAPACITY, IssueType.EVAL_RANDOM,
+    IssueType.DESYNC,
+})  # fmt: skip
+"""Issues that structure proves: what mends them shows by their absence. Others are for the loss to say."""
+
+
+class Watch(Intervention):
+    """Changes nothing, and takes note of the issues that are found while the script trains."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._exporters: list[Exporter] = []
+        self._members: set[int] = set()
+        self._done = False
+
+    def root(self, module: nn.Module) -> None:
+        """Watch the model that it belongs to."""
+        if id(module) in self._members or len(self._exporters) >= MODELS or self._done:
+            return
+        model = outermost(module)
+        self._members.update(id(member) for member in model.modules())
+        known = watching(model)
+        self._exporters.append(known[0] if known else watch(model))
+
+    def measure(self) -> None:
+        """Stop: weights that are held still are no finding."""
+        self._done = True
+        for exporter in self._exporters:
+            exporter.close()
+
+    def told(self) -> list[tuple[str, int]]:
+        """Return type and severity of each issue that no other explains, ready for JSON."""
+        self.measure()
+        found = with_causes(issue for exporter in self._exporters for issue in exporter.issues)
+        return [(str(issue.issue_type), int(issue.severity)) for issue in unexplained(found)]
+
+
+def watch(model: nn.Module) -> Exporter:
+    """Return an exporter that watches a model closely and writes nothing."""
+    return Exporter(model, backends=[], intervals=dict.fromkeys(OFTEN, 1), budget=None, verbose=0).watch()
+
+
+def outermost(module: nn.Module) -> nn.Module:
+    """Return the module that holds this one and is held by none, such as the model whose layer is called alone.
+
+    Args:
+        module: Any module; wrappers that run several processes or compiled code are looked through.
+    """
+    holders = [(len(members), each) for each in instances(nn.Module) if module in (members := set(each.modules()))]
+    return unwrap(max(holders, key=lambda pair: pair[0], default=(1, module))[1])
+
+
+def unexplained(issues: Iterable[Issue]) -> list[Issue]:
+    """Return the issues of at least MEDIUM that no other of them explains."""
+    return [issue for issue in issues if issue.severity >= Severity.MEDIUM and issue.explained_by is None]
+
+
+def accused(told: Iterable[tuple[str, int]]) -> frozenset[IssueType]:
+    """Return the types that :meth:`Watch.told` names and structure proves."""
+    return PROVED & {IssueType(kind) for kind, _ in told}
