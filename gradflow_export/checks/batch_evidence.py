@@ -19,6 +19,7 @@ from gradflow_export.autograd_graph.loss_graph import Term, terms_of
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.redundant_layers import Pair, pairs_of
 from gradflow_export.checks.target_reader import by_hand, same_words
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -96,9 +97,7 @@ class InputTap:
             return
         self._passes += 1
         modules = {site_name(name): module for name, module in model.named_modules()}
-        names = {
-            id(parameter): name for name, module in modules.items() for parameter in module.parameters(recurse=False)
-        }
+        names = {id(p): name for name, module in modules.items() for _, p in torch_private.parameters(module)}
         cells = [m for m in modules.values() if isinstance(m, (nn.RNNBase, nn.RNNCellBase))]
         states = {id(p) for m in cells for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
         with torch.no_grad():

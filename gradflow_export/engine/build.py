@@ -168,6 +168,7 @@ def make_loop(
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
     sites.update((tap.instrument, tap.modules) for tap in taps.armed)
+    sites["inputs"] = tensors  # the graph of the loss is followed through all of them
     sites["wiring"] = 2 * tensors  # each parameter is looked at by itself, and how they hang together seldom changes
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
     loop.clock = StepClock(settings.budget, settings.floor)
