@@ -2,7 +2,8 @@
 
 Makes a virtual environment for each pair of Python and torch below `--environments`, which takes several GB each and is
 kept for the next time, runs the unit, contract and loop tests there, and writes a table into `docs/versions.md`. The
-oldest release is the one that `pyproject.toml` declares, the newest the one that pip finds.
+oldest release is the one that `pyproject.toml` declares, the newest the one that pip finds. `--python 3.13 --torch 2.13`
+runs one pair again; the rows of the others stay. What pytest prints goes into `build/versions`.
 """
 
 from __future__ import annotations
@@ -74,13 +75,34 @@ def run(interpreter: Path, tests: list[str], more: list[str]) -> tuple[str, str,
     """Run tests; return the versions of Python and torch, the counts, and what failed."""
     code = "import platform, torch; print(platform.python_version(), torch.__version__)"
     versions = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    command = [interpreter, "-m", "pytest", "-rfE", "--no-header", "-p", "no:cacheprovider", *tests, *more]
+    options = ["-rfE", "--no-header", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]  # as `make test` does
+    command = [interpreter, "-m", "pytest", *options, *tests, *more]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environ)
-    lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-200:] or "nothing was printed"]
+    log = ROOT / "build" / "versions" / f"python{versions[0]}-torch-{versions[1]}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        done = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False, env=environ)
+    lines = log.read_text(errors="replace").strip().splitlines() or ["nothing was printed"]
     failed = tuple(line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR ")))
     counts = next((line.strip("= ") for line in reversed(lines) if re.search(r"\d+ (passed|failed|error)", line)), "")
     return versions[0], versions[1], counts or f"pytest ended with {done.returncode}", failed
+
+
+def earlier(page: Path) -> list[Result]:
+    """Return the results that a page holds."""
+    text = page.read_text() if page.exists() else ""
+    failed = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, names = section.partition("\n")
+        failed[title] = tuple(re.findall(r"`([^`]+)`", names))
+    rows = re.findall(r"^\| (\d\S*) \| (\S+) \| (.*) \|$", text, re.MULTILINE)
+    return [Result(p, t, counts, failed.get(f"Python {p}, torch {t}", ())) for p, t, counts in rows]
+
+
+def joined(results: list[Result], more: list[Result]) -> list[Result]:
+    """Return results, each pair of versions once and as it came out last, in the order of versions."""
+    latest = {(r.python, r.torch): r for r in (*results, *more)}
+    return [latest[key] for key in sorted(latest, key=lambda key: [list(map(int, re.findall(r"\d+", v))) for v in key])]
 
 
 def table(results: list[Result]) -> str:
@@ -115,7 +137,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
     parser.add_argument("more", nargs="*", help="for pytest, after --")
     args = parser.parse_args()
-    results = []
+    results: list[Result] = []
     if args.interpreter is not None:
         results.append(Result(*run(args.interpreter, args.tests, args.more)))
     else:
@@ -129,8 +151,9 @@ def main() -> int:
                     else Result(*run(found, args.tests, args.more))
                 )
                 print(f"  {results[-1].counts}", flush=True)
-    args.output.write_text(table(results))
-    print(table(results))
+    page = table(joined(earlier(args.output), results))
+    args.output.write_text(page)
+    print(page)
     return int(any(result.failed or "passed" not in result.counts for result in results))
 
 

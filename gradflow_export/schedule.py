@@ -44,6 +44,8 @@ DENSE_STEPS = 10
 PREFLIGHT_STEPS = 50
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
+SETTLING_AT_MOST = 25
+"""Steps between two readings of a large model until training has settled."""
 SHOWN_STEPS = 400
 SHOWN_INTERVAL = 25
 """Whether a model learns shows in its first hundreds of steps: until then inputs and targets are read oftener."""
@@ -63,6 +65,7 @@ class Schedule:
         intervals: Overrides of ``INTERVALS`` by instrument; afterwards the interval of every instrument.
         dense: First steps in which everything but what is dear is read.
         known: The default interval of every instrument there is.
+        grown: By what factor default intervals have grown with what there is to read, by instrument.
         chosen: Instruments whose interval was overridden.
     """
 
@@ -70,6 +73,7 @@ class Schedule:
     intervals: Mapping[str, int] = field(default_factory=dict)
     dense: int = DENSE_STEPS
     known: Mapping[str, int] = field(default_factory=lambda: INTERVALS)
+    grown: Mapping[str, int] = field(default_factory=dict)
     chosen: frozenset[str] = field(init=False)
     _rare: int = field(init=False, repr=False, compare=False, default=1)
 
@@ -87,15 +91,17 @@ class Schedule:
     def for_sites(self, sites: Mapping[str, int]) -> Schedule:
         """Return a schedule whose default intervals grow with what there is to read, so that its cost does not.
 
+        The interval until training has settled grows alike, to a few readings in that time; only the first steps are
+        read as they are in any model.
+
         Args:
             sites: Number of sites by instrument. Intervals the user chose stay as they are.
         """
-        grown = {
-            name: self.intervals[name] * max(-(-count // SITES_PER_INTERVAL), 1)
-            for name, count in sites.items()
-            if name not in self.chosen
+        factors = {
+            name: max(-(-count // SITES_PER_INTERVAL), 1) for name, count in sites.items() if name not in self.chosen
         }
-        return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known)
+        grown = {name: self.intervals[name] * factor for name, factor in factors.items()}
+        return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known, factors)
 
     def recorded(self, step: int, spacing: int = 1) -> bool:
         """Return whether this step makes a record at all.
@@ -136,10 +142,9 @@ class Schedule:
         if name in {"statistics", "histograms"}:
             return step in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
         # What the discrete instrument tells changes slowly, and it takes longer than the others.
+        between = min(SETTLING_INTERVAL * self.grown.get(name, 1), SETTLING_AT_MOST)
         settling = (
-            name != "discrete"
-            and step <= SETTLING_STEPS
-            and step % min(math.ceil(SETTLING_INTERVAL * stretch), interval) == 0
+            name != "discrete" and step <= SETTLING_STEPS and step % min(math.ceil(between * stretch), interval) == 0
         )
         showing = (
             name == "inputs"

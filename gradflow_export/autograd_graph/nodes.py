@@ -143,7 +143,10 @@ def kind_of(node: Node) -> str:
     Args:
         node: A ``grad_fn``, or ``None``.
     """
-    return "" if node is None else str(node.name()).partition("Backward")[0]
+    if node is None:
+        return ""
+    name: str = node.name()
+    return name.partition("Backward")[0]
 
 
 def is_variant(node: Node, kind: str, number: int) -> bool:
@@ -164,7 +167,8 @@ def by_number(node: Node) -> bool:
 
 def edges(node: Node) -> tuple[Edge, ...]:
     """Return by argument what it came from; the node of an edge is ``None`` for an argument without a graph."""
-    return tuple(getattr(node, "next_functions", ()))
+    found: tuple[Edge, ...] = getattr(node, "next_functions", ())
+    return found
 
 
 def inputs(node: Node) -> list[Node]:
@@ -174,12 +178,12 @@ def inputs(node: Node) -> list[Node]:
 
 def sources(node: Node) -> list[Node]:
     """Return the nodes that arguments came from."""
-    return [source for source, _ in edges(node) if source is not None]
+    return [source for source, _ in getattr(node, "next_functions", ()) if source is not None]
 
 
 def below(node: Node, index: int = 0) -> Node:
     """Return the node that an argument came from, ``None`` for one without a graph."""
-    found = edges(node)
+    found = getattr(node, "next_functions", ())
     return found[index][0] if index < len(found) else None
 
 
@@ -217,9 +221,16 @@ def takers_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
         most: Nodes that a graph may have.
     """
     takers: dict[Node, list[Node]] = {root: []}
-    for node in walk([root], most=most):
+    waiting = deque(takers)
+    while waiting:
+        node = waiting.popleft()
         for source in sources(node):
-            takers.setdefault(source, []).append(node)
+            held = takers.get(source)
+            if held is None:
+                takers[source] = [node]
+                waiting.append(source)
+            else:
+                held.append(node)
         if len(takers) > most:
             return None
     return takers

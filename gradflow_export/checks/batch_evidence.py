@@ -20,6 +20,7 @@ from gradflow_export.autograd_graph.loss_graph import Term, terms_of
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.redundant_layers import Pair, pairs_of
 from gradflow_export.checks.target_reader import by_hand, same_words
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -53,7 +54,6 @@ class InputTap(Instrument):
 
     instrument: ClassVar[str] = "inputs"
     interval: ClassVar[int] = 100
-    modules = 1
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
         self._model, self._read = model, guard(self._look)
@@ -66,6 +66,12 @@ class InputTap(Instrument):
     def make(cls, setting: Setting) -> InputTap:
         """Make one for a model."""
         return cls(weakref.ref(setting.model), guard=setting.part(cls.instrument))
+
+    @property
+    def modules(self) -> int:
+        """Half the number of parameters: the graph of the loss is followed through all of them."""
+        model = self._model()
+        return 1 if model is None else max(sum(1 for _ in model.parameters()) // 2, 1)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack gives up everything it holds."""
@@ -104,9 +110,7 @@ class InputTap(Instrument):
             return
         self._passes += 1
         modules = {site_name(name): module for name, module in model.named_modules()}
-        names = {
-            id(parameter): name for name, module in modules.items() for parameter in module.parameters(recurse=False)
-        }
+        names = {id(p): name for name, module in modules.items() for _, p in torch_private.parameters(module)}
         cells = [m for m in modules.values() if isinstance(m, (nn.RNNBase, nn.RNNCellBase))]
         states = {id(p) for m in cells for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
         with torch.no_grad():

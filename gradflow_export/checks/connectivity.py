@@ -122,12 +122,12 @@ class WiringTap(Instrument):
         if not self._armed or model is None:
             return
         self._steps += 1
+        names = names_of(model)
         if self._steps <= LOOKS:
-            self._search_hidden(model)
+            self._search_hidden(model, names)
         owned = _ids(self._optimizers)
         if not isinstance(step.optimizer, Optimizer):
             owned |= {id(p): False for p in step.owned.parameters}
-        names = names_of(model)
         parameters = list(model.parameters())
         if self._steps == 1:
             self._first = _first_entries([(names[id(p)][1], p) for p in parameters])
@@ -180,8 +180,8 @@ class WiringTap(Instrument):
         """Forget what was read: the step makes no record."""
         self._codes, self._hidden_codes, self._orphans, self._frozen = {}, {}, 0, []
 
-    def _search_hidden(self, model: nn.Module) -> None:
-        known = {id(p) for p in model.parameters()}
+    def _search_hidden(self, model: nn.Module, names: Iterable[int]) -> None:
+        known = set(names)
         called = () if self._calls is None else self._calls.strangers()
         outside = ((path, None, tensor) for path, tensor in _kept_outside(model))
         for path, slot, tensor in (*outside, *called):

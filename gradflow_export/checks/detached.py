@@ -118,11 +118,13 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, b
         names: Names of modules by the ``id`` of their parameters.
         draws: What was drawn in this step.
     """
-    layers = {node: name for node in graph.nodes if (name := owner_of(node, names)) is not None}
-    flat = any(kind_of(node) in FLAT for node in graph.nodes)
+    kinds = {node: kind_of(node) for node in graph.nodes}
+    found = ((node, owner_of(node, names)) for node, kind in kinds.items() if kind in LAYERS)
+    layers = {node: name for node, name in found if name is not None}
+    flat = not FLAT.isdisjoint(kinds.values())
     makers, takers, members = dict[str, bool](), dict[str, bool](), set(layers.values())
     for node, name in layers.items():
-        attribute, data, _ = LAYERS[kind_of(node)]
+        attribute, data, _ = LAYERS[kinds[node]]
         entered = saved(node, attribute) if below(node, data) is None else None
         steps = draws.behind(entered) if entered is not None else []
         if flat and below(node, data) is not None:

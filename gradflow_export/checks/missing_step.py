@@ -31,7 +31,7 @@ MOST = 0.9
 
 _UNSEEN = (
     "backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call exporter.step() once after "
-    "each update."
+    "each update; where a trainer owns the loop, from its callback at the end of a batch."
 )
 _WAITING = (
     "backward passes whose gradients were cleared, and the optimizer of these parameters has not stepped: call its "

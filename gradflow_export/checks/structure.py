@@ -14,6 +14,7 @@ from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.checks.detached import Draws, cut_off
 from gradflow_export.checks.discarded import Activations
 from gradflow_export.checks.leakage import graph_behind, samples_of
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -105,7 +106,7 @@ class StructureTap(Instrument):
         names, owners, backwards = dict[int, str](), dict[int, str](), set[int]()
         for name, module in model.named_modules():
             plain = isinstance(module, nn.Linear | nn.Conv1d) and "." in name
-            for key, parameter in module.named_parameters(recurse=False):
+            for key, parameter in torch_private.parameters(module):
                 names[id(parameter)] = site_name(name)
                 owners[id(parameter)] = site_name(name.rpartition(".")[0] if plain else name)
                 if isinstance(module, nn.RNNBase) and "weight_ih" in key and key.endswith("_reverse"):

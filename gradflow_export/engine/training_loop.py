@@ -189,7 +189,7 @@ class TrainingLoop:
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all taps and plan the first step; closing the returned stack undoes it."""
-        self.taps.blocks.store.on_backward = self.notice_lonely
+        self.taps.loss.on_pass = self.taps.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
             # First of all hooks, so that what other taps do after the step does not count as the step's time.
             for tap in self.taps.hooked:
@@ -293,8 +293,12 @@ class TrainingLoop:
             self._hand_over(self.quiet.last_step(self._transfer))
 
     def notice_lonely(self) -> None:
-        """Count a backward pass; those that lead to no step make a record, so that the rules hear of them."""
-        if self.clock.last is None and self.open is None and not self.lonely.over:
+        """Count a backward pass; those that lead to no step make a record, so that the rules hear of them.
+
+        It is told of when it begins; of one that ``torch.autograd.grad`` makes only the gradients at blocks tell.
+        """
+        told = bool(self.taps.loss.passes.under)
+        if self.clock.last is None and self.open is None and not (self.lonely.over or told):
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:

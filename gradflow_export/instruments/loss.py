@@ -67,6 +67,9 @@ class LossTap:
         on_loss: Called with each loss that has a graph.
         on_root: Called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.
+
+    Attributes:
+        on_pass: Called before each backward pass of the model.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class LossTap:
         self._refused: set[str] = set()
         self.want_logits = False
         self.seen = False
+        self.on_pass: Callable[[], None] = lambda: None
         self._components = LossComponents()
         self._called_at: float | None = None
         self._seconds = self._spent = 0.0
@@ -275,6 +279,7 @@ class LossTap:
 
     def _pass_begins(self, roots: Sequence[Root]) -> None:
         """Begin a backward pass; what runs inside it has to be told from there."""
+        self.on_pass()
         begun = self.passes.begin()
         self._counted = self._rooted = self._told = True
         for root, given in roots:

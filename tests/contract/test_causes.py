@@ -85,7 +85,7 @@ def test_an_event_explains_what_begins_with_it_or_later(cause, effect, explained
     assert (with_causes([first, second])[1].explained_by is not None) is explained
 
 
-@pytest.mark.parametrize(("kind", "end"), [(kind, end) for kind, ends in ENDS_IN.items() for end in ends])
+@pytest.mark.parametrize(("kind", "end"), [(kind, end) for kind, ends in ENDS_IN.items() for end in sorted(ends)])
 @pytest.mark.parametrize(("step", "severity", "explained"), [
     (5, Severity.CRITICAL, True), (9, Severity.HIGH, True), (10, Severity.CRITICAL, False), (5, Severity.MEDIUM, False),
 ])  # fmt: skip

@@ -38,6 +38,54 @@ def test_a_loop_without_optimizer_is_told_once(intervals, watching, said):
     assert "20 backward passes and no optimizer step seen" in said("exporter.step()")[0]
 
 
+class Uncalled(nn.Sequential):
+    """A model whose calls run no hook: its class has a ``__call__`` of its own, as those of Keras have."""
+
+    def __call__(self, x):
+        for layer in self:
+            x = layer.forward(x)
+        return x
+
+
+@pytest.mark.parametrize("roots", ["scalar", "vector", "autograd.grad"])
+@pytest.mark.parametrize("hooks", [True, False])
+def test_every_pass_counts_once_however_it_is_seen(hooks, roots, watching, said):
+    """Passes are counted by the call of backward or by the gradients at blocks, and by both of them once."""
+    model = net() if hooks else Uncalled(*net())
+    watching(model)
+    for done in range(1, 31):
+        model.zero_grad()
+        squares = model(torch.randn(6, 4)).square()
+        if roots == "scalar":
+            squares.mean().backward()
+        elif roots == "vector":
+            squares.backward(torch.full_like(squares, 1 / 6))
+        else:
+            for p, gradient in zip(
+                model.parameters(), torch.autograd.grad(squares.mean(), [*model.parameters()]), strict=True
+            ):
+                p.grad = gradient
+        apply(model)
+        seen = done >= 20 and (hooks or roots != "autograd.grad")
+        assert len(said("exporter.step()")) == seen, done
+
+
+def test_a_model_that_runs_no_hooks_is_recorded_by_hand(watching, recorded):
+    """exporter.step() records loss, gradients and updates of a model whose layers nobody sees being called."""
+    model = Uncalled(*net())
+    exporter = watching(model)
+    losses = []
+    for _ in range(4):
+        losses.append(backward(model).item())
+        norm = torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters())).item()
+        apply(model)
+        exporter.step()
+    records = recorded(exporter)
+    assert [r.value("loss") for r in records] == pytest.approx(losses)
+    assert records[-1].value("gradient.total_norm") == pytest.approx(norm)
+    assert records[-1].get("parameter.update_norm") is not None
+
+
 def test_told_of_the_loss_of_a_criterion_too(watching, recorded, said):
     """exporter.step() ends steps: gradients, updates since the last call, and the loss are right."""
     model, criterion = net(), nn.MSELoss()

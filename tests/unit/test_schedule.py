@@ -8,6 +8,8 @@ from gradflow_export.schedule import (
     INTERVALS,
     RANK_STEPS,
     RARE_STEPS,
+    SETTLING_AT_MOST,
+    SETTLING_INTERVAL,
     SETTLING_STEPS,
     SHOWN_INTERVAL,
     SHOWN_STEPS,
@@ -144,3 +146,19 @@ def test_intervals_grow_with_what_there_is_to_read():
     assert schedule.intervals["activations"] == INTERVALS["activations"]
     assert schedule.intervals["updates"] == 7
     assert schedule.intervals["ranks"] == INTERVALS["ranks"]
+
+
+def test_settling_grows_with_what_there_is_to_read():
+    """After the first steps, until training has settled, large models are read as much more rarely as later on."""
+    small, large = Schedule().for_sites({"blocks": 100}), Schedule().for_sites({"blocks": 350, "updates": 10_000})
+    for step in range(1, SETTLING_STEPS + 1):
+        assert ("blocks" in small.due(step)) == (step <= DENSE_STEPS or step % SETTLING_INTERVAL == 0)
+        assert ("blocks" in large.due(step)) == (step <= DENSE_STEPS or step % (4 * SETTLING_INTERVAL) == 0)
+        assert ("updates" in large.due(step)) == (step <= DENSE_STEPS or step % SETTLING_AT_MOST == 0)
+
+
+def test_what_the_user_chose_does_not_grow():
+    """An interval of the user's is that of any model, until training has settled too."""
+    chosen = Schedule(1, {"blocks": 50})
+    large = chosen.for_sites({"blocks": 5_000})
+    assert all(("blocks" in large.due(step)) == ("blocks" in chosen.due(step)) for step in range(1, 400))
