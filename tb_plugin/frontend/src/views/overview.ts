@@ -15,6 +15,7 @@ import {
 } from "../model/overview";
 import { downloadMenu } from "./download";
 import { runLabel } from "./header";
+import { RowWindow } from "./window";
 
 export interface OverviewEvents {
   open(run: string): void;
@@ -22,7 +23,7 @@ export interface OverviewEvents {
   chosen(runs: readonly string[]): void;
 }
 
-const [SPARK_WIDTH, SPARK_HEIGHT] = [110, 22];
+const [SPARK_WIDTH, SPARK_HEIGHT, LINE] = [110, 22, 32];
 
 export class OverviewTable {
   readonly #filter = el("input", {
@@ -51,6 +52,20 @@ export class OverviewTable {
     ),
     this.#scroll,
   );
+  readonly #window = new RowWindow<OverviewRun>(
+    this.#scroll,
+    this.#body,
+    LINE,
+    () => Math.max(320, window.innerHeight - 190),
+    {
+      key: (run) => `${run.run}\n${run.version}\n${this.#columns.map(({ key }) => key).join("\n")}`,
+      make: (run) => this.#row(run),
+      update: (row, { run }) => {
+        const box = row.querySelector("input");
+        if (box !== null) box.checked = this.#chosen.includes(run);
+      },
+    },
+  );
   #overview: Overview = { total: 0, runs: [] };
   #columns: readonly OverviewColumn[] = [];
   #shown: readonly OverviewRun[] = [];
@@ -64,7 +79,7 @@ export class OverviewTable {
 
   show(overview: Overview, chosen: readonly string[]): void {
     [this.#overview, this.#chosen, this.#columns] = [overview, chosen, columnsOf(overview.runs)];
-    this.#table.style.setProperty("--n", String(this.#columns.length));
+    this.#table.style.setProperty("--n", String(this.#columns.filter(({ key }) => key.startsWith(PARAMETER)).length));
     this.#draw();
   }
 
@@ -90,16 +105,7 @@ export class OverviewTable {
     if (damaged > 0) parts.push(`${formatStep(damaged)} damaged records left out`);
     setText(this.#note, parts.join("; "));
     this.#drawHeads();
-    keepChildren(
-      this.#body,
-      this.#shown,
-      (run) => `${run.run}\n${run.version}\n${this.#columns.map(({ key }) => key).join("\n")}`,
-      (run) => this.#row(run),
-      (row, { run }) => {
-        const box = row.querySelector("input");
-        if (box !== null) box.checked = this.#chosen.includes(run);
-      },
-    );
+    this.#window.show(this.#shown);
   }
 
   #drawHeads(): void {
