@@ -81,6 +81,27 @@ def test_a_run_that_grows_is_told_anew(tmp_path, logs):
     assert second["trend"][-1][0] == 40
 
 
+def test_an_impatient_client_gets_what_is_known_and_asks_again(tmp_path, logs):
+    """Each answer holds more runs, those written last first, until none is pending; then all of them are as ever."""
+    for number in range(130):
+        logs.write_run(tmp_path / f"run-{number:03}", logs.plain_records(range(1, 3)), start=10 * number)
+    client = Client(ViewerApp(tmp_path))
+
+    def ask(more):
+        return client.get(f"/overview{more}", headers={"Host": "localhost"}).json
+
+    answers = [ask("?patience=0")]
+    while answers[-1]["pending"]:
+        answers.append(ask("?patience=0"))
+        assert answers[-1]["pending"] < answers[-2]["pending"]
+    first = answers[0]
+    assert 0 < first["pending"] < 130
+    told = [run["run"] for run in first["runs"] if not run.get("pending")]
+    assert told == [f"run-{number:03}" for number in range(129, 129 - len(told), -1)]
+    assert {run["verdict"] for run in first["runs"]} == {None}
+    assert answers[-1] == ask("") == Client(ViewerApp(tmp_path)).get("/overview", headers={"Host": "localhost"}).json
+
+
 def test_some_runs_can_be_asked_for(tmp_path, logs, ask):
     """By name, several at once."""
     for name in ("a", "b", "c"):

@@ -8,6 +8,8 @@ export type Hyperparameter = number | string | boolean;
 
 /** One run in the answer of /overview. */
 export interface OverviewRun extends RunSummary {
+  /** Whether nothing but its name is known yet. */
+  readonly pending?: boolean;
   readonly model?: string | null;
   readonly parameters?: number | null;
   readonly issues: { readonly open: number; readonly healed: number; readonly ended: number };
@@ -24,6 +26,8 @@ export interface OverviewRun extends RunSummary {
 
 export interface Overview {
   readonly total: number;
+  /** How many runs were not looked at yet; absent where all were. */
+  readonly pending?: number;
   readonly runs: readonly OverviewRun[];
 }
 
@@ -83,9 +87,11 @@ export function valueIn(run: OverviewRun, key: string): number | string | null {
   }
   switch (key) {
     case "verdict":
-      return run.verdict === null
-        ? 0
-        : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, run.issues.open);
+      return run.pending
+        ? null
+        : run.verdict === null
+          ? 0
+          : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, run.issues.open);
     case "layer":
       return run.verdict?.layer ?? null;
     case "first":
@@ -125,7 +131,13 @@ export function arrangeRuns(
 
 function textOf(run: OverviewRun): string {
   const parameters = Object.entries(run.hyperparameters).map(([name, value]) => `${name}=${value}`);
-  return [run.run, run.model ?? "", run.verdict?.issue_type ?? "healthy", run.verdict?.layer ?? "", ...parameters]
+  return [
+    run.run,
+    run.model ?? "",
+    run.verdict?.issue_type ?? (run.pending ? "" : "healthy"),
+    run.verdict?.layer ?? "",
+    ...parameters,
+  ]
     .join(" ")
     .toLowerCase();
 }

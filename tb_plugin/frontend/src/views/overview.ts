@@ -58,7 +58,8 @@ export class OverviewTable {
     LINE,
     () => Math.max(320, window.innerHeight - 190),
     {
-      key: (run) => `${run.run}\n${run.version}\n${this.#columns.map(({ key }) => key).join("\n")}`,
+      key: (run) =>
+        `${run.run}\n${run.version}\n${run.pending ?? ""}\n${this.#columns.map(({ key }) => key).join("\n")}`,
       make: (run) => this.#row(run),
       update: (row, { run }) => {
         const box = row.querySelector("input");
@@ -87,7 +88,7 @@ export class OverviewTable {
     const columns = this.#columns.filter(({ key }) => key !== "trend");
     const word = (run: OverviewRun, key: string): string | number | null =>
       key === "verdict"
-        ? (run.verdict?.issue_type ?? (hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
+        ? (run.verdict?.issue_type ?? (run.pending ? null : hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
         : valueIn(run, key);
     return [columns.map(({ title }) => title), ...this.#shown.map((run) => columns.map(({ key }) => word(run, key)))];
   }
@@ -102,6 +103,7 @@ export class OverviewTable {
         : `${formatStep(runs.length)} runs`,
     ];
     if (total > runs.length) parts.push(`the last written of ${formatStep(total)}`);
+    if (this.#overview.pending) parts.push(`reading ${formatStep(this.#overview.pending)} of them`);
     if (damaged > 0) parts.push(`${formatStep(damaged)} damaged records left out`);
     setText(this.#note, parts.join("; "));
     this.#drawHeads();
@@ -164,15 +166,17 @@ export class OverviewTable {
     } else if (key === "verdict") {
       const { open } = run.issues;
       cell.append(
-        run.verdict === null && hasBrokenLoss(run)
-          ? el("span", { class: "off", text: "loss is NaN or Inf" })
-          : run.verdict === null
-            ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
-            : el("span", {
-                class: `badge sev-${run.verdict.severity}`,
-                text: run.verdict.issue_type,
-                title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
-              }),
+        run.pending
+          ? el("span", { class: "more", text: "\u2026", title: "not read yet" })
+          : run.verdict === null && hasBrokenLoss(run)
+            ? el("span", { class: "off", text: "loss is NaN or Inf" })
+            : run.verdict === null
+              ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
+              : el("span", {
+                  class: `badge sev-${run.verdict.severity}`,
+                  text: run.verdict.issue_type,
+                  title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
+                }),
       );
       if (open > 1)
         cell.append(
