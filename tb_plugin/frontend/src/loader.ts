@@ -14,7 +14,7 @@ import {
 } from "./api";
 import { answerOf } from "./answer";
 import type { Choice } from "./choice";
-import { definedAt, inModelOrder, type Module } from "./model/architecture";
+import { inModelOrder, placesIn, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
 import { wantedMetrics, type Moment } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
@@ -148,7 +148,7 @@ export class Loader {
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
     views.architecture.show(modules);
-    views.verdict.show(issues, meta, open, (layer) => definedAt(modules, layer));
+    views.verdict.show(issues, meta, open, (layer) => placesIn(modules, layer));
     views.verdict.showLoss(answer.loss);
     views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);

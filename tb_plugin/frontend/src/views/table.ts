@@ -151,7 +151,7 @@ export class HealthTable {
     const some = rows.length === this.#rows.length ? "" : `${formatStep(rows.length)} of `;
     const count = this.#rows.length > MANY ? `${some}${formatStep(this.#rows.length)} rows, ` : "";
     setText(this.#note, this.#moment === null ? "" : `${count}at step ${formatStep(this.#moment.step)}${coarse}`);
-    this.#table.style.setProperty("--n", String(this.#columns.length));
+    this.#table.style.setProperty("--n", String(Math.max(1, this.#columns.length)));
     this.#window.show(rows);
   }
 
