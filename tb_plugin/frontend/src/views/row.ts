@@ -49,7 +49,7 @@ export class TableRow {
         this.#verdict,
         "off",
         `\u00d7${threeDigits(arrives)} arrives`,
-        "So much of the gradient at the last block arrives here: less than the threshold of the open issue",
+        "So much of the gradient at the last block arrives here: less than the threshold of the open issue, or than at a layer that it names",
       );
     else
       set(
