@@ -77,14 +77,20 @@ def _outcome(source: Source, index: RunIndex, losses: Pairs, drawn: Pairs) -> di
         info = next((known_of(data) for _, data in source.read_json(index.run, session.of_kind("meta"))), {})
     issues = all_issues(source, index)
     states = [issue["state"] for issue in issues if issue["severity"] != "INFO"]
-    causes = (item for item in issues if item["explained_by"] is None)
-    worst = next((item for item in causes if item["severity"] != "INFO" and item["state"] == "open"), None)
+    # What another one explains is no problem more.
+    problems = [
+        item
+        for item in issues
+        if item["explained_by"] is None and item["severity"] != "INFO" and item["state"] == "open"
+    ]
+    worst = problems[0] if problems else None
     named = ("issue_type", "severity", "layer", "step")
     read = {chunk.tag: readings(source, index, session, chunk, "loss") for session, chunk in drawn}
     return {
         "model": info.get("model"),
         "parameters": info.get("parameters"),
         "issues": {state: states.count(state) for state in ("open", "healed", "ended")},
+        "problems": len(problems),
         "verdict": None if worst is None else {name: worst[name] for name in named},
         "loss": loss_ends(source, index, losses, read),
         "trend": _trend([part for part in read.values() if len(part[0])]),
@@ -94,7 +100,7 @@ def _outcome(source: Source, index: RunIndex, losses: Pairs, drawn: Pairs) -> di
 def _unknown() -> dict[str, Any]:
     """Return what is said of a run that was not looked at yet."""
     nothing = dict.fromkeys(("model", "parameters", "verdict", "loss"))
-    return {"pending": True, "issues": {"open": 0, "healed": 0, "ended": 0}, "trend": [], **nothing}
+    return {"pending": True, "issues": {"open": 0, "healed": 0, "ended": 0}, "problems": 0, "trend": [], **nothing}
 
 
 def _told_by(index: RunIndex) -> Iterator[Chunk]:

@@ -39,13 +39,14 @@ def ask(request, tmp_path, open_client):
 
 
 def test_each_run_tells_what_it_came_to(tmp_path, logs, ask):
-    """The worst open issue that is no note, the loss as /meta has it, and its way there."""
+    """The worst open issue that is no note, how many are no consequence of another, the loss as /meta has it, and its way there."""
     records = logs.plain_records(range(1, 401))
     found = (
         logs.issue(layer="a", step=9, severity=Severity.INFO),
         logs.issue(kind=IssueType.DEAD, severity=Severity.CRITICAL, layer="b", step=20, healed=30),
         logs.issue(kind=IssueType.DEAD, severity=Severity.LOW, layer="b", step=40),
         logs.issue(layer="a", step=50),
+        logs.issue(kind=IssueType.DEAD, severity=Severity.MEDIUM, layer="a", step=55),
     )
     records.append(StepRecord(401, logs.EPOCH + 401, issues=found))
     logs.write_run(tmp_path / "sick", records, rows=16, model="Net", parameters=12)
@@ -55,7 +56,7 @@ def test_each_run_tells_what_it_came_to(tmp_path, logs, ask):
     assert list(runs) == ["sick", "fine"] or list(runs) == ["fine", "sick"]
     sick = runs["sick"]
     assert sick["verdict"] == {"issue_type": "EXPLODING", "severity": "HIGH", "layer": "a", "step": 50}
-    assert sick["issues"] == {"open": 2, "healed": 1, "ended": 0}
+    assert (sick["issues"], sick["problems"]) == ({"open": 3, "healed": 1, "ended": 0}, 2)
     assert (sick["model"], sick["parameters"], sick["damaged"]) == ("Net", 12, 0)
     steps = [step for step, _ in sick["trend"]]
     assert steps == sorted(set(steps))

@@ -8,6 +8,7 @@ import {
   columnsOf,
   hasBrokenLoss,
   PARAMETER,
+  problemsOf,
   valueIn,
   type Overview,
   type OverviewColumn,
@@ -164,7 +165,7 @@ export class OverviewTable {
       button.addEventListener("click", () => this.events.open(run.run));
       cell.append(button);
     } else if (key === "verdict") {
-      const { open } = run.issues;
+      const count = problemsOf(run);
       cell.append(
         run.pending
           ? el("span", { class: "more", text: "\u2026", title: "not read yet" })
@@ -178,9 +179,9 @@ export class OverviewTable {
                   title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
                 }),
       );
-      if (open > 1)
+      if (count > 1)
         cell.append(
-          el("span", { class: "more", text: ` +${formatStep(open - 1)}`, title: `${formatStep(open)} open issues` }),
+          el("span", { class: "more", text: ` +${formatStep(count - 1)}`, title: `${formatStep(count)} problems` }),
         );
     } else if (key === "trend") {
       const path = svg("path", { d: trendOf(run) });
