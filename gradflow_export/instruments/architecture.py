@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,8 @@ from gradflow_export.records.step_record import Note
 MOST_MODULES = 10_000
 """Modules that are described; the rest of a larger model is counted."""
 _CLASS = re.compile(r"\s*class\s+(\w+)\b")
+
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")  # noqa: PTH118, PTH120 - a prefix of file names
 
 Place = tuple[str, int] | tuple[None, None]
 
@@ -60,6 +63,7 @@ class PictureTap(Instrument):
         self._calls = calls
         self._order: dict[int, int] = {}
         self._times: dict[int, int] = {}
+        self._places: dict[int, Place] = {}
         self._over = False
 
     @classmethod
@@ -96,7 +100,7 @@ class PictureTap(Instrument):
 
     def forget(self) -> None:
         """Forget the calls that were seen."""
-        self._order, self._times = {}, {}
+        self._order, self._times, self._places = {}, {}, {}
 
     def drain(self) -> Drained:
         """Give the description, once; there are no readings."""
@@ -121,12 +125,15 @@ class PictureTap(Instrument):
         if self._over or not torch.is_grad_enabled() or torch_private.is_tracing():
             return
         key = id(module)
-        self._order.setdefault(key, len(self._order))
+        if key not in self._order:
+            self._order[key] = len(self._order)
+            self._places[key] = _calling()
         self._times[key] = self._times.get(key, 0) + 1
 
     def _describe(self, model: nn.Module) -> dict[str, Any]:
         """Return the modules in the order of registration, a parent before its children."""
         places: dict[type, Place] = {}
+        near: dict[str, str | None] = {}
         modules: list[dict[str, Any]] = []
         total = 0
         for name, module, parent, first in _tree(model):
@@ -137,6 +144,10 @@ class PictureTap(Instrument):
             if kind not in places:
                 places[kind] = definition(kind)
             file, line = places[kind]
+            call_file, call_line = self._places.get(key, (None, None))
+            if call_file is not None and call_file not in near:
+                near[call_file] = _near(call_file)
+            call_file = near.get(call_file or "")
             own = list(module.parameters(recurse=False)) if first is None else []
             modules.append(
                 {
@@ -150,6 +161,8 @@ class PictureTap(Instrument):
                     "own": sum(p.numel() for p in own),
                     "file": file,
                     "line": line,
+                    "call_file": call_file,
+                    "call_line": None if call_file is None else call_line,
                     "block": name in self._blocks,
                     "shared": first,
                 }
@@ -231,9 +244,35 @@ def definition(kind: type) -> Place:
                 match = _CLASS.match(line)
                 if match is not None and match.group(1) == kind.__name__:
                     found = number
+    except OSError:  # gone
+        return None, None
+    near = _near(file)
+    return (None, None) if found is None or near is None else (near, found)
+
+
+def _calling() -> Place:
+    """Return the file and the line that led to the call of the module whose hook runs, as near as can be.
+
+    A module inside ``nn.Sequential`` is called by a loop of PyTorch's; what says more is where that was called.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - no public form
+    inside = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        # What lies before PyTorch's own code is the hook; code that was generated has no file, but a name in brackets.
+        if inside and not file.startswith(("<", _TORCH)):
+            return file, frame.f_lineno
+        inside = inside or file.startswith(_TORCH)
+        frame = frame.f_back
+    return None, None
+
+
+def _near(file: str) -> str | None:
+    """Return a file relative to the working directory where it is below; ``None`` where it is not there."""
+    try:
         near = os.path.relpath(file)
-    except (OSError, ValueError):  # gone, or on another drive
-        return None, None
-    if found is None:
-        return None, None
-    return (file if near.startswith(os.pardir) else near), found
+    except ValueError:  # on another drive
+        return None
+    if not Path(file).is_file():
+        return None
+    return file if near.startswith(os.pardir) else near

@@ -163,12 +163,13 @@ def value_chunks(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Ses
     Raises:
         RequestError: The run has no such metric.
     """
-    chosen = [
-        (session, chunk)
-        for session in index.sessions
-        for chunk in session.of_kind("values")
-        if stored_name(metric) in _names(session, chunk, tables)
-    ]
+    name = stored_name(metric)
+    chosen = []
+    for session in index.sessions:
+        own = session.of_metric(name) if name not in {"run", *RETIRED} else ()
+        shared = [chunk for chunk in session.of_metric("run") if name in _names(session, chunk, tables)]
+        found = sorted([*own, *shared], key=lambda chunk: chunk.order) if own and shared else own or shared
+        chosen += [(session, chunk) for chunk in found]
     if not chosen:
         known = _metrics(index, tables)
         raise RequestError(404, f"Run {index.run!r} has no metric {metric!r}{nearest(metric, known)}")
@@ -190,7 +191,7 @@ def _run_tables(source: Source, index: RunIndex) -> Tables:
     """Return the tables of run-level metrics alone, which are short."""
     tables = {}
     for session in index.sessions:
-        wanted = {chunk.content["sites"] for chunk in session.of_kind("values") if chunk.content["metric"] == "run"}
+        wanted = {chunk.content["sites"] for chunk in session.of_metric("run")}
         chosen = [chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in wanted]
         for chunk, names in source.read_json(index.run, chosen):
             tables[session.name, int(chunk.parts.part)] = tuple(names)
@@ -202,8 +203,8 @@ def _run_level(index: RunIndex, tables: Tables, metric: str) -> list[tuple[Sessi
     return [
         (session, chunk)
         for session in index.sessions
-        for chunk in session.of_kind("values")
-        if chunk.content["metric"] == "run" and metric in _names(session, chunk, tables)
+        for chunk in session.of_metric("run")
+        if metric in _names(session, chunk, tables)
     ]
 
 

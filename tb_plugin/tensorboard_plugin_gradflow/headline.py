@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from tensorboard_plugin_gradflow.source import Source
 Pairs = Iterable[tuple[Session, Chunk]]
 Steps = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Known = Mapping[str, tuple[Steps, Floats]]
+_NOTHING: Known = MappingProxyType({})
 
 
 def headline(source: Source, index: RunIndex, losses: Pairs, dropped: Pairs) -> dict[str, Any]:
@@ -31,23 +34,33 @@ def headline(source: Source, index: RunIndex, losses: Pairs, dropped: Pairs) -> 
     return {"loss": loss_ends(source, index, list(losses)), "lost": _lost(source, index, list(dropped))}
 
 
-def loss_ends(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> dict[str, float] | None:
+def loss_ends(
+    source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]], known: Known = _NOTHING
+) -> dict[str, float] | None:
     """Return the first and the last loss; as many chunks are read from either end as it takes.
 
     Args:
         source: Where to read.
         index: The run.
         pairs: The chunks that hold the loss, oldest first.
+        known: What was read of some of them already, by tag.
     """
+
+    def losses(session: Session, chunk: Chunk) -> list[float]:
+        values = (known.get(chunk.tag) or readings(source, index, session, chunk, "loss"))[1]
+        return [float(value) for value in values[np.isfinite(values)]]
+
     ends, enough = Ends(), 2 * ENDS
     found: list[float] = []
     rest = deque(pairs)
     while rest and len(found) < enough:
-        found += _finite(readings(source, index, *rest.popleft(), "loss")[1])
+        found += losses(*rest.popleft())
     tail: list[float] = []
     while rest and len(tail) < ENDS:
-        tail = _finite(readings(source, index, *rest.pop(), "loss")[1]) + tail
-    for value in found + tail:
+        tail = losses(*rest.pop()) + tail
+    found += tail
+    # Those between the ends do not count.
+    for value in found if len(found) <= 2 * enough else found[:enough] + found[-enough:]:
         ends.add(value)
     return None if ends.values is None else dict(zip(("first", "last"), ends.values, strict=True))
 
@@ -63,8 +76,9 @@ def _lost(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -
     return int(total)
 
 
-def _finite(values: Floats) -> list[float]:
-    return [float(value) for value in values if np.isfinite(value)]
+def every_step(clock: Chunk) -> bool:
+    """Return whether a clock counts every step from its first to its last, which need not be read then."""
+    return int(clock.content["rows"]) == int(clock.content["last"]) - int(clock.content["first"]) + 1
 
 
 def readings(source: Source, index: RunIndex, session: Session, chunk: Chunk, metric: str) -> tuple[Steps, Floats]:
@@ -80,8 +94,14 @@ def readings(source: Source, index: RunIndex, session: Session, chunk: Chunk, me
     clock = session.clock_of(chunk)
     tables = [part for part in session.of_kind("sites") if int(part.parts.part) == chunk.content["sites"]]
     names: list[str] = next((names for _, names in source.read_json(index.run, tables)), [])
-    arrays = {} if clock is None else {part.tag: stored for part, stored in source.read(index.run, [clock, chunk])}
-    steps, stored = arrays.get(clock.tag if clock else ""), arrays.get(chunk.tag)
+    if clock is None:
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+    regular = every_step(clock)
+    wanted = [chunk] if regular else [clock, chunk]
+    arrays = {part.tag: stored for part, stored in source.read(index.run, wanted)}
+    first, last = int(clock.content["first"]), int(clock.content["last"])
+    steps = np.arange(first, last + 1) if regular else arrays.get(clock.tag)
+    stored = arrays.get(chunk.tag)
     if not isinstance(steps, np.ndarray) or not isinstance(stored, np.ndarray) or metric not in names:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     if stored.ndim != 2 or stored.shape != (len(steps), len(names)):

@@ -75,6 +75,17 @@ class Session:
         """Yield the chunks of one kind in the order in which they were written."""
         yield from self._by_kind.get(kind, ())
 
+    def of_metric(self, metric: str) -> Sequence[Chunk]:
+        """Return the chunks of values of one metric, or of the table ``"run"``, in the order they were written in."""
+        return self._by_metric.get(metric, ())
+
+    @cached_property
+    def _by_metric(self) -> Mapping[str, Sequence[Chunk]]:
+        found: dict[str, list[Chunk]] = {}
+        for chunk in self.of_kind("values"):
+            found.setdefault(str(chunk.content["metric"]), []).append(chunk)
+        return found
+
     @cached_property
     def _by_kind(self) -> Mapping[str, Sequence[Chunk]]:
         found: dict[str, list[Chunk]] = {}
@@ -111,12 +122,12 @@ class RunIndex:
     too_new: int
     damaged: int = 0
 
-    @property
+    @cached_property
     def tensors(self) -> int:
         """How many tensors the run holds."""
         return sum(len(session.chunks) for session in self.sessions)
 
-    @property
+    @cached_property
     def steps(self) -> tuple[int, int] | None:
         """First and last step, ``None`` before the first chunk."""
         clocks = [chunk.content for session in self.sessions for chunk in session.of_kind("clock")]
@@ -124,7 +135,7 @@ class RunIndex:
             return None
         return min(int(clock["first"]) for clock in clocks), self.last_step
 
-    @property
+    @cached_property
     def last_step(self) -> int:
         """The last step that counts, 0 before the first chunk."""
         return max(
@@ -136,13 +147,13 @@ class RunIndex:
             default=0,
         )
 
-    @property
+    @cached_property
     def phases(self) -> tuple[str, ...]:
         """Every phase word, "train" first."""
         words = {str(chunk.content["phase"]) for session in self.sessions for chunk in session.of_kind("clock")}
         return tuple(sorted(words, key=lambda word: (word != "train", word)))
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Changes whenever the run has something new."""
         return f"{self.tensors}.{self.last_step}.{self.sessions[-1].name if self.sessions else ''}"

@@ -69,9 +69,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             ),
             "/series": self._app(_series),
             "/around": self._app(_around),
-            "/overview": self._app(
-                lambda request, source: overview(source, self._outcomes, self._logdir, request.args.getlist("run"))
-            ),
+            "/overview": self._app(self._overview),
             "/architecture": self._app(lambda request, source: architecture(source, _text(request, "run"))),
             "/annotations": self._app(lambda request, source: time_axis(source, _text(request, "run"))),
             "/tree": self._app(
@@ -99,6 +97,11 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             return self._respond(request, handler)(environ, start_response)  # type: ignore[no-any-return]
 
         return app
+
+    def _overview(self, request: wrappers.Request, source: Source) -> dict[str, Any]:
+        patience = _number(request, "patience")
+        seconds = None if patience is None else max(0, patience) / 1000
+        return overview(source, self._outcomes, self._logdir, request.args.getlist("run"), seconds)
 
     def _respond(self, request: wrappers.Request, handler: Handler) -> wrappers.Response:
         """Answer, or say in JSON why not; an exception never reaches the browser."""

@@ -81,16 +81,18 @@ def _module(item: Any, place: int) -> dict[str, Any] | None:
     """Return a module with all that it should have, in the right types, ``None`` where that is not so."""
     if not isinstance(item, Mapping) or not all(isinstance(item.get(name), str) for name in ("name", "kind")):
         return None
-    numbers = ("parent", "order", "calls", "line")
+    numbers = ("parent", "order", "calls", "line", "call_line")
     counts = ("parameters", "trainable", "own")
     whole = all(item.get(name) is None or is_whole(item[name]) for name in numbers)
     whole = whole and all(is_whole(item.get(name)) for name in counts)
-    texts = all(item.get(name) is None or isinstance(item[name], str) for name in ("file", "shared"))
+    texts = all(item.get(name) is None or isinstance(item[name], str) for name in ("file", "call_file", "shared"))
     # A parent comes before its children, so that nobody walks in a circle.
     tree = item.get("parent") is None or (is_whole(item["parent"]) and item["parent"] < place)
     if not (whole and texts and tree and isinstance(item.get("block"), bool)):
         return None
-    return {name: item.get(name) for name in ("name", "kind", *numbers, *counts, "file", "block", "shared")}
+    return {
+        name: item.get(name) for name in ("name", "kind", *numbers, *counts, "file", "call_file", "block", "shared")
+    }
 
 
 def _resumed(index: RunIndex) -> list[dict[str, Any]]:

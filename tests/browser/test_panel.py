@@ -17,12 +17,12 @@ def texts(frame, part):
 
 
 def test_the_tab_shows_the_verdict_and_the_issues_that_were_written(address, open_panel, logs):
-    """The worst comes first, healed ones stand apart."""
+    """The worst comes first, with what it explains behind it; healed ones stand apart."""
     page, frame = open_panel(address, "&p.gradflow.run=sick", host=True)
     expect(page.get_by_role("tab", name="GradFlow")).to_be_visible()
     expect(frame.locator("[data-part=run] option")).to_have_count(7)
     verdict = frame.locator("[data-part=verdict]")
-    expect(verdict.locator("h1")).to_have_text("2 problems")
+    expect(verdict.locator("h1")).to_have_text("1 problem")
     expect(verdict).to_contain_text("EXPLODING in transformer.h.7.mlp since step 1\u202f320")
     explosion, dead, healed = logs.sick_issues(2400)
     assert texts(frame, "open") == [(str(item.issue_type), item.layer, item.message) for item in (explosion, dead)]
@@ -58,6 +58,7 @@ def test_hovering_the_map_shows_the_value_that_was_written(address, open_panel):
 def test_an_issue_moves_the_step_and_pins_its_layer_and_a_link_opens_the_same_view(address, open_panel):
     """One click answers where and since when, with the metric that shows it; all of it lives in the address."""
     page, frame = open_panel(address, "&p.gradflow.run=sick")
+    frame.locator("[data-part=open] summary", has_text="also seen: DEAD").click()
     frame.locator("[data-part=open] .issue[data-type=DEAD]").click()
     page.wait_for_function("location.hash.includes('activation.dead_share')")
     link = page.evaluate("location.hash").removeprefix("#")
@@ -212,7 +213,7 @@ def test_the_slow_loader_and_a_path_prefix_give_the_same(logdir, versions_in, te
     flags = (f"--logdir_spec=mine:{logdir / 'sick'}", "--load_fast=false", "--path_prefix=/deep/below")
     with tensorboard(*flags, holds=versions_in(logdir / "sick")) as address:
         page, frame = open_panel(address, host=True)
-        expect(frame.locator("[data-part=verdict] h1")).to_have_text("2 problems")
+        expect(frame.locator("[data-part=verdict] h1")).to_have_text("1 problem")
         expect(frame.locator("[data-part=run]")).to_have_value("mine/.")
         expect(frame.locator("[data-part=run] option")).to_have_text("mine")
         expect(frame.locator("[data-part=note]")).to_contain_text("steps per column")

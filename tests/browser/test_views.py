@@ -230,7 +230,7 @@ def test_the_panel_works_without_tensorboard(logdir, context, tmp_path):
             page.goto("about:blank")
             requests.clear()
             page.goto(f"{address}#p.gradflow.run=sick")
-            expect(page.locator("[data-part=verdict] h1")).to_have_text("2 problems")
+            expect(page.locator("[data-part=verdict] h1")).to_have_text("1 problem")
             expect(page.locator("[data-part=ridges] g")).to_have_count(24)
             expect(page.locator("[data-part=table-note]")).to_have_text("at step 2\u202f400")
             page.get_by_label("CRITICAL EXPLODING").click()

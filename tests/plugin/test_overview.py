@@ -39,13 +39,14 @@ def ask(request, tmp_path, open_client):
 
 
 def test_each_run_tells_what_it_came_to(tmp_path, logs, ask):
-    """The worst open issue that is no note, the loss as /meta has it, and its way there."""
+    """The worst open issue that is no note, how many are no consequence of another, the loss as /meta has it, and its way there."""
     records = logs.plain_records(range(1, 401))
     found = (
         logs.issue(layer="a", step=9, severity=Severity.INFO),
         logs.issue(kind=IssueType.DEAD, severity=Severity.CRITICAL, layer="b", step=20, healed=30),
         logs.issue(kind=IssueType.DEAD, severity=Severity.LOW, layer="b", step=40),
         logs.issue(layer="a", step=50),
+        logs.issue(kind=IssueType.DEAD, severity=Severity.MEDIUM, layer="a", step=55),
     )
     records.append(StepRecord(401, logs.EPOCH + 401, issues=found))
     logs.write_run(tmp_path / "sick", records, rows=16, model="Net", parameters=12)
@@ -55,7 +56,7 @@ def test_each_run_tells_what_it_came_to(tmp_path, logs, ask):
     assert list(runs) == ["sick", "fine"] or list(runs) == ["fine", "sick"]
     sick = runs["sick"]
     assert sick["verdict"] == {"issue_type": "EXPLODING", "severity": "HIGH", "layer": "a", "step": 50}
-    assert sick["issues"] == {"open": 2, "healed": 1, "ended": 0}
+    assert (sick["issues"], sick["problems"]) == ({"open": 3, "healed": 1, "ended": 0}, 2)
     assert (sick["model"], sick["parameters"], sick["damaged"]) == ("Net", 12, 0)
     steps = [step for step, _ in sick["trend"]]
     assert steps == sorted(set(steps))
@@ -79,6 +80,27 @@ def test_a_run_that_grows_is_told_anew(tmp_path, logs):
     second = client.get("/overview", headers={"Host": "localhost"}).json["runs"][0]
     assert first["trend"][-1][0] == 20
     assert second["trend"][-1][0] == 40
+
+
+def test_an_impatient_client_gets_what_is_known_and_asks_again(tmp_path, logs):
+    """Each answer holds more runs, those written last first, until none is pending; then all of them are as ever."""
+    for number in range(130):
+        logs.write_run(tmp_path / f"run-{number:03}", logs.plain_records(range(1, 3)), start=10 * number)
+    client = Client(ViewerApp(tmp_path))
+
+    def ask(more):
+        return client.get(f"/overview{more}", headers={"Host": "localhost"}).json
+
+    answers = [ask("?patience=0")]
+    while answers[-1]["pending"]:
+        answers.append(ask("?patience=0"))
+        assert answers[-1]["pending"] < answers[-2]["pending"]
+    first = answers[0]
+    assert 0 < first["pending"] < 130
+    told = [run["run"] for run in first["runs"] if not run.get("pending")]
+    assert told == [f"run-{number:03}" for number in range(129, 129 - len(told), -1)]
+    assert {run["verdict"] for run in first["runs"]} == {None}
+    assert answers[-1] == ask("") == Client(ViewerApp(tmp_path)).get("/overview", headers={"Host": "localhost"}).json
 
 
 def test_some_runs_can_be_asked_for(tmp_path, logs, ask):

@@ -24,11 +24,12 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 2)
         self.blocks = nn.ModuleList(Block(4) for _ in range(3))
         self.twice = self.blocks[0]
+        self.nested = nn.Sequential(nn.Sequential(nn.Tanh(), nn.Identity()))
 
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        return self.nested(self.head(x))
 
 
 def train(logdir, steps=4):
@@ -48,7 +49,7 @@ def train(logdir, steps=4):
 
 
 def test_the_architecture_is_told_once_with_sources_and_order(tmp_path):
-    """Each module has its class, where that is defined, its parameters, and when it was first called."""
+    """Each module has its class, where that is defined, its parameters, and when and where it was first called."""
     model = train(tmp_path / "a")
     answer = architecture(open_source(tmp_path), "a")
     modules = {module["name"]: module for module in answer["modules"]}
@@ -63,9 +64,16 @@ def test_the_architecture_is_told_once_with_sources_and_order(tmp_path):
     assert line.startswith("class Block")
     assert answer["modules"][block["parent"]]["name"] == "blocks"
     assert (block["block"], modules["head"]["block"]) == (True, False)
+    written = {"blocks.1": "x = block(x)", "blocks.1.inner": "x + torch.relu(self.inner(x))", "": "criterion(model("}
+    written |= dict.fromkeys(("nested", "nested.0", "nested.0.1"), "self.nested(self.head(x))")
+    for name, text in written.items():
+        called = modules[name]
+        assert text in open(called["call_file"], encoding="utf-8").readlines()[called["call_line"] - 1]  # noqa: PTH123, SIM115
+    assert (modules["blocks"]["call_file"], modules["blocks"]["call_line"]) == (None, None)
     # Those inside end first; the head is registered first and called last.
-    called = ["blocks.0.inner", "blocks.0", "blocks.1.inner", "blocks.1", "blocks.2.inner", "blocks.2", "head", ""]
-    assert [modules[name]["order"] for name in called] == list(range(8))
+    called = ["blocks.0.inner", "blocks.0", "blocks.1.inner", "blocks.1", "blocks.2.inner", "blocks.2", "head"]
+    called += ["nested.0.0", "nested.0.1", "nested.0", "nested", ""]
+    assert [modules[name]["order"] for name in called] == list(range(12))
     assert (modules["blocks"]["order"], modules["blocks"]["calls"]) == (None, None)
     assert modules["twice"]["shared"] == "blocks.0"
     assert modules["twice"]["own"] == modules["twice"]["parameters"] == 0

@@ -73,9 +73,10 @@ export async function fetchRuns(): Promise<readonly RunSummary[]> {
   return ((await getJson("runs")) as { readonly runs: readonly RunSummary[] }).runs;
 }
 
-export async function fetchOverview(): Promise<Overview> {
+/** What is known of all runs after about so many milliseconds. */
+export async function fetchOverview(patience: number): Promise<Overview> {
   const kept = offline();
-  return kept === null ? ((await getJson("overview")) as Overview) : kept.overview;
+  return kept === null ? ((await getJson(`overview?patience=${patience}`)) as Overview) : kept.overview;
 }
 
 export async function fetchCatalog(): Promise<readonly CatalogEntry[]> {

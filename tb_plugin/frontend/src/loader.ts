@@ -14,9 +14,9 @@ import {
 } from "./api";
 import { answerOf } from "./answer";
 import type { Choice } from "./choice";
-import { definedAt, inModelOrder, type Module } from "./model/architecture";
+import { inModelOrder, placesIn, type Module } from "./model/architecture";
 import { difference } from "./model/difference";
-import { wantedMetrics } from "./model/health";
+import { wantedMetrics, type Moment } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
@@ -54,7 +54,7 @@ export interface Views {
 }
 
 const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
-const LOSING_LINES = 6;
+const [LOSING_LINES, BYTES] = [6, 64];
 
 export class Loader {
   /** Counts what was asked for. */
@@ -70,6 +70,10 @@ export class Loader {
   #modules: { readonly run: string; readonly list: readonly Module[] } | null = null;
   #tableShows = "";
   readonly #recent = new Recent<Series>(KEPT_BYTES, bytesOf);
+  /** A zoom changes no step: its numbers are there already. */
+  readonly #moments = new Recent<Moment>(KEPT_BYTES, ({ metrics }) =>
+    Object.values(metrics).reduce((sum, { sites }) => sum + BYTES * sites.length, 0),
+  );
   readonly #series = (query: SeriesQuery): Promise<Series> =>
     this.#recent.get(JSON.stringify(query), () => fetchSeries(query));
 
@@ -90,7 +94,7 @@ export class Loader {
   /** What was loaded of a run is not that of the next one. */
   forget(): void {
     [this.#version, this.#histograms] = ["", []];
-    this.#recent.forget();
+    for (const kept of [this.#recent, this.#moments]) kept.forget();
     this.drop();
   }
 
@@ -121,7 +125,7 @@ export class Loader {
       this.#meetOther(run),
     ]);
     if (job !== this.#job) return;
-    this.#recent.forget();
+    for (const kept of [this.#recent, this.#moments]) kept.forget();
     // All that stands above the map is known before it is shown, so that nothing moves when it arrives.
     const [modules, answer] = await Promise.all([this.#architecture(run), answerOf(this.#series, run, meta, issues)]);
     if (job !== this.#job) return;
@@ -144,7 +148,7 @@ export class Loader {
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
     views.architecture.show(modules);
-    views.verdict.show(issues, meta, open, (layer) => definedAt(modules, layer));
+    views.verdict.show(issues, meta, open, (layer) => placesIn(modules, layer));
     views.verdict.showLoss(answer.loss);
     views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);
@@ -160,7 +164,7 @@ export class Loader {
   async other(): Promise<void> {
     this.#version = this.#version.replace(/\n.*$/, `\n${this.now.otherRun(this.now.run)?.version ?? ""}`);
     const job = ++this.#job;
-    this.#recent.forget();
+    for (const kept of [this.#recent, this.#moments]) kept.forget();
     await this.guard(async () => {
       await this.#meetOther(this.now.run);
       if (job === this.#job) await this.#charts(job);
@@ -210,18 +214,14 @@ export class Loader {
 
   async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {
     const { now, views } = this;
-    const { pinned, cards } = views.curves;
-    const sums = cards.filter((card) => card !== pinned);
-    await Promise.all([
-      this.#map(job).then(() => {
-        if (job !== this.#job) return undefined;
-        this.#mapped = `${now.run}\n${now.metric}`;
-        if (suggest.length > 0 && now.pins.length === 0) now.pins = this.#suggestedPins(suggest);
-        views.showPins();
-        return pinned === undefined ? undefined : this.#line(pinned, job);
-      }),
-      ...sums.map((card) => this.#line(card, job)),
-    ]);
+    const { cards } = views.curves;
+    // The map first: a server that works on the lines at the same time answers later.
+    await this.#map(job);
+    if (job !== this.#job) return;
+    this.#mapped = `${now.run}\n${now.metric}`;
+    if (suggest.length > 0 && now.pins.length === 0) now.pins = this.#suggestedPins(suggest);
+    views.showPins();
+    await Promise.all(cards.map((card) => this.#line(card, job)));
     if (job !== this.#job) return;
     views.strip.showRange(now.extent);
     views.showStep();
@@ -343,7 +343,7 @@ export class Loader {
     if (meta === null || group === null || metric === undefined || (shows === this.#tableShows && !anew)) return;
     const query = { run, metric: metric.name, phase, columns: TREND_COLUMNS, reduce: "extreme", range };
     const [moment, trend] = await Promise.all([
-      fetchMoment(run, currentStep, wantedMetrics(group, held), phase),
+      this.#moment(wantedMetrics(group, held)),
       anew ? this.#series(query) : null,
     ]);
     if (job !== this.#job) return;
@@ -353,6 +353,12 @@ export class Loader {
     if (job !== this.#job) return;
     if (trend !== null) table.showTrend(trend, metric.scale === "log");
     table.show(group, moment);
+  }
+
+  #moment(metrics: readonly string[]): Promise<Moment> {
+    const { run, currentStep, phase } = this.now;
+    const key = JSON.stringify([run, currentStep, phase, metrics]);
+    return this.#moments.get(key, () => fetchMoment(run, currentStep, metrics, phase));
   }
 
   /** What is left of the gradient by depth, at the chosen step. */
@@ -370,10 +376,7 @@ export class Loader {
       reduce: "mean",
       range: now.range,
     };
-    const [moment, earlier] = await Promise.all([
-      fetchMoment(now.run, now.currentStep, [FROM_LOSS], now.phase),
-      anew ? this.#series(query) : null,
-    ]);
+    const [moment, earlier] = await Promise.all([this.#moment([FROM_LOSS]), anew ? this.#series(query) : null]);
     const found = moment.metrics[FROM_LOSS];
     if (job !== this.#job || found === undefined) return;
     if (earlier !== null) losing.showEarlier(earlier);

@@ -1,6 +1,7 @@
 // The first page where there is more than one run: a table of all, and below it the runs that were chosen in it.
-import { fetchMeta, fetchOverview, fetchSeries, type RunMeta, type RunMetric } from "./api";
+import { fetchMeta, fetchOverview, fetchSeries, type RunMeta, type RunMetric, type RunSummary } from "./api";
 import { el } from "./dom";
+import type { Overview } from "./model/overview";
 import { multipleOf } from "./model/multiples";
 import { Multiples } from "./views/multiples";
 import { OverviewTable } from "./views/overview";
@@ -12,6 +13,8 @@ export interface OverviewPageEvents {
   changed(): void;
 }
 
+/** Milliseconds until a table with what is known is worth more than to wait for all of it. */
+export const [SOON, PATIENCE] = [200, 1000];
 const COLUMNS = 260;
 
 export class OverviewPage {
@@ -22,6 +25,7 @@ export class OverviewPage {
   #version = "";
   #metas = new Map<string, Promise<RunMeta>>();
   #job = 0;
+  #asked = 0;
 
   constructor(private readonly events: OverviewPageEvents) {
     this.#table = new OverviewTable({
@@ -39,10 +43,17 @@ export class OverviewPage {
     this.root = el("main", { class: "overview" }, this.#table.root, this.#multiples.root);
   }
 
-  /** Loads the table anew where any run has something new. */
-  async refresh(versions: string): Promise<void> {
+  /** Shows the table that was answered just now, or loads it anew where any run has something new. */
+  async refresh(runs: readonly RunSummary[], answered: Overview | null): Promise<void> {
+    const versions = runs.map(({ run, version }) => `${run} ${version}`).join("\n");
     if (versions === this.#version) return;
-    const overview = await fetchOverview();
+    const job = ++this.#asked;
+    let overview = answered ?? (await fetchOverview(PATIENCE));
+    while (overview.pending && job === this.#asked) {
+      this.#table.show(overview, this.chosen);
+      overview = await fetchOverview(PATIENCE);
+    }
+    if (job !== this.#asked) return;
     this.#version = versions;
     this.#metas.clear();
     const there = new Set(overview.runs.map(({ run }) => run));

@@ -1,5 +1,5 @@
 // What a hand does on the page, turned into what is chosen and shown; the views never talk to each other.
-import { fetchAround, fetchRuns } from "./api";
+import { fetchAround, fetchOverview, fetchRuns } from "./api";
 import { Choice } from "./choice";
 import { afterFrame, el } from "./dom";
 import { hostHash, isVisible, saveState, watchSize } from "./host";
@@ -8,7 +8,7 @@ import { parseHash, type Mode } from "./model/url";
 import { metricFor, type Issue } from "./model/verdict";
 import { panBy, zoomBy, type Range } from "./model/zoom";
 import { PIN_COLOURS } from "./style";
-import { OverviewPage } from "./overview";
+import { OverviewPage, SOON } from "./overview";
 import { ArchitectureView } from "./views/architecture";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
@@ -178,12 +178,15 @@ export class Panel {
   /** Looks for runs and new steps; one small request when there is nothing new. */
   async refresh(): Promise<void> {
     await this.#loader.guard(async () => {
-      const runs = await fetchRuns();
+      // Without a run to open, the first answer is the table of all of them: the list of runs is a part of it.
+      const none = this.#now.run === "" && this.#now.runs.length === 0;
+      const overview = none ? await fetchOverview(SOON) : null;
+      const runs = overview === null || overview.runs.length < overview.total ? await fetchRuns() : overview.runs;
       const first = this.#now.run === "" && runs.length > 1;
       if (first || this.#overviewShown) {
         this.#showOverview(true);
         this.#now.runs = runs;
-        return this.#overview.refresh(runs.map(({ run, version }) => `${run} ${version}`).join("\n"));
+        return this.#overview.refresh(runs, overview);
       }
       const wanted = this.#now.missing || this.#now.run;
       const found = runs.find(({ run }) => run === wanted);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { definedAt, inModelOrder, partsOf, sourceOf, type Module } from "../src/model/architecture";
+import { inModelOrder, partsOf, placesIn, placesOf, saidOf, type Module } from "../src/model/architecture";
 import { against, axesOf, type Multiple } from "../src/model/multiples";
 import { arrangeRuns, columnsOf, type OverviewRun } from "../src/model/overview";
 
@@ -44,13 +44,13 @@ test("parts stand in the order of their calls; a list that is never called stand
   );
 });
 
-test("a parameter is defined where its module is", () => {
-  const modules = [moduleOf("", null, 0), moduleOf("head", 0, 1, 7)];
-  assert.deepEqual([definedAt(modules, "head.weight"), definedAt(modules, "tail")], ["net.py:7", ""]);
-  assert.equal(
-    sourceOf({ ...moduleOf("", null, 0), file: "/home/me/.venv/lib/site-packages/torch/nn/linear.py", line: 53 }),
-    "torch/nn/linear.py:53",
-  );
+test("a parameter is called and defined where its module is", () => {
+  const head = { ...moduleOf("head", 0, 1, 7), call_file: "train.py", call_line: 40 };
+  const modules = [moduleOf("", null, 0), head];
+  assert.deepEqual(saidOf(placesIn(modules, "head.weight")), ["called at train.py:40", "class at net.py:7"]);
+  assert.deepEqual(saidOf(placesIn(modules, "tail")), []);
+  const library = { ...moduleOf("", null, 0), file: "/home/me/.venv/lib/site-packages/torch/nn/linear.py", line: 53 };
+  assert.deepEqual(placesOf(library), { called: "", defined: "torch/nn/linear.py:53" });
 });
 
 function run(name: string, last: number, more: Partial<OverviewRun> = {}): OverviewRun {

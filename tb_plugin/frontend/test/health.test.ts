@@ -190,6 +190,10 @@ test("ok stands only where the numbers are fine: within their thresholds, and wh
   assert.deepEqual(judged([]), ["ok", "outside", "ok"]);
   const fading: Issue = { ...ISSUE, issue_type: "VANISHING", layer: "", layers: [""], value: 1e-6, threshold: 1e-4 };
   assert.deepEqual(judged([fading]), ["outside", "outside", "ok"]);
+  // While it holds for one layer, another at which less arrives is not called fine.
+  metrics["block.gradient_norm"].values = [0.5, 0.9, 1];
+  assert.deepEqual(judged([fading]), ["ok", "outside", "ok"]);
+  assert.deepEqual(judged([{ ...fading, layers: ["h.1"] }]), ["outside", "VANISHING", "ok"]);
   assert.deepEqual(
     rowsOf(BLOCKS, { step: 7, metrics: { "block.gradient_norm": metrics["block.gradient_norm"] } }, [], []).map(
       verdictOf,

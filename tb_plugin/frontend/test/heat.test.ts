@@ -60,6 +60,17 @@ test("a gain of 1 is white, less is blue, more is red", () => {
   assert.ok(Math.min(...(css(colourOf(scale, 1)).match(/\d+/g) ?? []).map(Number)) > 245);
 });
 
+test("in the dark a gain of 1 is dark, and what deviates is lighter on both sides", () => {
+  const scale = colourScale(GAIN, numbers([1]), true);
+  const light = (gain: number): number => Math.max(...(css(colourOf(scale, gain)).match(/\d+/g) ?? []).map(Number));
+  assert.ok(light(1) < 80);
+  for (const side of [
+    [1, 0.7, 0.4, 0.125],
+    [1, 1.4, 2.5, 8],
+  ])
+    assert.ok(side.every((gain, i) => i === 0 || light(gain) > light(side[i - 1] ?? 0)));
+});
+
 test("a bounded metric uses its bounds, an unbounded one its own range without outliers", () => {
   assert.deepEqual(
     [colourScale(SHARE, numbers([0.1]), false).low, colourScale(SHARE, numbers([0.1]), false).high],

@@ -14,6 +14,9 @@ export interface Module {
   /** Where its class is defined. */
   readonly file: string | null;
   readonly line: number | null;
+  /** Where it was called first; absent in older logs. */
+  readonly call_file?: string | null;
+  readonly call_line?: number | null;
   readonly block: boolean;
   readonly shared: string | null;
 }
@@ -52,21 +55,36 @@ export function partsOf(modules: readonly Module[]): readonly Part[] {
   return (children.get(null) ?? []).map((root) => build(root, ""));
 }
 
-/** Where the class of a module is defined, "" where there is no source; of a library only the path inside it. */
-export function sourceOf({ file, line }: Module): string {
-  return file === null
-    ? ""
-    : `${file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "")}${line === null ? "" : `:${line}`}`;
+/** Where a module is called, and where its class is defined, "" where that is not known. */
+export interface Places {
+  readonly called: string;
+  readonly defined: string;
 }
 
-/** Where the class of a layer is defined, "" where that is not known; a parameter belongs to the module before its last dot. */
-export function definedAt(modules: readonly Module[], layer: string): string {
+/** A file and a line, of a library only the path inside it; "" where there is no source. */
+function placeOf(file: string | null | undefined, line: number | null | undefined): string {
+  if (file === null || file === undefined) return "";
+  const near = file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, "");
+  return line === null || line === undefined ? near : `${near}:${line}`;
+}
+
+export function placesOf({ file, line, call_file, call_line }: Module): Places {
+  return { called: placeOf(call_file, call_line), defined: placeOf(file, line) };
+}
+
+/** The places of a layer; a parameter belongs to the module before its last dot. */
+export function placesIn(modules: readonly Module[], layer: string): Places {
   const byName = new Map(modules.map((module) => [module.name, module]));
-  for (let name = layer; ; name = name.slice(0, Math.max(0, name.lastIndexOf(".")))) {
+  for (let name = layer; name !== ""; name = name.slice(0, Math.max(0, name.lastIndexOf(".")))) {
     const found = byName.get(name);
-    if (found !== undefined && name !== "") return sourceOf(found);
-    if (name === "") return "";
+    if (found !== undefined) return placesOf(found);
   }
+  return { called: "", defined: "" };
+}
+
+/** Both places in words. */
+export function saidOf({ called, defined }: Places): readonly string[] {
+  return [called && `called at ${called}`, defined && `class at ${defined}`].filter(Boolean);
 }
 
 /** Layers and parameters in the order of the model, as far as it is known; the rest after them, as they came. */

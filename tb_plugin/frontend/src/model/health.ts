@@ -178,15 +178,14 @@ export function rowsOf(
   });
 }
 
-/** Of a vanishing gradient: the blocks at which less arrives than its threshold, accused by name or not. */
+/** Of a vanishing gradient: the blocks at which less arrives than its threshold, or no more than where it accuses. */
 function arrivals(norms: MetricMoment | undefined, issue: Issue | undefined): ReadonlyMap<string, number> {
   const found = new Map<string, number>();
   const last = toNumber(norms?.values.at(-1) ?? null);
-  const threshold = Number(issue?.threshold);
-  norms?.sites.forEach((site, i) => {
-    const share = toNumber(norms.values[i] ?? null) / last;
-    if (share < threshold) found.set(site, share);
-  });
+  const shares = new Map((norms?.sites ?? []).map((site, i) => [site, toNumber(norms?.values[i] ?? null) / last]));
+  const accused = (issue?.layers ?? []).map((layer) => shares.get(layer) ?? 0).filter(Number.isFinite);
+  const enough = Math.max(Number(issue?.threshold), ...accused);
+  for (const [site, share] of shares) if (share < enough) found.set(site, share);
   return found;
 }
 

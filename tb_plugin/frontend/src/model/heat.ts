@@ -51,8 +51,11 @@ export function paintHeat(
   const { columns, first } = series;
   const [fromColumn, toColumn] = [new Int32Array(width), new Int32Array(width)];
   const step = (x: number): number => range[0] + (x / width) * (range[1] - range[0]);
-  for (let x = 0; x < width; x++)
-    [fromColumn[x], toColumn[x]] = columnsBetween(first, step(x), step(x + 1)) as [number, number];
+  for (let x = 0; x < width; x++) {
+    const between = columnsBetween(first, step(x), step(x + 1));
+    fromColumn[x] = between[0];
+    toColumn[x] = between[1];
+  }
   const [state, best, shown] = [new Uint8Array(width), new Float64Array(width), new Float64Array(width)];
   // What lies between these is not further out than what is shown; nothing lies between NaN.
   const [least, most] = [new Float64Array(width), new Float64Array(width)];
@@ -68,8 +71,12 @@ export function paintHeat(
     }
     const out = outness(value);
     if (now === VALUE && out <= (best[x] ?? 0)) return;
-    [state[x], best[x], shown[x]] = [VALUE, out, value];
-    [least[x], most[x]] = bounds(out) as [number, number];
+    state[x] = VALUE;
+    best[x] = out;
+    shown[x] = value;
+    const ends = bounds(out);
+    least[x] = ends[0];
+    most[x] = ends[1];
   };
   const collect = (site: number): void => {
     const row = site * columns;
@@ -81,6 +88,31 @@ export function paintHeat(
       }
     }
   };
+  // Most pixels show one reading, or the same as the pixel before: nothing has to be compared for these.
+  const paintOne = (site: number): void => {
+    const row = site * columns;
+    for (let x = 0; x < width; x++) {
+      const from = fromColumn[x] ?? 0;
+      const to = toColumn[x] ?? -1;
+      if (x > 0 && from === fromColumn[x - 1] && to === toColumn[x - 1]) {
+        state[x] = state[x - 1] ?? UNREAD;
+        shown[x] = shown[x - 1] ?? NaN;
+        line[x] = line[x - 1] ?? 0;
+        continue;
+      }
+      if (from === to && from >= 0) {
+        const code = bits[row + from] ?? 0;
+        const finite = (code & 0x7f800000) !== 0x7f800000;
+        state[x] = finite ? VALUE : cellKind(code) === "missing" ? MISSING : BROKEN;
+        shown[x] = values[row + from] ?? NaN;
+      } else for (let c = Math.max(0, from); c <= to; c++) consider(x, row + c, values[row + c] ?? NaN);
+      line[x] = wordAt(x);
+    }
+  };
+  const wordAt = (x: number): number => {
+    const now = state[x] ?? UNREAD;
+    return now === VALUE ? colourOf(scale, shown[x] ?? 0) : now === MISSING ? colours.missing : colours.empty;
+  };
   let [before, until] = [-1, -1];
   const line = new Uint32Array(width);
   for (let y = 0; y < height; y++) {
@@ -89,13 +121,14 @@ export function paintHeat(
       [before, until] = [from, to];
       state.fill(UNREAD);
       least.fill(NaN);
-      for (let row = from; row < to; row++) {
-        const part = depth.rows[row];
-        for (let site = part?.from ?? 0; site < (part?.to ?? 0); site++) collect(site);
-      }
-      for (let x = 0; x < width; x++) {
-        const now = state[x] ?? UNREAD;
-        line[x] = now === VALUE ? colourOf(scale, shown[x] ?? 0) : now === MISSING ? colours.missing : colours.empty;
+      const only = to - from === 1 ? depth.rows[from] : undefined;
+      if (only !== undefined && only.to - only.from === 1) paintOne(only.from);
+      else {
+        for (let row = from; row < to; row++) {
+          const part = depth.rows[row];
+          for (let site = part?.from ?? 0; site < (part?.to ?? 0); site++) collect(site);
+        }
+        for (let x = 0; x < width; x++) line[x] = wordAt(x);
       }
     }
     const at = y * width;

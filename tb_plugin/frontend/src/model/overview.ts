@@ -8,9 +8,13 @@ export type Hyperparameter = number | string | boolean;
 
 /** One run in the answer of /overview. */
 export interface OverviewRun extends RunSummary {
+  /** Whether nothing but its name is known yet. */
+  readonly pending?: boolean;
   readonly model?: string | null;
   readonly parameters?: number | null;
   readonly issues: { readonly open: number; readonly healed: number; readonly ended: number };
+  /** Open issues that no other explains; absent in a page that was kept earlier. */
+  readonly problems?: number;
   readonly verdict: {
     readonly issue_type: IssueType;
     readonly severity: Severity;
@@ -24,6 +28,8 @@ export interface OverviewRun extends RunSummary {
 
 export interface Overview {
   readonly total: number;
+  /** How many runs were not looked at yet; absent where all were. */
+  readonly pending?: number;
   readonly runs: readonly OverviewRun[];
 }
 
@@ -69,6 +75,10 @@ export function columnsOf(runs: readonly OverviewRun[]): readonly OverviewColumn
   ];
 }
 
+export function problemsOf({ problems, issues }: OverviewRun): number {
+  return problems ?? issues.open;
+}
+
 /** Whether the last loss of a run is NaN or infinite. */
 export function hasBrokenLoss({ trend }: OverviewRun): boolean {
   const last = trend.at(-1);
@@ -83,9 +93,11 @@ export function valueIn(run: OverviewRun, key: string): number | string | null {
   }
   switch (key) {
     case "verdict":
-      return run.verdict === null
-        ? 0
-        : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, run.issues.open);
+      return run.pending
+        ? null
+        : run.verdict === null
+          ? 0
+          : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, problemsOf(run));
     case "layer":
       return run.verdict?.layer ?? null;
     case "first":
@@ -125,7 +137,13 @@ export function arrangeRuns(
 
 function textOf(run: OverviewRun): string {
   const parameters = Object.entries(run.hyperparameters).map(([name, value]) => `${name}=${value}`);
-  return [run.run, run.model ?? "", run.verdict?.issue_type ?? "healthy", run.verdict?.layer ?? "", ...parameters]
+  return [
+    run.run,
+    run.model ?? "",
+    run.verdict?.issue_type ?? (run.pending ? "" : "healthy"),
+    run.verdict?.layer ?? "",
+    ...parameters,
+  ]
     .join(" ")
     .toLowerCase();
 }

@@ -1,7 +1,7 @@
 // The model as a picture: boxes in the order of their calls, coloured by the metric on the map at the chosen step.
 import { el, setText } from "../dom";
 import { formatCount } from "../model/format";
-import { partsOf, sourceOf, type Module, type Part } from "../model/architecture";
+import { partsOf, placesOf, saidOf, type Module, type Part } from "../model/architecture";
 import type { Shade } from "../model/shade";
 import { pinColour } from "../style";
 
@@ -67,11 +67,11 @@ export class ArchitectureView {
 
   #part({ module, label, called, inner }: Part, open: boolean): HTMLElement {
     const { kind, parameters, calls, shared } = module;
-    const where = sourceOf(module);
+    const places = saidOf(placesOf(module));
     const facts = [
       module.name,
       `${kind}${parameters > 0 ? `, ${formatCount(parameters)} parameters` : ""}`,
-      where,
+      ...places,
       calls !== null && calls > 1 ? `called ${calls} times` : "",
       shared === null ? "" : `the same module as ${shared}`,
     ];
@@ -83,7 +83,13 @@ export class ArchitectureView {
     });
     name.addEventListener("click", () => this.pick(module.name));
     const value = el("span", { class: "value" });
-    const head = el("span", { class: "head" }, name, el("span", { class: "kind", text: kind, title: where }), value);
+    const head = el(
+      "span",
+      { class: "head" },
+      name,
+      el("span", { class: "kind", text: kind, title: places.join("\n") }),
+      value,
+    );
     const box = el("div", { class: `part${!called ? " uncalled" : ""}`, attrs: { "data-name": module.name } }, head);
     this.#boxes.push({ module, box, value, name });
     if (inner.length > 0) {

@@ -254,7 +254,7 @@ export class MapView {
     const column = columnAt(series.first, step);
     this.#profile.paint(view, column, spec.marks, this.#height);
     placeTicks(this.#caption, this.#profile.width, this.#profile.ticks);
-    setText(this.#caption.children[1] ?? this.#caption, `${spec.title} at step ${stepsOf(series, column)}`);
+    setText(this.#caption.children[1] ?? this.#caption, `step ${stepsOf(series, column)}: ${spec.title}`);
   }
 
   /** Shows what is pointed at in another view: a step, and a site where this map has it. */

@@ -8,6 +8,7 @@ import {
   columnsOf,
   hasBrokenLoss,
   PARAMETER,
+  problemsOf,
   valueIn,
   type Overview,
   type OverviewColumn,
@@ -15,6 +16,7 @@ import {
 } from "../model/overview";
 import { downloadMenu } from "./download";
 import { runLabel } from "./header";
+import { RowWindow } from "./window";
 
 export interface OverviewEvents {
   open(run: string): void;
@@ -22,7 +24,7 @@ export interface OverviewEvents {
   chosen(runs: readonly string[]): void;
 }
 
-const [SPARK_WIDTH, SPARK_HEIGHT] = [110, 22];
+const [SPARK_WIDTH, SPARK_HEIGHT, LINE] = [110, 22, 32];
 
 export class OverviewTable {
   readonly #filter = el("input", {
@@ -51,6 +53,21 @@ export class OverviewTable {
     ),
     this.#scroll,
   );
+  readonly #window = new RowWindow<OverviewRun>(
+    this.#scroll,
+    this.#body,
+    LINE,
+    () => Math.max(320, window.innerHeight - 190),
+    {
+      key: (run) =>
+        `${run.run}\n${run.version}\n${run.pending ?? ""}\n${this.#columns.map(({ key }) => key).join("\n")}`,
+      make: (run) => this.#row(run),
+      update: (row, { run }) => {
+        const box = row.querySelector("input");
+        if (box !== null) box.checked = this.#chosen.includes(run);
+      },
+    },
+  );
   #overview: Overview = { total: 0, runs: [] };
   #columns: readonly OverviewColumn[] = [];
   #shown: readonly OverviewRun[] = [];
@@ -64,7 +81,7 @@ export class OverviewTable {
 
   show(overview: Overview, chosen: readonly string[]): void {
     [this.#overview, this.#chosen, this.#columns] = [overview, chosen, columnsOf(overview.runs)];
-    this.#table.style.setProperty("--n", String(this.#columns.length));
+    this.#table.style.setProperty("--n", String(this.#columns.filter(({ key }) => key.startsWith(PARAMETER)).length));
     this.#draw();
   }
 
@@ -72,7 +89,7 @@ export class OverviewTable {
     const columns = this.#columns.filter(({ key }) => key !== "trend");
     const word = (run: OverviewRun, key: string): string | number | null =>
       key === "verdict"
-        ? (run.verdict?.issue_type ?? (hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
+        ? (run.verdict?.issue_type ?? (run.pending ? null : hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
         : valueIn(run, key);
     return [columns.map(({ title }) => title), ...this.#shown.map((run) => columns.map(({ key }) => word(run, key)))];
   }
@@ -87,19 +104,11 @@ export class OverviewTable {
         : `${formatStep(runs.length)} runs`,
     ];
     if (total > runs.length) parts.push(`the last written of ${formatStep(total)}`);
+    if (this.#overview.pending) parts.push(`reading ${formatStep(this.#overview.pending)} of them`);
     if (damaged > 0) parts.push(`${formatStep(damaged)} damaged records left out`);
     setText(this.#note, parts.join("; "));
     this.#drawHeads();
-    keepChildren(
-      this.#body,
-      this.#shown,
-      (run) => `${run.run}\n${run.version}\n${this.#columns.map(({ key }) => key).join("\n")}`,
-      (run) => this.#row(run),
-      (row, { run }) => {
-        const box = row.querySelector("input");
-        if (box !== null) box.checked = this.#chosen.includes(run);
-      },
-    );
+    this.#window.show(this.#shown);
   }
 
   #drawHeads(): void {
@@ -156,21 +165,23 @@ export class OverviewTable {
       button.addEventListener("click", () => this.events.open(run.run));
       cell.append(button);
     } else if (key === "verdict") {
-      const { open } = run.issues;
+      const count = problemsOf(run);
       cell.append(
-        run.verdict === null && hasBrokenLoss(run)
-          ? el("span", { class: "off", text: "loss is NaN or Inf" })
-          : run.verdict === null
-            ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
-            : el("span", {
-                class: `badge sev-${run.verdict.severity}`,
-                text: run.verdict.issue_type,
-                title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
-              }),
+        run.pending
+          ? el("span", { class: "more", text: "\u2026", title: "not read yet" })
+          : run.verdict === null && hasBrokenLoss(run)
+            ? el("span", { class: "off", text: "loss is NaN or Inf" })
+            : run.verdict === null
+              ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
+              : el("span", {
+                  class: `badge sev-${run.verdict.severity}`,
+                  text: run.verdict.issue_type,
+                  title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
+                }),
       );
-      if (open > 1)
+      if (count > 1)
         cell.append(
-          el("span", { class: "more", text: ` +${formatStep(open - 1)}`, title: `${formatStep(open)} open issues` }),
+          el("span", { class: "more", text: ` +${formatStep(count - 1)}`, title: `${formatStep(count)} problems` }),
         );
     } else if (key === "trend") {
       const path = svg("path", { d: trendOf(run) });

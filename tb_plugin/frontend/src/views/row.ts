@@ -24,6 +24,7 @@ export class TableRow {
   readonly root: HTMLTableRowElement;
   #cells: readonly HTMLElement[] = [];
   #trend: Trend | null = null;
+  #pin = NaN;
 
   constructor(readonly site: string) {
     const name = siteText(site);
@@ -48,7 +49,7 @@ export class TableRow {
         this.#verdict,
         "off",
         `\u00d7${threeDigits(arrives)} arrives`,
-        "So much of the gradient at the last block arrives here: less than the threshold of the open issue",
+        "So much of the gradient at the last block arrives here: less than the threshold of the open issue, or than at a layer that it names",
       );
     else
       set(
@@ -72,6 +73,8 @@ export class TableRow {
 
   /** Marks the row as pinned; -1 for one that is not. */
   mark(pin: number): void {
+    if (pin === this.#pin) return;
+    this.#pin = pin;
     this.#name.setAttribute("aria-pressed", String(pin >= 0));
     this.root.style.boxShadow = pin >= 0 ? `inset 4px 0 ${pinColour(pin)}` : "";
   }

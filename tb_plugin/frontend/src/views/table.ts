@@ -19,6 +19,7 @@ import type { Series } from "../model/series";
 import type { Issue } from "../model/verdict";
 import { downloadMenu } from "./download";
 import { TableRow, type Trend } from "./row";
+import { RowWindow } from "./window";
 
 export interface TableEvents {
   /** Another kind of rows was chosen. */
@@ -26,7 +27,7 @@ export interface TableEvents {
   pin(site: string, metric: string): void;
 }
 
-const [MOST_ROWS, LINE, HEAD, TALLEST] = [500, 27, 29, 460];
+const [LINE, HEAD, TALLEST, MANY] = [27, 29, 460, 100];
 const NAMED: readonly { readonly key: SortKey; readonly title: string }[] = [
   { key: "site", title: "layer" },
   { key: "verdict", title: "verdict" },
@@ -62,7 +63,13 @@ export class HealthTable {
   #issues: readonly Issue[] = [];
   #pins: readonly string[] = [];
   #rows: readonly Row[] = [];
-  #shownRows: ReadonlyMap<string, TableRow> = new Map();
+  /** The rows in view, by the element they are. */
+  readonly #lines = new WeakMap<Element, TableRow>();
+  readonly #window = new RowWindow<Row>(this.#scroll, this.#body, LINE, () => TALLEST, {
+    key: ({ site }) => site,
+    make: ({ site }) => this.#row(site).root,
+    update: (root, row) => this.#lines.get(root)?.show(row, this.#columns, this.#trend),
+  });
   #sort: SortKey = "verdict";
   #falling = true;
   #run = "";
@@ -109,9 +116,11 @@ export class HealthTable {
   }
 
   showPins(pins: readonly string[]): void {
-    const concerned = new Set([...this.#pins, ...pins]);
     this.#pins = pins;
-    for (const site of concerned) this.#shownRows.get(site)?.mark(pins.indexOf(site));
+    for (const root of this.#body.children) {
+      const line = this.#lines.get(root);
+      line?.mark(pins.indexOf(line.site));
+    }
   }
 
   /** Heads and rows as they stand. */
@@ -136,24 +145,14 @@ export class HealthTable {
 
   #draw(): void {
     this.#drawHeads();
-    const rows = this.#arranged;
-    const left =
-      rows.length > MOST_ROWS ? `first ${MOST_ROWS} of ${formatStep(rows.length)} rows, filter to see others; ` : "";
     const coarse =
       this.#moment?.coarse === undefined ? "" : `, extreme of up to ${formatStep(this.#moment.coarse)} steps`;
-    setText(this.#note, this.#moment === null ? "" : `${left}at step ${formatStep(this.#moment.step)}${coarse}`);
-    this.#table.style.setProperty("--n", String(this.#columns.length));
-    const lines = rows
-      .slice(0, MOST_ROWS)
-      .map((row) => ({ row, line: this.#shownRows.get(row.site) ?? this.#row(row.site) }));
-    this.#shownRows = new Map(lines.map(({ line }) => [line.site, line]));
-    keepChildren(
-      this.#body,
-      lines,
-      ({ line }) => line.site,
-      ({ line }) => line.root,
-      (_, { row, line }) => line.show(row, this.#columns, this.#trend),
-    );
+    const rows = this.#arranged;
+    const some = rows.length === this.#rows.length ? "" : `${formatStep(rows.length)} of `;
+    const count = this.#rows.length > MANY ? `${some}${formatStep(this.#rows.length)} rows, ` : "";
+    setText(this.#note, this.#moment === null ? "" : `${count}at step ${formatStep(this.#moment.step)}${coarse}`);
+    this.#table.style.setProperty("--n", String(Math.max(1, this.#columns.length)));
+    this.#window.show(rows);
   }
 
   #drawHeads(): void {
@@ -177,6 +176,7 @@ export class HealthTable {
 
   #row(site: string): TableRow {
     const row = new TableRow(site);
+    this.#lines.set(row.root, row);
     row.mark(this.#pins.indexOf(site));
     row.root.addEventListener("click", () => this.events.pin(site, this.#metricOf(site)));
     return row;

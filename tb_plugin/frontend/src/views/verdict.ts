@@ -5,6 +5,7 @@ import { formatNumber, formatStep, threeDigits } from "../model/format";
 import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, lastReading, type Series } from "../model/series";
+import { saidOf, type Places } from "../model/architecture";
 import { isProblem, issueKey, verdict, where, whereIn, type Issue } from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
@@ -48,8 +49,8 @@ export class VerdictView {
   readonly #past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
   readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
   #courses: Courses = new Map();
-  /** Where the class of a layer is defined. */
-  #defined: (layer: string) => string = () => "";
+  /** Where a layer is called, and where its class is defined. */
+  #places: (layer: string) => Places = () => ({ called: "", defined: "" });
 
   /** `around` shows the readings before and after the step at which an issue began. */
   constructor(
@@ -67,13 +68,8 @@ export class VerdictView {
     this.#pastBox.hidden = this.#moreBox.hidden = true;
   }
 
-  show(
-    issues: readonly Issue[],
-    { last, lost, loss }: RunMeta,
-    open: number,
-    defined: (layer: string) => string,
-  ): void {
-    this.#defined = defined;
+  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number, places: (layer: string) => Places): void {
+    this.#places = places;
     const said = verdict(issues, last, lost, open);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
@@ -159,13 +155,13 @@ export class VerdictView {
     });
     closer.addEventListener("click", () => this.around(head));
     card.append(closer);
-    const source = this.#defined(head.layer);
-    if (source !== "")
+    const places = saidOf(this.#places(head.layer));
+    if (places.length > 0)
       card.append(
         el("span", {
           class: "source mono",
-          text: source,
-          title: `${head.layer} is defined at ${source}`,
+          text: places.join(", "),
+          title: `${head.layer}: ${places.join(", ")}`,
           attrs: { "data-part": "source" },
         }),
       );
