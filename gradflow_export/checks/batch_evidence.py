@@ -25,6 +25,7 @@ from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.metrics.constants import PICKED
 from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 
 ROWS = 256
@@ -143,7 +144,7 @@ class InputTap:
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens,
-            own=layers.own and not layers.foreign and written is None,
+            own=layers.own and not layers.foreign,
             whole=whole,
             summed=term.summed,
             count=count,
@@ -186,7 +187,7 @@ def _pair(term: Term) -> tuple[int, list[Tensor]]:
     if term.predictions is None or term.targets is None or not term.predictions.numel():
         return 0, []
     predictions, targets = local(term.predictions), local(term.targets)
-    if term.kind == "classes":
+    if term.kind in PICKED:
         return _classes(term, predictions, targets)
     if predictions.shape != targets.shape:
         return 0, []
@@ -213,7 +214,11 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         else:
             term.mistakes[RELU_BEFORE_CE] = float((_rows(result).gather(1, index[:, None]) == 0).double().mean())
     # The function that training calls too: one that it does not brings in a quarter of a megabyte of torch's code.
-    picked = -functional.nll_loss(scores, index, reduction="none")
+    if term.kind == "margin":
+        margins = functional.multi_margin_loss(scores.float(), index, reduction="none")
+        picked = -scores.shape[1] * margins
+    else:
+        picked = -functional.nll_loss(scores, index, reduction="none")
     chosen = torch.where(counts, picked.to(torch.float32), math.nan)
     return targets.numel(), [chosen[:, None], y[:, None]]
 
@@ -247,7 +252,7 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
 
 def _answers(term: Term) -> bool:
     """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
-    return term.kind == "classes" or (term.targets is not None and term.targets.numel() == len(term.targets))
+    return term.kind in PICKED or (term.targets is not None and term.targets.numel() == len(term.targets))
 
 
 def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
