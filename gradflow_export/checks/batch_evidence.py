@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layers_behind
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
+from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.redundant_layers import Pair, pairs_of
 from gradflow_export.checks.target_reader import by_hand, same_words
@@ -109,7 +110,7 @@ class InputTap:
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)
-                self._take(term, layers, pairs, whole=whole)
+                self._take(term, layers, pairs, whole=whole, alone=_is_alone(root.grad_fn, term.node))
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -120,7 +121,7 @@ class InputTap:
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
-    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool) -> None:
+    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, alone: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
@@ -144,7 +145,7 @@ class InputTap:
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens,
-            own=layers.own and not layers.foreign,
+            own=layers.own and not layers.foreign and (written is None or alone),
             whole=whole,
             summed=term.summed,
             count=count,
@@ -180,6 +181,13 @@ class InputTap:
             self._out.append(
                 ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
             )
+
+
+def _is_alone(node: Any, term: Any) -> bool:
+    """Whether a loss is one term, averaged or scaled: what was written out beside others may be a condition."""
+    while node is not term and len(sources(node)) == 1:
+        node = sources(node)[0]
+    return node is term
 
 
 def _pair(term: Term) -> tuple[int, list[Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.layer_graph import FirstLayer
 from gradflow_export.autograd_graph.loss_graph import Node, Term
 from gradflow_export.autograd_graph.loss_shape import adds_bias
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
 
@@ -63,8 +63,6 @@ def by_hand(term: Term) -> tuple[Tensor, Tensor] | None:
     """
     difference, apart = saved(term.node, "self"), below(term.node)
     if difference is None or kind_of(apart) != Op.SUB or getattr(apart, "_saved_alpha", 1) != 1:
-        return None
-    if is_variant(apart, Op.SUB, 1):  # a plain number is no target of each sample
         return None
     turned = below(apart) is None
     out = _given_out(below(apart, int(turned)))

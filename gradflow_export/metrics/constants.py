@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["classes", "margin", "soft", "binary", "squared", "absolute", "huber"]
 PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
 """Losses of which targets are numbers of classes."""
+MOST_FALLS = 8
+"""Places at which the scores of the best constant answer to a margin loss may fall."""
 
 
 def constant_loss(kind: Kind, targets: Floats) -> float:
@@ -20,8 +23,8 @@ def constant_loss(kind: Kind, targets: Floats) -> float:
 
     Args:
         kind: ``"classes"``: cross-entropy, one column of class numbers. ``"margin"``: what other classes come nearer
-            than 1 to the right one, summed up, one column of class numbers; the least of those that raise some classes by 1, above the least
-            of all by less than a tenth. ``"soft"``: cross-entropy with class
+            than 1 to the right one, summed up, one column of class numbers.
+            ``"soft"``: cross-entropy with class
             probabilities. ``"binary"``: binary cross-entropy. ``"squared"``, ``"absolute"``: distances. ``"huber"``:
             with a width of 1; the loss at the median, which is above the least by less than a tenth.
         targets: Shape: ``[n, outputs]``.
@@ -33,9 +36,7 @@ def constant_loss(kind: Kind, targets: Floats) -> float:
         _, counts = np.unique(targets[:, 0], return_counts=True)
         return _entropy(counts / counts.sum())
     if kind == "margin":
-        # Raised by 1 are the most frequent classes: each costs 1 where it is not the answer, and saves all where it is.
-        shares = np.sort(np.unique(targets[:, 0], return_counts=True)[1] / len(targets))[::-1]
-        return float((np.arange(len(shares)) + len(shares) * (1.0 - shares.cumsum())).min())
+        return _margin(np.sort(np.unique(targets[:, 0], return_counts=True)[1] / len(targets))[::-1])
     mean = targets.mean(axis=0)
     if kind == "soft":
         return _entropy(mean)
@@ -77,3 +78,17 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
 def _entropy(shares: Floats) -> float:
     positive = shares[shares > 0]
     return float(-(positive * np.log(positive)).sum())
+
+
+def _margin(shares: Floats) -> float:
+    """Return the least margin loss of one score for each class, the most frequent first.
+
+    The best scores are whole numbers that fall by 0 or 1 from a class to the next. Of many classes they may fall at
+    ``MOST_FALLS`` places only, so that what is told may lie a little above the least.
+    """
+    count = len(shares)
+    places = np.unique(np.geomspace(1.0, max(count - 1.0, 1.0), MOST_FALLS).round()) if count > 1 else np.zeros(0)
+    before = np.arange(count)[None, :] < places[:, None]
+    falls = np.array(list(itertools.product((0.0, 1.0), repeat=len(places))))
+    scores = falls @ before
+    return min(float(shares @ np.maximum(1.0 - s[:, None] + s[None, :], 0.0).sum(axis=1)) for s in scores) - 1.0

@@ -83,7 +83,7 @@ def test_a_weighted_likelihood_is_no_cross_entropy():
 
 @pytest.mark.parametrize("classes_", [2, 3, 7])
 def test_the_best_constant_answer_to_a_margin_loss_is_the_least(classes_):
-    """Scores that are the same for all samples have no margin loss that is lower by a tenth than what is told."""
+    """No scores that are the same for all samples have a lower margin loss than the constant that is told."""
     torch.manual_seed(classes_)
     y = torch.multinomial(torch.rand(classes_) ** 2, 400, replacement=True)
     y[:classes_] = torch.arange(classes_)
@@ -95,7 +95,7 @@ def test_the_best_constant_answer_to_a_margin_loss_is_the_least(classes_):
         loss.backward()
         optimizer.step()
         least = min(least, loss.item())
-    assert 0.99 * least <= constant_loss("margin", y[:, None].double().numpy()) <= 1.1 * least
+    assert constant_loss("margin", y[:, None].double().numpy()) == pytest.approx(least, rel=0.02)
 
 
 @pytest.mark.parametrize("loss", [F.multi_margin_loss, *PICKED.values()], ids=["margin", *PICKED])
@@ -114,14 +114,14 @@ def test_targets_are_judged_under_any_loss(loss):
 def test_equal_targets_of_a_difference_are_equal_but_for_rounding():
     """Targets known only as outputs less a difference are told to be all the same where they are."""
     torch.manual_seed(0)
-    exporter, _ = run(net(outputs=2), lambda out, y: ((out - y) ** 2).mean(), lambda: (torch.randn(48, 6), 0.3717))
-    assert [issue.issue_type for issue in exporter.issues] == []  # a number is no target of each sample
-    exporter, _ = run(
-        net(outputs=2),
-        lambda out, y: ((out - y) ** 2).mean(),
-        lambda: (torch.randn(48, 6), torch.full((48, 2), 0.3717)),
-    )
+
+    def data():
+        return torch.randn(48, 6), torch.full((48, 2), 0.3717)
+
+    exporter, _ = run(net(outputs=2), lambda out, y: ((out - y) ** 2).mean(), data)
     assert [issue.issue_type for issue in exporter.issues] == [IssueType.BAD_TARGETS]
+    condition = run(net(outputs=2), lambda out, y: ((out - y) ** 2).mean() + out.diff(dim=1).square().mean(), data)[0]
+    assert condition.issues == ()  # one term of several may ask for one number on purpose
 
 
 def test_an_activation_before_a_difference_bounds_it():
