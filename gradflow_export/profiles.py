@@ -24,6 +24,7 @@ from gradflow_export.checks.linear_layers import LinearLimit, NoBend
 from gradflow_export.checks.loss_accumulation import NestedLosses
 from gradflow_export.checks.not_learning import BatchForTime, NotLearning
 from gradflow_export.checks.reloads import Reloaded
+from gradflow_export.checks.same_batch import SameBatch
 from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradient
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.config import THRESHOLDS
@@ -49,6 +50,7 @@ from gradflow_export.rules.silent.wiring import NotTraining
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.taken_back import TakenBack
 from gradflow_export.rules.units import Dead, Saturated
+from gradflow_export.rules.weight_decay import WeightDecay
 
 Profile = Literal["robust", "seed"]
 PROFILES: tuple[Profile, ...] = ("robust", "seed")
@@ -104,6 +106,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         SortedTargets(),
         UnrelatedTargets(),
         CopiedTargets(),
+        SameBatch(),
         SeenAnswers(),
         CutOff(),
         RepeatedLayer(),
@@ -145,6 +148,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         NestedLosses(),
         WrongMode(),
         LearningRate(),
+        WeightDecay(),
         BadInit(),
         MemoryUsage(),
         MemoryLeak(),

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layers_behind
@@ -23,6 +25,7 @@ from gradflow_export.checks.target_reader import by_hand, same_words
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -60,11 +63,14 @@ class InputTap:
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
+        self._entered: dict[str, StorageWeakRef] = {}
+        self._sizes: frozenset[int] | None = None
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack gives up everything it holds."""
         stack = contextlib.ExitStack()
         stack.callback(self._remembered.clear)
+        stack.callback(self._entered.clear)
         stack.callback(self.forget)
         stack.callback(self.arm, on=False)
         return stack
@@ -121,6 +127,17 @@ class InputTap:
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
+    def _is_anew(self, first: FirstLayer, count: int) -> bool:
+        """Whether a small batch lies elsewhere than the last one, which is gone, and is no whole set of a loader."""
+        if first.entered is None or count > ROWS:
+            return False
+        before = self._entered.get(first.name)
+        storage = local(first.entered).untyped_storage()
+        self._entered[first.name] = StorageWeakRef(storage)
+        if self._sizes is None:
+            self._sizes = frozenset(map(_size_of, instances(DataLoader)))
+        return before is not None and bool(before.expired()) and count not in self._sizes
+
     def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, alone: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
@@ -150,6 +167,7 @@ class InputTap:
             summed=term.summed,
             count=count,
             answers=whole and not layers.foreign and _answers(term),
+            anew=first is not None and entered is not None and self._is_anew(first, len(entered)),
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -181,6 +199,14 @@ class InputTap:
             self._out.append(
                 ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
             )
+
+
+def _size_of(loader: DataLoader[Any]) -> int:
+    """Return how many samples a loader has; -1 where it does not know."""
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return -1
 
 
 def _is_alone(node: Any, term: Any) -> bool:

@@ -64,6 +64,7 @@ class Found:
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
+        anew: Whether the whole batch is here, and was drawn anew since the last reading.
     """
 
     kind: Kind | None = None
@@ -85,6 +86,7 @@ class Found:
     answers: bool = False
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
+    anew: bool = False
 
 
 class Remembered:
@@ -97,6 +99,7 @@ class Remembered:
         self._first: Floats | None = None
         self._varies = False
         self._signs: list[Floats] = []
+        self._batch, self._repeats = b"", 0
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the readings of one sample.
@@ -109,6 +112,9 @@ class Remembered:
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
         mistakes = dict(found.mistakes)
+        batch = np.delete(rows, np.s_[found.inputs : found.inputs + found.outputs], axis=1).tobytes()
+        self._repeats = self._repeats + 1 if found.anew and batch == self._batch else 0
+        self._batch = batch
         if found.kind is not None:
             predictions, targets = np.split(rows[:, found.inputs :], 2, axis=1)
             here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
@@ -131,6 +137,8 @@ class Remembered:
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
+        if found.inputs and len(x) > 1:
+            told["input.repeats"] = {found.input_site: float(self._repeats)}
         told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
 
