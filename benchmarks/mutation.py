@@ -29,7 +29,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from detection import wilson
@@ -41,7 +40,8 @@ from silent.common import located
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.records.issues import Severity
+from gradflow_export.records.causes import groups
+from gradflow_export.records.issues import Issue, Severity
 
 SEEDS, LEARNS, LOST = 5, 0.4, 0.05
 BY_NAME = {o.name: o for o in OPERATORS}
@@ -58,6 +58,7 @@ class Result:
         proven: Whether it learns in every seed; with a mistake, whether that harms.
         issues: Type, severity and sites of each issue of the watched run.
         seconds: CPU time of the watched run.
+        causes: Its issues of MEDIUM or worse that no other one explains.
     """
 
     number: int
@@ -66,9 +67,10 @@ class Result:
     proven: bool
     issues: tuple[tuple[str, int, tuple[str, ...]], ...]
     seconds: float
+    causes: int = 0
 
 
-def run(number: int, mistake: str, seed: int, watched: bool) -> tuple[float, tuple[Any, ...]] | None:
+def run(number: int, mistake: str, seed: int, watched: bool) -> tuple[float, tuple[Issue, ...]] | None:
     """Train one program; return its skill and issues, ``None`` where the mistake cannot be made in it."""
     p = parts(draw(number), seed, number)
     held_out = p.data.inputs[-TEST:].clone(), p.data.targets[-TEST:].clone()
@@ -81,8 +83,7 @@ def run(number: int, mistake: str, seed: int, watched: bool) -> tuple[float, tup
     with Exporter(p.model, backends=[MemoryWriter()], verbose=0) as exporter:
         exporter.watch()
         train(p)
-    issues = tuple((str(i.issue_type), int(i.severity), i.layers) for i in exporter.issues)
-    return score(p, held_out), issues
+    return score(p, held_out), tuple(exporter.issues)
 
 
 def harmful(healthy: Sequence[float], mutant: Sequence[float]) -> bool:
@@ -125,8 +126,10 @@ def measure(task: tuple[int, str, tuple[float, ...]]) -> Result | None:
     proven = harmful(healthy, scores) if mistake else True
     began = time.process_time()
     watched = run(number, mistake, number % SEEDS, watched=True)
-    issues = watched[1] if watched else ()
-    return Result(number, mistake, tuple(scores), proven, issues, time.process_time() - began)
+    seconds, issues = time.process_time() - began, watched[1] if watched else ()
+    told = tuple((str(i.issue_type), int(i.severity), i.layers) for i in issues)
+    causes = sum(group.head.severity >= Severity.MEDIUM for group in groups(issues))
+    return Result(number, mistake, tuple(scores), proven, told, seconds, causes)
 
 
 def stored(path: Path) -> dict[tuple[int, str], Result]:
@@ -203,8 +206,8 @@ def table(results: dict[tuple[int, str], Result], misses: bool) -> Iterator[str]
     for degree, name in ((False, "structure"), (True, "degree")):
         some = [verdicts[r.number, r.mistake] for r in harm if BY_NAME[r.mistake].degree is degree]
         yield f"| mistakes of {name}: right type | {share(sum(v[1] for v in some), len(some))} |"
-    issues = [len(serious(r)) for r in harm if serious(r)]
-    yield f"| issues of a program that is identified | {statistics.mean(issues):.2f} |" if issues else ""
+    causes = [r.causes for r in harm if serious(r)]
+    yield f"| causes told of a program that is identified | {statistics.mean(causes):.2f} |" if causes else ""
     yield ""
     yield "| operator | harmful of tried | identified | right | located |"
     yield "|---|---|---|---|---|"

@@ -2,7 +2,7 @@
 
 Makes a virtual environment for each pair of Python and torch below `--environments`, which takes several GB each and is
 kept for the next time, runs the unit, contract and loop tests there, and writes a table into `docs/versions.md`. The
-oldest release is the one that `pyproject.toml` declares, the newest the one that pip finds. `--python 3.13 --torch 2.13`
+oldest release is that which `pyproject.toml` declares, the newest that which pip finds. `--python 3.13 --torch 2.13`
 runs one pair again; the rows of the others stay. What pytest prints goes into `build/versions`.
 """
 

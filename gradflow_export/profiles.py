@@ -28,6 +28,7 @@ from gradflow_export.checks.parameters.left_frozen import LeftFrozen
 from gradflow_export.checks.parameters.not_training import NotTraining
 from gradflow_export.checks.reloads import Reloaded
 from gradflow_export.checks.repeated_layers import RepeatedLayer
+from gradflow_export.checks.same_batch import SameBatch
 from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradient
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.config import THRESHOLDS
@@ -50,6 +51,7 @@ from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.taken_back import TakenBack
 from gradflow_export.rules.units import Dead, Saturated
+from gradflow_export.rules.weight_decay import WeightDecay
 
 Profile = Literal["robust", "seed"]
 PROFILES: tuple[Profile, ...] = ("robust", "seed")
@@ -106,6 +108,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         SortedTargets(),
         UnrelatedTargets(),
         CopiedTargets(),
+        SameBatch(),
         SeenAnswers(),
         CutOff(),
         RepeatedLayer(),
@@ -147,6 +150,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         NestedLosses(),
         WrongMode(),
         LearningRate(),
+        WeightDecay(),
         BadInit(),
         MemoryUsage(),
         MemoryLeak(),

@@ -27,7 +27,8 @@ from gradflow_export.autograd_graph.loss_shape import (
     shape_of,
     twice,
 )
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, is_variant, kind_of, sources
+from gradflow_export.autograd_graph.picked_loss import picked_loss
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
 from gradflow_export.records.loss_mistakes import (
@@ -191,15 +192,17 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
     """
     found: list[Term] = []
     whole = True
-    waiting: deque[tuple[Node, float, bool]] = deque([(root.grad_fn, 1.0, False)])
+    waiting: deque[tuple[Node, float, bool, bool]] = deque([(root.grad_fn, 1.0, False, True)])
     seen: set[Node] = {root.grad_fn}
     while waiting and len(seen) < _NEAR:
-        node, sign, summed = waiting.popleft()
-        term = _special(node) or _term(node)
+        node, sign, summed, alike = waiting.popleft()
+        term = _special(node) or (_picked(node, sign) if alike else None) or _term(node)
         if term is not None:
             term.summed = summed
             # Logarithms of probabilities are summed up and turned round: there the sign is that of a loss.
-            if (sign > 0) == (term.kind == "soft" and PROBABILITIES_IN_KL not in term.mistakes):
+            if kind_of(node) not in _PICKS and (sign > 0) == (
+                term.kind == "soft" and PROBABILITIES_IN_KL not in term.mistakes
+            ):
                 term.mistakes[MAXIMISED] = 1.0
             found.append(term)
             continue
@@ -207,10 +210,24 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
             for index, source in enumerate(inputs(node)):
                 if source is not None and source not in seen:
                     seen.add(source)
-                    waiting.append((source, sign * sign_of(node, index), is_variant(node, Op.SUM, 0)))
+                    every = alike and (kind_of(node) not in {Op.DIV, Op.MUL} or by_number(node))
+                    waiting.append((source, sign * sign_of(node, index), is_variant(node, Op.SUM, 0), every))
         else:
             whole &= kind_of(node) in _PENALTIES
     return found, whole and not waiting
+
+
+def _picked(node: Node, sign: float) -> Term | None:
+    """Return a cross-entropy that was written out; what is picked to be made greater is a likelihood."""
+    found = picked_loss(node) if kind_of(node) == Op.SUB or sign < 0 else None
+    if found is None:
+        return None
+    binary, before = found.kind == "binary", kind_of(found.behind)
+    term = Term(found.kind, node, found.behind, found.predictions, found.targets, logits=binary)
+    if before in _BEFORE_CE:
+        mistake = (_BEFORE_BCE if binary else _BEFORE_CE)[before]
+        term.mistakes[mistake] = 1.0 if binary else _floor(mistake, found.predictions.shape[1])
+    return term
 
 
 def _term(node: Node) -> Term | None:
@@ -219,6 +236,10 @@ def _term(node: Node) -> Term | None:
         return _classes(node)
     if kind in {Op.BINARY_CROSS_ENTROPY, Op.BINARY_CROSS_ENTROPY_WITH_LOGITS}:
         return _binary(node, logits=kind.endswith("Logits"))
+    if kind == Op.MULTI_MARGIN_LOSS:
+        term = Term("margin", node, through_shapes(below(node)), saved(node, "self"), saved(node, "target"))
+        _check_softmax(term)
+        return term
     if kind in _LOSSES:
         return _distance(node, _LOSSES[kind])
     if kind in {Op.SIGMOID, Op.SOFTMAX}:

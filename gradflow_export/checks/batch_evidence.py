@@ -8,15 +8,18 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layers_behind
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
+from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.redundant_layers import Pair, pairs_of
 from gradflow_export.checks.target_reader import by_hand, same_words
@@ -24,10 +27,12 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.metrics.constants import PICKED
 from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 
 ROWS = 256
@@ -61,6 +66,8 @@ class InputTap(Instrument):
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
+        self._entered: dict[str, StorageWeakRef] = {}
+        self._sizes: frozenset[int] | None = None
 
     @classmethod
     def make(cls, setting: Setting) -> InputTap:
@@ -77,6 +84,7 @@ class InputTap(Instrument):
         """Begin; closing the returned stack gives up everything it holds."""
         stack = contextlib.ExitStack()
         stack.callback(self._remembered.clear)
+        stack.callback(self._entered.clear)
         stack.callback(self.forget)
         stack.callback(self.arm, on=False)
         return stack
@@ -120,7 +128,7 @@ class InputTap(Instrument):
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)
-                self._take(term, layers, pairs, whole=whole)
+                self._take(term, layers, pairs, whole=whole, alone=_is_alone(root.grad_fn, term.node))
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -131,7 +139,18 @@ class InputTap(Instrument):
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
-    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool) -> None:
+    def _is_anew(self, first: FirstLayer, count: int) -> bool:
+        """Whether a small batch lies elsewhere than the last one, which is gone, and is no whole set of a loader."""
+        if first.entered is None or count > ROWS:
+            return False
+        before = self._entered.get(first.name)
+        storage = local(first.entered).untyped_storage()
+        self._entered[first.name] = StorageWeakRef(storage)
+        if self._sizes is None:
+            self._sizes = frozenset(map(_size_of, instances(DataLoader)))
+        return before is not None and bool(before.expired()) and count not in self._sizes
+
+    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, alone: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
@@ -155,11 +174,12 @@ class InputTap(Instrument):
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens,
-            own=layers.own and not layers.foreign and written is None,
+            own=layers.own and not layers.foreign and (written is None or alone),
             whole=whole,
             summed=term.summed,
             count=count,
             answers=whole and not layers.foreign and _answers(term),
+            anew=first is not None and entered is not None and self._is_anew(first, len(entered)),
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -193,12 +213,27 @@ class InputTap(Instrument):
             )
 
 
+def _size_of(loader: DataLoader[Any]) -> int:
+    """Return how many samples a loader has; -1 where it does not know."""
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return -1
+
+
+def _is_alone(node: Any, term: Any) -> bool:
+    """Whether a loss is one term, averaged or scaled: what was written out beside others may be a condition."""
+    while node is not term and len(sources(node)) == 1:
+        node = sources(node)[0]
+    return node is term
+
+
 def _pair(term: Term) -> tuple[int, list[Tensor]]:
     """Return how many samples there are, and predictions and targets of some of them, a row each; none if not known."""
     if term.predictions is None or term.targets is None or not term.predictions.numel():
         return 0, []
     predictions, targets = local(term.predictions), local(term.targets)
-    if term.kind == "classes":
+    if term.kind in PICKED:
         return _classes(term, predictions, targets)
     if predictions.shape != targets.shape:
         return 0, []
@@ -225,7 +260,11 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         else:
             term.mistakes[RELU_BEFORE_CE] = float((_rows(result).gather(1, index[:, None]) == 0).double().mean())
     # The function that training calls too: one that it does not brings in a quarter of a megabyte of torch's code.
-    picked = -functional.nll_loss(scores, index, reduction="none")
+    if term.kind == "margin":
+        margins = functional.multi_margin_loss(scores.float(), index, reduction="none")
+        picked = -scores.shape[1] * margins
+    else:
+        picked = -functional.nll_loss(scores, index, reduction="none")
     chosen = torch.where(counts, picked.to(torch.float32), math.nan)
     return targets.numel(), [chosen[:, None], y[:, None]]
 
@@ -259,7 +298,7 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
 
 def _answers(term: Term) -> bool:
     """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
-    return term.kind == "classes" or (term.targets is not None and term.targets.numel() == len(term.targets))
+    return term.kind in PICKED or (term.targets is not None and term.targets.numel() == len(term.targets))
 
 
 def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.redundant_layers import Pair
-from gradflow_export.metrics.constants import Kind, constant_loss, losses
+from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
 from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.records.statistics import distinct, median
@@ -34,6 +34,8 @@ SLIVER = 1e-3
 """Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
 FEW = 16
 """Fewest rows of which quartiles are taken."""
+ROUNDING = 1e-5
+"""Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
 BUCKETS = 64
 """Words are counted by their number modulo this."""
 
@@ -62,6 +64,7 @@ class Found:
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
+        anew: Whether the whole batch is here, and was drawn anew since the last reading.
     """
 
     kind: Kind | None = None
@@ -83,6 +86,7 @@ class Found:
     answers: bool = False
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
+    anew: bool = False
 
 
 class Remembered:
@@ -92,8 +96,10 @@ class Remembered:
         self._rows: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = deque()
         self._count = self._total = self._readings = self._uniform = 0
         self._shape: tuple[Any, ...] = ()
-        self._kinds: set[tuple[float, ...]] = set()
+        self._first: Floats | None = None
+        self._varies = False
         self._signs: list[Floats] = []
+        self._batch, self._repeats = b"", 0
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the readings of one sample.
@@ -106,6 +112,9 @@ class Remembered:
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
         mistakes = dict(found.mistakes)
+        batch = np.delete(rows, np.s_[found.inputs : found.inputs + found.outputs], axis=1).tobytes()
+        self._repeats = self._repeats + 1 if found.anew and batch == self._batch else 0
+        self._batch = batch
         if found.kind is not None:
             predictions, targets = np.split(rows[:, found.inputs :], 2, axis=1)
             here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
@@ -128,6 +137,8 @@ class Remembered:
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
+        if found.inputs and len(x) > 1:
+            told["input.repeats"] = {found.input_site: float(self._repeats)}
         told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
 
@@ -176,9 +187,10 @@ class Remembered:
         if shape != self._shape:
             self._rows.clear()
             self._count, self._shape = 0, shape
-        if len(self._kinds) < 2:
-            # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
-            self._kinds.update(tuple(map(float, row)) for row in distinct(targets, axis=0)[:2])
+        # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
+        first = targets[0] if self._first is None or self._first.shape != targets[0].shape else self._first
+        self._varies |= bool((np.abs(targets - first) > ROUNDING * np.abs(first).max()).any())
+        self._first = first
         self._rows.append((x.astype(np.float32), targets.astype(np.float32)))  # as they came
         self._count += len(targets)
         self._total += len(targets)
@@ -199,14 +211,14 @@ class Remembered:
         out = {
             "loss.constant": constant,
             "loss.known": float(found.whole),
-            "loss.choice": float(kind == "classes"),
+            "loss.choice": float(kind in PICKED),
             "loss.samples": float(found.count),
             "loss.supervised": float(found.answers),
             "target.rows": float(self._total),
             "target.uniform_share": self._uniform / self._readings,
         }
         if found.own:
-            out["target.distinct"] = float(max(len(distinct(y, axis=0)), len(self._kinds)))
+            out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant
         if kind in {"squared", "absolute", "huber"}:
@@ -228,11 +240,11 @@ class Remembered:
         # Drawn, always alike: every second row may be of one class.
         chosen = np.sort(np.random.default_rng(0).permutation([*known.values()])[:MOST_ROWS])
         x, y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
-        if found.kind == "classes" and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
+        if found.kind in PICKED and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
             return {}  # too few of each class to tell anything by
         if not np.isfinite(x).all():
             return {}
-        if found.kind == "classes":
+        if found.kind in PICKED:
             y = (y == distinct(y)[None, :64]).astype(np.float64)
         z = dependence_on_tokens(x, y, BUCKETS) if found.tokens else any_dependence(x, y)
         out = {"target.dependence": z, "target.tested": float(len(x))}

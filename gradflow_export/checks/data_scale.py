@@ -30,8 +30,8 @@ class DataScale(Check):
 
     ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
     Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
-    in a sliver. Nothing is told where a normalisation stands before or behind the first layer, which makes it blind to
-    the scale.
+    in a sliver. Nothing is told of large inputs where a normalisation stands before or behind the first layer, which
+    makes it blind to the scale.
 
     Why it is bad:
         The curvature along a weight grows with the square of its input: with pixels from 0 to 255 a step that suits the
@@ -46,8 +46,8 @@ class DataScale(Check):
         loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        A normalisation stands before or directly behind the first layer; the model gets better than a constant answer
-        all the same; inputs are numbers of words.
+        Inputs are large and a normalisation stands before or directly behind the first layer; the model gets better
+        than a constant answer all the same; inputs are numbers of words.
 
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
@@ -83,10 +83,11 @@ class DataScale(Check):
             if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
                 return (_squeezed(record, site, self.squeezed),)
             ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
-            if size is None or normalised is None or normalised > 0 or not np.isfinite(size):
-                continue
             if constant == 1.0 and len(past(history, "input.rms", site)) >= 3 and self._harmed(record, history):
                 return (_same(site),)
+            # What normalises behind the layer makes it blind to large inputs, not to those that vanish beside its bias.
+            if size is None or not np.isfinite(size) or (normalised != 0.0 and not 0 < size <= self.small):
+                continue
             greatest = seen(record, "input.max", site) or 0.0
             uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
             if not (size >= self.large or 0 < size <= self.small or uneven):

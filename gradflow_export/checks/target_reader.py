@@ -78,7 +78,9 @@ def _given_out(node: Node) -> Tensor | None:
         if adds_bias(node):
             bias = below(node, 1).variable
         node = below(node)
-    kind = kind_of(node)
+    kind, result = kind_of(node), saved(node, "result")
+    if result is not None:  # an activation that keeps what it gave
+        return local(result).float()
     entered = saved(node, _ENTERED.get(kind, ""))
     weight = _variable(below(node, {Op.ADDMM: 2}.get(kind, 1)))
     if entered is None or weight is None:

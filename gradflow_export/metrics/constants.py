@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -10,14 +11,20 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
-Kind = Literal["classes", "soft", "binary", "squared", "absolute", "huber"]
+Kind = Literal["classes", "margin", "soft", "binary", "squared", "absolute", "huber"]
+PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
+"""Losses of which targets are numbers of classes."""
+MOST_FALLS = 8
+"""Places at which the scores of the best constant answer to a margin loss may fall."""
 
 
 def constant_loss(kind: Kind, targets: Floats) -> float:
     """Return the least mean loss of one prediction for all samples.
 
     Args:
-        kind: ``"classes"``: cross-entropy, one column of class numbers. ``"soft"``: cross-entropy with class
+        kind: ``"classes"``: cross-entropy, one column of class numbers. ``"margin"``: what other classes come nearer
+            than 1 to the right one, summed up, one column of class numbers.
+            ``"soft"``: cross-entropy with class
             probabilities. ``"binary"``: binary cross-entropy. ``"squared"``, ``"absolute"``: distances. ``"huber"``:
             with a width of 1; the loss at the median, which is above the least by less than a tenth.
         targets: Shape: ``[n, outputs]``.
@@ -28,6 +35,8 @@ def constant_loss(kind: Kind, targets: Floats) -> float:
     if kind == "classes":
         _, counts = np.unique(targets[:, 0], return_counts=True)
         return _entropy(counts / counts.sum())
+    if kind == "margin":
+        return _margin(np.sort(np.unique(targets[:, 0], return_counts=True)[1] / len(targets))[::-1])
     mean = targets.mean(axis=0)
     if kind == "soft":
         return _entropy(mean)
@@ -43,14 +52,15 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
 
     Args:
         kind: As above. Of ``"classes"`` the one column of predictions is the logarithm of the target's probability, of
-            ``"soft"`` predictions are logarithms of probabilities, of ``"binary"`` probabilities.
+            ``"margin"`` the loss with a minus; of ``"soft"`` predictions are logarithms of probabilities, of
+            ``"binary"`` probabilities.
         predictions: Shape: ``[n, outputs]``.
         targets: Shape: ``[n, outputs]``.
 
     Returns:
         Shape: ``[n]``. Unit: that of the loss function.
     """
-    if kind == "classes":
+    if kind in PICKED:
         return -predictions[:, 0]
     if kind == "soft":
         return np.asarray(-(targets * predictions).sum(axis=1))
@@ -68,3 +78,17 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
 def _entropy(shares: Floats) -> float:
     positive = shares[shares > 0]
     return float(-(positive * np.log(positive)).sum())
+
+
+def _margin(shares: Floats) -> float:
+    """Return the least margin loss of one score for each class, the most frequent first.
+
+    The best scores are whole numbers that fall by 0 or 1 from a class to the next. Of many classes they may fall at
+    ``MOST_FALLS`` places only, so that what is told may lie a little above the least.
+    """
+    count = len(shares)
+    places = np.unique(np.geomspace(1.0, max(count - 1.0, 1.0), MOST_FALLS).round()) if count > 1 else np.zeros(0)
+    before = np.arange(count)[None, :] < places[:, None]
+    falls = np.array(list(itertools.product((0.0, 1.0), repeat=len(places))))
+    scores = falls @ before
+    return min(float(shares @ np.maximum(1.0 - s[:, None] + s[None, :], 0.0).sum(axis=1)) for s in scores) - 1.0

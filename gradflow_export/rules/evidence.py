@@ -25,11 +25,12 @@ def past(history: History, metric: str, site: str) -> Floats:
     return np.asarray(values[np.isfinite(values)])
 
 
-def fall(values: Floats) -> float:
-    """Return how surely the later half of a series lies below the earlier, in standard deviations of chance.
+def fall(values: Floats, at: int | None = None) -> float:
+    """Return how surely the later part of a series lies below the earlier, in standard deviations of chance.
 
     Args:
         values: Shape: ``[n]``; a value that is not finite counts as the greatest.
+        at: How many belong to the earlier part, half of them by default; fewer than two thirds tell nothing.
 
     Returns:
         The z-score of the Mann-Whitney test, ties shared; 0 for fewer than 8 values. With n = 60, 3 is reached for a
@@ -38,44 +39,29 @@ def fall(values: Floats) -> float:
     Source: Mann and Whitney 1947, Annals of Mathematical Statistics 18.
     """
     n = len(values)
-    if n < 8:
+    if n < 8 or (at is not None and 3 * at < 2 * n):
         return 0.0
     values = np.where(np.isfinite(values), values, np.inf)
-    early, late = values[: n // 2], values[n // 2 :]
+    early, late = values[: n // 2 if at is None else at], values[n // 2 if at is None else at :]
     above = (early[:, None] > late[None, :]).sum() + 0.5 * (early[:, None] == late[None, :]).sum()
     mean, spread = early.size * late.size / 2.0, math.sqrt(early.size * late.size * (n + 1) / 12.0)
     return float((above - mean) / spread)
 
 
-def still_falls(history: History, sure: float = 2.5) -> bool:
-    """Whether the loss fell in the later two thirds of the run, against its own noise, by a part that matters.
+def still_falls(history: History, window: int = 40, recent: int = 16, sure: float = 2.5) -> bool:
+    """Whether the last losses fall against their own noise: by halves of the window, or at its end, after a plateau.
 
-    The first steps are left out: nearly every loss falls in them, to the level of the best constant.
-
-    Args:
-        history: Holds ``loss``.
-        sure: Least z-score.
-    """
-    _, values = history.run("loss").whole()
-    values = values[len(values) // 3 :]
-    return fall(values) >= sure
-
-
-def begins_to_fall(history: History, recent: int = 16, sure: float = 2.5) -> bool:
-    """Whether the last losses lie below the sixty before them, against their noise: the end of a plateau.
+    Judged on the last losses alone: what fell before, as nearly every loss does to the level of the best constant,
+    tells nothing of what is learned now.
 
     Args:
         history: Holds ``loss``.
-        recent: How many of the last losses are compared.
+        window: How many of the last losses are looked at.
+        recent: How many of them are the end.
         sure: Least z-score.
     """
-    values = history.run("loss").values[-60 - recent :]
-    if len(values) < 3 * recent or not np.isfinite(values).all():
-        return False
-    late, early = values[-recent:], values[:-recent]
-    above = float((early[:, None] > late[None, :]).sum() + 0.5 * (early[:, None] == late[None, :]).sum())
-    spread = math.sqrt(early.size * late.size * (len(values) + 1) / 12.0)
-    return (above - early.size * late.size / 2.0) / spread >= sure
+    values = history.run("loss").values
+    return fall(values[-window:]) >= sure or fall(values[-60 - recent :], min(len(values) - recent, 60)) >= sure
 
 
 def fell(history: History, sure: float = 3.0) -> bool:

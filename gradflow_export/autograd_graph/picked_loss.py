@@ -1,0 +1,81 @@
+"""Cross-entropies that were written out: the score of the right class is picked, or a softplus taken, by hand."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradflow_export.autograd_graph.loss_shape import SHAPES, dim_of
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of
+from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.metrics.constants import Kind
+
+Node = Any
+_AROUND = SHAPES | {Op.SELECT}
+
+
+class Picked(NamedTuple):
+    """A loss of scores and targets: its kind, what made the scores, and both of them."""
+
+    kind: Kind
+    behind: Node
+    predictions: Tensor
+    targets: Tensor
+
+
+def picked_loss(node: Node) -> Picked | None:
+    """Return what a cross-entropy was made of that no function of torch computes.
+
+    Known are ``log_softmax(scores).gather(1, targets)`` and ``log_softmax(scores)[rows, targets]``, as they enter a
+    loss with a minus, ``logsumexp(scores) - scores.gather(1, targets)`` and ``softplus(scores) - targets * scores``.
+
+    Args:
+        node: Of a graph, close to its root; what it gives is averaged or summed up, and weighted by nothing.
+
+    Returns:
+        ``None`` where this is none of them. Predictions of classes are logarithms of probabilities.
+    """
+    kind = kind_of(node)
+    if kind == Op.SUB and getattr(node, "_saved_alpha", 1) == 1:
+        return _difference(_bare(below(node)), _bare(below(node, 1)))
+    if kind not in {Op.GATHER, Op.INDEX}:
+        return None
+    softmax = _bare(below(node))
+    scores = saved(softmax, "result") if kind_of(softmax) == Op.LOG_SOFTMAX else None
+    return None if scores is None else _classes(node, dim_of(softmax), _bare(below(softmax)), scores)
+
+
+def _difference(level: Node, score: Node) -> Picked | None:
+    values, behind = saved(level, "self"), _bare(below(level))
+    if values is None or behind is None:
+        return None
+    if kind_of(level) == Op.LOGSUMEXP and kind_of(score) in {Op.GATHER, Op.INDEX} and _bare(below(score)) is behind:
+        return _classes(score, values.dim() - 1, behind, values.float().log_softmax(-1))
+    if kind_of(level) != Op.SOFTPLUS or kind_of(score) != Op.MUL:
+        return None
+    sides = [side for side, name in ((0, "other"), (1, "self")) if _bare(below(score, side)) is behind]
+    targets = saved(score, ("other", "self")[sides[0]]) if len(sides) == 1 else None
+    return None if targets is None or targets.shape != values.shape else Picked("binary", behind, values, targets)
+
+
+def _classes(pick: Node, dim: int | None, behind: Node, scores: Tensor) -> Picked | None:
+    targets = saved(pick, "index") if kind_of(pick) == Op.GATHER else _column(pick, scores)
+    fits = targets is not None and scores.dim() == 2 and dim == 1 and targets.numel() == len(scores)
+    return Picked("classes", behind, scores, targets.reshape(-1)) if fits and targets is not None else None
+
+
+def _column(pick: Node, scores: Tensor) -> Tensor | None:
+    """Return what picked a column of each row, where the rows are all of them in order."""
+    indices = getattr(pick, "_saved_indices", ())
+    if len(indices) != 2 or any(not isinstance(index, Tensor) for index in indices) or scores.device.type != "cpu":
+        return None
+    rows, columns = (index.detach().reshape(-1) for index in indices)
+    return columns if rows.equal(torch.arange(len(scores))) else None
+
+
+def _bare(node: Node) -> Node:
+    while kind_of(node) in _AROUND:
+        node = below(node)
+    return node

@@ -1,0 +1,74 @@
+"""Batches that are drawn anew at each step and always hold the same samples: BAD_TARGETS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameBatch(Check):
+    """Find loops whose batches hold the same samples in the same order at each step, although each is drawn anew.
+
+    Whoever trains on all data at once, or overfits one batch as a test, keeps it; a batch that is made again at each
+    step and comes out the same was meant to be another one.
+
+    Why it is bad:
+        The model learns a few samples by heart. The loss goes to 0 as if all were well, and nothing is learned of the
+        rest of the data.
+
+    Example:
+        for step in range(1000):
+            x, y = next(iter(loader))  # begins again each time, and is not shuffled
+            loss = F.cross_entropy(model(x), y)
+
+    Use instead:
+        for epoch in range(10):
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y)
+
+    Not reported:
+        The batch lies where it lay before, as where all data are one batch; a loader has as many samples as the batch;
+        batches of more than 256 samples; the order of the samples changes.
+
+    Attributes:
+        repeats: Readings in a row that brought the same samples again.
+        steps: Steps before anything is said.
+        patience: One; the readings are the patience.
+    """
+
+    repeats: int = 8
+    steps: int = 20
+    patience: int = 1
+
+    name: ClassVar[str] = "same-batch"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
+    evidence: ClassVar[tuple[str, ...]] = ("input.repeats",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Judge the batches read so far."""
+        for site in layers_of(record, "input.repeats"):
+            times = seen(record, "input.repeats", site) or 0.0
+            if times < self.repeats or record.step < self.steps:
+                continue
+            return (
+                Finding(
+                    IssueType.BAD_TARGETS,
+                    Severity.MEDIUM,
+                    ("input",),
+                    times,
+                    float(self.repeats),
+                    f"{number(times + 1)} batches that were read one after the other, each drawn anew, held the very "
+                    f"same samples, up to step {record.step}: all other data are left out.",
+                    "go through the loader, for x, y in loader, instead of next(iter(loader)) at each step; where rows "
+                    "are drawn by hand, make the generator once, before the loop.",
+                    cause="same batch",
+                    origin="same batch",
+                ),
+            )
+        return ()

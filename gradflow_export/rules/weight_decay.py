@@ -1,0 +1,70 @@
+"""Weights that are pulled to 0 faster than they learn: LEARNING_RATE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.history import History
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightDecay(Rule):
+    """Find runs in which most weights lose half of their size within a few hundred steps.
+
+    What is learned moves weights here and there; only decay shrinks all of them together, and so fast only where it is
+    the greater part of each step. A usual decay halves a weight that nothing else moves in ten thousand steps. Weights
+    that began too small or too large for their number of inputs are not judged.
+
+    Attributes:
+        shrunk: Share of its first size to which a weight has shrunk.
+        steps: Steps within which it does.
+        share: Least share of the weights.
+        usual: Least and greatest gain with which the weights that are judged begin.
+    """
+
+    shrunk: float = 0.5
+    steps: int = 500
+    share: float = 0.5
+    usual: tuple[float, float] = (0.1, 4.0)
+    patience: int = 2
+    heal: int = 1000
+
+    name: ClassVar[str] = "weight-decay"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.weight_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.weight_norm", "parameter.initial_gain")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the sizes of the weights in this record."""
+        sizes, gains = history.at_sites("parameter.weight_norm"), history.at_sites("parameter.initial_gain")
+        known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
+        low, high = self.usual
+        columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
+        if record.step > self.steps or not columns:
+            return ()
+        left = np.where(sizes.present[-1, columns], sizes.values[-1, columns] / sizes.first[columns], 1.0)
+        share, typical = float((left <= self.shrunk).mean()), median(left.astype(np.float64))
+        if share < self.share:
+            return ()
+        return (
+            Finding(
+                IssueType.LEARNING_RATE,
+                Severity.MEDIUM,
+                ("",),
+                typical,
+                self.shrunk,
+                f"{number(100 * share)} % of the weights lost half of their size or more within {record.step} steps "
+                f"(typically {number(typical)} is left): they are pulled to 0 faster than they learn.",
+                "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or the factor of a penalty on the "
+                "weights in the loss.",
+                since=1,
+                cause="weights decay",
+                origin="weights decay",
+                follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
+            ),
+        )

@@ -1,0 +1,132 @@
+"""What is known of a loss does not depend on who wrote it: torch, or the user by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.metrics.constants import constant_loss
+
+PICKED = {
+    "gather": lambda out, y: -F.log_softmax(out, 1).gather(1, y[:, None]).mean(),
+    "index": lambda out, y: -F.log_softmax(out, 1)[torch.arange(len(y)), y].mean(),
+    "logsumexp": lambda out, y: (torch.logsumexp(out, 1) - out.gather(1, y[:, None])[:, 0]).mean(),
+}
+
+
+def net(inputs=6, outputs=3):
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def run(model, loss, data, steps=60, lr=3e-3):
+    """Train while watched; return the exporter and what was recorded."""
+    memory, optimizer = MemoryWriter(), torch.optim.Adam(model.parameters(), lr=lr)
+    with Exporter(model, backends=[memory], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(steps):
+            x, y = data()
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+    return exporter, memory.records
+
+
+def levels(model, loss, data):
+    """Return the loss against the best constant's, by step."""
+    records = run(model, loss, data, steps=8)[1]
+    return {record.step: record.fact("loss.over_constant", "2") for record in records}
+
+
+def classes(n=48):
+    y = torch.randint(3, (n,))
+    return torch.randn(n, 6) + 2.0 * F.one_hot(y, 6), y
+
+
+def shares(n=48):
+    x = torch.randn(n, 6)
+    return x, (x[:, :1] > 0).float()
+
+
+@pytest.mark.parametrize("form", PICKED)
+def test_a_cross_entropy_is_known_however_it_is_written(form):
+    """Written out by hand it is read as F.cross_entropy is, to rounding."""
+    read = []
+    for loss in (PICKED[form], F.cross_entropy):
+        torch.manual_seed(0)
+        read.append(levels(net(), loss, classes))
+    assert len(read[0]) == 8
+    assert read[0] == pytest.approx(read[1], rel=1e-3)
+
+
+def test_a_binary_cross_entropy_is_known_however_it_is_written():
+    """A softplus less the product of targets and scores is read as F.binary_cross_entropy_with_logits is."""
+    read = []
+    for loss in (lambda out, y: (F.softplus(out) - y * out).mean(), F.binary_cross_entropy_with_logits):
+        torch.manual_seed(0)
+        read.append(levels(net(outputs=1), loss, shares))
+    assert len(read[0]) == 8
+    assert read[0] == pytest.approx(read[1], rel=1e-3)
+
+
+def test_a_weighted_likelihood_is_no_cross_entropy():
+    """Logarithms of probabilities that are multiplied with a number each, as a policy's are, say nothing of targets."""
+    torch.manual_seed(0)
+    weights = torch.randn(48)
+
+    def loss(out, y):
+        return -(F.log_softmax(out, 1).gather(1, y[:, None])[:, 0] * weights).mean()
+
+    assert set(levels(net(), loss, classes).values()) == {None}
+
+
+@pytest.mark.parametrize("classes_", [2, 3, 7])
+def test_the_best_constant_answer_to_a_margin_loss_is_the_least(classes_):
+    """No scores that are the same for all samples have a lower margin loss than the constant that is told."""
+    torch.manual_seed(classes_)
+    y = torch.multinomial(torch.rand(classes_) ** 2, 400, replacement=True)
+    y[:classes_] = torch.arange(classes_)
+    scores = torch.zeros(classes_, requires_grad=True)
+    optimizer, least = torch.optim.Adam([scores], lr=0.02), float("inf")
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = F.multi_margin_loss(scores.expand(len(y), -1), y) * classes_
+        loss.backward()
+        optimizer.step()
+        least = min(least, loss.item())
+    assert constant_loss("margin", y[:, None].double().numpy()) == pytest.approx(least, rel=0.02)
+
+
+@pytest.mark.parametrize("loss", [F.multi_margin_loss, *PICKED.values()], ids=["margin", *PICKED])
+def test_targets_are_judged_under_any_loss(loss):
+    """Targets that are all the same, or belong to other samples, are told whatever the loss."""
+    torch.manual_seed(0)
+    same = run(net(), loss, lambda: (torch.randn(48, 6), torch.zeros(48, dtype=torch.long)))[0]
+    assert [issue.issue_type for issue in same.issues] == [IssueType.BAD_TARGETS]
+    torch.manual_seed(0)
+    other = run(net(), loss, lambda: (torch.randn(48, 6), torch.randint(3, (48,))), steps=150)[0]
+    assert [issue.issue_type for issue in other.issues] == [IssueType.BAD_TARGETS]
+    torch.manual_seed(0)
+    assert run(net(), loss, classes, steps=150)[0].issues == ()
+
+
+def test_equal_targets_of_a_difference_are_equal_but_for_rounding():
+    """Targets known only as outputs less a difference are told to be all the same where they are."""
+    torch.manual_seed(0)
+
+    def data():
+        return torch.randn(48, 6), torch.full((48, 2), 0.3717)
+
+    exporter, _ = run(net(outputs=2), lambda out, y: ((out - y) ** 2).mean(), data)
+    assert [issue.issue_type for issue in exporter.issues] == [IssueType.BAD_TARGETS]
+    condition = run(net(outputs=2), lambda out, y: ((out - y) ** 2).mean() + out.diff(dim=1).square().mean(), data)[0]
+    assert condition.issues == ()  # one term of several may ask for one number on purpose
+
+
+def test_an_activation_before_a_difference_bounds_it():
+    """A ReLU before a squared difference that was written out keeps negative targets out of reach."""
+    torch.manual_seed(0)
+    model = nn.Sequential(net(outputs=2), nn.ReLU())
+    exporter, _ = run(model, lambda out, y: ((out - y) ** 2).mean(), lambda: (torch.randn(48, 6), torch.randn(48, 2)))
+    assert IssueType.WRONG_LOSS in {issue.issue_type for issue in exporter.issues}

@@ -1,0 +1,74 @@
+"""LEARNING_RATE for weights that decay faster than they learn; VANISHING in what stands behind a chain of blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+
+def trained(model, optimizer, penalty=0.0, steps=120):
+    """Train on three classes; return the issues."""
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(steps):
+            y = torch.randint(3, (32,))
+            x = torch.randn(32, 6) + 2.0 * F.one_hot(y, 6)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            (loss + penalty * sum(p.square().sum() for p in model.parameters())).backward()
+            optimizer.step()
+    return exporter.issues
+
+
+def net(width=24):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
+        nn.Linear(width, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["decoupled", "coupled", "in the loss"])
+def test_weights_that_decay_faster_than_they_learn_are_told(form):
+    """Whether the optimizer shrinks them, or adds decay to the gradient, or the loss holds a penalty."""
+    model = net()
+    optimizer = {
+        "decoupled": lambda: torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=10.0),
+        "coupled": lambda: torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.5),
+        "in the loss": lambda: torch.optim.SGD(model.parameters(), lr=0.05),
+    }[form]()
+    issues = trained(model, optimizer, penalty=0.25 if form == "in the loss" else 0.0)
+    assert "weights decay" in {issue.cause for issue in issues}
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2, 0.1])
+def test_usual_decay_is_left_in_peace(decay):
+    """What is usual for AdamW shrinks nothing that shows."""
+    model = net()
+    assert trained(model, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=decay)) == ()
+
+
+class Headed(nn.Module):
+    """Blocks in a list, and a head that may be deep."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), head
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.head(x)
+
+
+def test_a_gradient_that_fades_behind_the_blocks_is_told():
+    """Eight sigmoid layers in the head let nothing through, although the chain of blocks before them is healthy."""
+    torch.manual_seed(0)
+    deep = [layer for _ in range(8) for layer in (nn.Linear(6, 6), nn.Sigmoid())]
+    for head, told in ((nn.Sequential(*deep, nn.Linear(6, 3)), True), (nn.Linear(6, 3), False)):
+        model = Headed(head)
+        issues = trained(model, torch.optim.Adam(model.parameters(), lr=3e-3), steps=30)
+        assert (IssueType.VANISHING in {issue.issue_type for issue in issues}) is told
