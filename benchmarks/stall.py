@@ -1,6 +1,6 @@
 """How long a training step waits for the W&B writer, whatever the server does; side by side in one run.
 
-    python benchmarks/stall.py                      # the table
+    python benchmarks/stall.py                      # the table, in less than three minutes
     python benchmarks/stall.py --server hanging --rounds 10
 
 Steps of about 5 ms, each with a ``run.log`` of the user's, take turns in blocks: of a bare model, of one with an
@@ -9,7 +9,10 @@ with tables every 2 s. The server is a process of its own on the loopback: up, a
 refused), hanging (it accepts and never answers), or slow (10 s for each request) from the first timed step on.
 ``blocked`` is the part of a step in which the training thread neither ran nor waited for a core: it waited for the GIL,
 a lock or a disk. ``gc`` is the longest full garbage collection within a step, on whichever thread it ran; ``over``
-counts steps of more than 50 ms, and ``noGC`` those of them without a full collection.
+counts steps of more than 50 ms, and ``noGC`` those of them without a full collection. ``calls`` is the median number of
+calls of Python and C functions of the training thread in a step, and ``most`` the greatest, in further steps that are
+not timed: they do not depend on what else the machine does. Each server has a process of its own; ``close``,
+``finish`` and ``exit`` are the seconds that the exporter, the user's run and the end of the process take.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import subprocess
@@ -40,6 +44,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "wandb_core")]
 from workloads import Mlp  # noqa: E402 - lies beside this script
 
 LIMIT = 50.0
+COUNTED = 30
+_CALLS = ("call", "c_call")
 SERVERS = ("up", "503", "gone", "hanging", "slow")
 
 
@@ -59,7 +65,7 @@ def serve() -> None:
 @contextlib.contextmanager
 def server() -> Iterator[tuple[str, Any]]:
     """Start a server; yields its address and a function that changes what it does."""
-    command = [sys.executable, __file__, "--serve"]
+    command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -106,6 +112,7 @@ class Steps:
         self.wall: list[float] = []
         self.blocked: list[float] = []
         self.collected: list[float] = []
+        self.calls: list[int] = []
         self.done = 0
 
     def step(self, run: Any) -> None:
@@ -135,6 +142,17 @@ class Steps:
         while time.perf_counter() < end:
             self.step(run)
 
+    def count(self, run: Any, steps: int) -> None:
+        """Take steps, and count the calls of this thread in each."""
+        timed = len(self.wall)
+        for _ in range(steps):
+            calls = itertools.count()
+            sys.setprofile(lambda _frame, event, _arg, calls=calls: next(calls) if event in _CALLS else None)
+            self.step(run)
+            sys.setprofile(None)
+            self.calls.append(next(calls))
+        del self.wall[timed:], self.blocked[timed:], self.collected[timed:]
+
 
 def scheduled() -> float:
     """Return the seconds that this thread ran or waited for a core."""
@@ -151,6 +169,7 @@ def measure(collections: Collections, what: str, folder: Path, depth: int, secon
         )  # fmt: skip
         run = wandb.init(project="stall", dir=str(folder), settings=settings)
         models = {name: Steps(depth, collections) for name in ("nothing", "files", "wandb")}
+        models["nothing"].count(run, COUNTED)  # before any exporter is there, which looks at each backward pass
         writers = {
             "files": ["tensorboard"],
             "wandb": ["tensorboard", WandbWriter(table_seconds=2.0, alert_cooldown=0.0)],
@@ -172,6 +191,8 @@ def measure(collections: Collections, what: str, folder: Path, depth: int, secon
                 steps.block(run, seconds)
                 if name in exporters:
                     exporters[name].summary()  # nothing of it is left for the next block
+        for name in exporters:
+            models[name].count(run, COUNTED)
         exporters["files"].close()
         began = time.perf_counter()
         exporters["wandb"].close()
@@ -187,7 +208,8 @@ def line(what: str, name: str, steps: Steps) -> str:
     numbers = (*np.percentile(wall, (50, 99)), wall.max(), np.percentile(blocked, 99), blocked.max(), collected.max())
     over = wall > LIMIT
     counts = f"{over.sum():>6}{(over & (collected == 0)).sum():>6}"
-    return f"{what:<9}{name:<9}{len(wall):>6}" + "".join(f"{value:>8.1f}" for value in numbers) + counts
+    calls = f"{int(np.median(steps.calls)):>7}{max(steps.calls):>7}"
+    return f"{what:<9}{name:<9}{len(wall):>6}" + "".join(f"{value:>8.1f}" for value in numbers) + counts + calls
 
 
 def main() -> None:
@@ -195,24 +217,38 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--server", action="append", choices=SERVERS)
     parser.add_argument("--depth", type=int, default=30, help="layers of the model")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a block")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block")
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each model")
+    parser.add_argument("--alone", choices=SERVERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve()
-    logging.getLogger("gradflow_export").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false", NO_PROXY="127.0.0.1")
-    print(f"torch {torch.__version__}, 1 thread, {os.cpu_count()} cores; ms, and s to close the exporter and the run")
+    if args.alone:
+        logging.getLogger("gradflow_export").setLevel(logging.ERROR)
+        torch.set_num_threads(1)
+        folder = Path.cwd()
+        print(measure(Collections(), args.alone, folder, args.depth, args.seconds, args.rounds), flush=True)
+        print(time.time(), flush=True)
+        return
+    print(f"torch {torch.__version__}, 1 thread, {os.cpu_count()} cores; ms, and s to close exporter, run and process")
     columns = ("p50", "p99", "max", "block99", "blkmax", "gc")
     titles = "".join(f"{title:>8}" for title in columns)
-    print(f"{'server':<9}{'watched':<9}{'steps':>6}{titles}{'over':>6}{'noGC':>6}{'close':>8}{'finish':>8}")
-    collections = Collections()
+    ends = "".join(f"{title:>8}" for title in ("close", "finish", "exit"))
+    print(f"{'server':<9}{'watched':<9}{'steps':>6}{titles}{'over':>6}{'noGC':>6}{'calls':>7}{'most':>7}{ends}")
+    options = ["--depth", str(args.depth), "--seconds", str(args.seconds), "--rounds", str(args.rounds)]
     for what in args.server or SERVERS:
         with tempfile.TemporaryDirectory() as folder:
-            places = {f"WANDB_{name}_DIR": str(Path(folder) / name) for name in ("DATA", "CACHE", "CONFIG")}
-            os.environ.update(places)
-            print(measure(collections, what, Path(folder), args.depth, args.seconds, args.rounds), flush=True)
+            command = [sys.executable, str(Path(__file__).resolve()), "--alone", what, *options]
+            own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+            own |= {f"WANDB_{name}_DIR": str(Path(folder) / name) for name in ("DATA", "CACHE", "CONFIG")}
+            own |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1"}
+            own |= {"GRADFLOW_VERBOSE": "0"}
+            played = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=own, check=False)
+            ended = time.time()
+        if played.returncode != 0:
+            sys.exit(f"the process beside the server {what!r} ended with {played.returncode}")
+        *lines, done = played.stdout.splitlines()
+        print("\n".join(lines) + f"{ended - float(done):>8.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -145,10 +145,11 @@ class InputTap(Instrument):
             return False
         before = self._entered.get(first.name)
         storage = local(first.entered).untyped_storage()
-        self._entered[first.name] = StorageWeakRef(storage)
+        self._entered[first.name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         if self._sizes is None:
             self._sizes = frozenset(map(_size_of, instances(DataLoader)))
-        return before is not None and bool(before.expired()) and count not in self._sizes
+        gone = before is not None and bool(before.expired())  # type: ignore[no-untyped-call]
+        return gone and count not in self._sizes
 
     def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, alone: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
@@ -195,9 +196,9 @@ class InputTap(Instrument):
                 ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
             )
         if rows is not None and not paired and not found.tokens:
-            alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
+            apart = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
-            self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+            self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, apart)))
         same = same_words(term, layers.first)
         if same is not None:
             self._out.append(

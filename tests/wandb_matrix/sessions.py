@@ -6,6 +6,9 @@ is asked for. A line of output tells that the session of that number is over.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -16,6 +19,9 @@ import torch
 import wandb
 from torch import nn
 from wandb.sdk.data_types import _private as wandb_media
+
+sys.path.insert(0, str(Path(__file__).parent))
+import trainers
 
 from gradflow_export import Exporter
 from gradflow_export.writers.wandb import runs as wandb_runs
@@ -31,7 +37,7 @@ Session = dict[str, object]
 def settings(session: Session) -> wandb.Settings:
     return wandb.Settings(
         base_url=str(session["url"]), api_key="0" * 40, x_disable_stats=True, x_disable_meta=True, console="off",
-        finish_timeout=60.0, init_timeout=60.0,
+        finish_timeout=60.0, init_timeout=60.0, x_save_requirements=False,
     )  # fmt: skip
 
 
@@ -72,6 +78,16 @@ def log(run: wandb.Run, mode: str, step: int) -> None:
         run.log({"mine": step})
 
 
+def train(model: nn.Module, run: wandb.Run, mode: str, first: int) -> None:
+    """Train by hand."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(first, first + STEPS):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        log(run, mode, step)
+
+
 def play(session: Session) -> None:
     """Train beside a run, and end as is asked for."""
     mode, end, second = str(session["mode"]), session["end"], bool(session["second"])
@@ -88,14 +104,13 @@ def play(session: Session) -> None:
         run.mark_preempting()
     first = 0 if not second else STEPS // 2 if mode in {"rewind", "fork"} else STEPS
     torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = trainers.TRAINERS.get(mode)
+    model = nn.Linear(4, 2) if trainer is None else trainers.Net(STEPS - trainers.EVERY, end)
     exporter = Exporter(model, wandb=run, start_step=first).watch() if session["ours"] else None
-    for step in range(first, first + STEPS):
-        optimizer.zero_grad()
-        model(torch.ones(3, 4)).sum().backward()
-        optimizer.step()
-        log(run, mode, step)
+    if trainer is None:
+        train(model, run, mode, first)
+    else:
+        trainer(model, STEPS, str(session["folder"]))
     if exporter and end == "finish":
         run.finish()
     if exporter and end in {"finish", "close"}:
@@ -116,18 +131,31 @@ def sweep(session: Session) -> None:
     wandb.agent(str(session["run"]), lambda: play(session), project="test", entity="tester", count=2)
 
 
+def load(lines: list[str]) -> None:
+    """Import, once for all forks, what a session imports on its way."""
+    wandb_runs.load()
+    for name in ("pandas", "psutil", "pyarrow.parquet", "requests", "wandb.apis.public", "wandb.sdk.launch", "yaml"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    if any(json.loads(line)["mode"] in trainers.TRAINERS for line in lines):
+        trainers.load()
+    gc.freeze()  # a fork would copy every page of it at its end
+
+
 def main() -> int:
     """Fork for each line of the input; return 0 where this is the parent."""
     limits._QUIET_SECONDS, limits._SETTLE_SECONDS, limits._LAST_SECONDS = 3.0, 100.0, 100.0
-    wandb_runs.load()
+    lines = sys.stdin.read().splitlines()
+    load(lines)
     children: dict[int, int] = {}
 
     def ended() -> None:
         process, _ = os.wait()
         print(children.pop(process), flush=True)
 
-    for number, line in enumerate(sys.stdin):
-        while len(children) >= 4:
+    for number, line in enumerate(lines):
+        while len(children) >= 6:
             ended()
         if child := os.fork():
             children[child] = number
