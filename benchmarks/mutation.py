@@ -1,9 +1,11 @@
 """Measure the detector on generated programs: healthy ones, and the same with one mistake each.
 
     python benchmarks/mutation.py --programs 40 --out runs/mutation.jsonl    # stop it and run it again: it goes on
+    python benchmarks/mutation.py --half unseen --out runs/unseen.jsonl
     python benchmarks/mutation.py --operators rate_100 --programs 20 --misses
 
-Programs come from ``benchmarks/generated/grammar.py`` and mistakes from ``operators.py``. A program counts as *healthy*
+Programs come from ``benchmarks/generated/grammar.py`` and mistakes from ``operators.py``; with ``--half unseen`` both
+come from ``benchmarks/generated/unseen``, on which no rule was developed. A program counts as *healthy*
 when, unwatched, it learns in every seed: its skill on held-out data (1 perfect, 0 the best constant answer) reaches
 0.4. A mutant counts as *harmful* when it loses at least 0.05 of skill, with p < 0.05 (Welch, one-sided) and Cohen's d
 of at least 0.5; held-out data are those from before the mistake. Then one more run is watched by
@@ -17,6 +19,7 @@ narrow.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import math
@@ -26,16 +29,14 @@ import statistics
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from detection import wilson
-from generated.grammar import draw
-from generated.operators import OPERATORS
-from generated.programs import assemble, parts, score, train
-from generated.tasks import TEST
 from silent.common import located
 from tqdm import tqdm
 
@@ -44,7 +45,45 @@ from gradflow_export.records.causes import groups
 from gradflow_export.records.issues import Issue, Severity
 
 SEEDS, LEARNS, LOST = 5, 0.4, 0.05
-BY_NAME = {o.name: o for o in OPERATORS}
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of the generator.
+
+    Attributes:
+        draw: Returns the recipe of a number.
+        programs: The module with the parts of a program and its loop.
+        operators: The mistakes by name.
+        held_out: Returns held-out samples, as they are before a mistake.
+    """
+
+    draw: Callable[[int], Any]
+    programs: ModuleType
+    operators: dict[str, Any]
+    held_out: Callable[[Any], Any]
+
+
+@functools.cache
+def half(name: str) -> Half:
+    """Return a half of the generator; the other one is not even imported."""
+    if name == "unseen":
+        import generated.unseen.grammar
+        import generated.unseen.programs
+
+        programs = generated.unseen.programs
+        operators = generated.unseen.OPERATORS
+        return Half(generated.unseen.grammar.draw, programs, {o.name: o for o in operators}, programs.held_out)
+    import generated.grammar
+    import generated.operators
+    import generated.programs
+    from generated.tasks import TEST
+
+    def held_out(p: Any) -> Any:
+        return p.data.inputs[-TEST:].clone(), p.data.targets[-TEST:].clone()
+
+    operators = generated.operators.OPERATORS
+    return Half(generated.grammar.draw, generated.programs, {o.name: o for o in operators}, held_out)
 
 
 @dataclass(frozen=True)
@@ -59,6 +98,7 @@ class Result:
         issues: Type, severity and sites of each issue of the watched run.
         seconds: CPU time of the watched run.
         causes: Its issues of MEDIUM or worse that no other one explains.
+        where: Sites at fault, where they differ from program to program.
     """
 
     number: int
@@ -68,22 +108,29 @@ class Result:
     issues: tuple[tuple[str, int, tuple[str, ...]], ...]
     seconds: float
     causes: int = 0
+    where: tuple[str, ...] = ()
 
 
-def run(number: int, mistake: str, seed: int, watched: bool) -> tuple[float, tuple[Issue, ...]] | None:
-    """Train one program; return its skill and issues, ``None`` where the mistake cannot be made in it."""
-    p = parts(draw(number), seed, number)
-    held_out = p.data.inputs[-TEST:].clone(), p.data.targets[-TEST:].clone()
-    if mistake and not BY_NAME[mistake].make(p):
+Outcome = tuple[float, tuple[Issue, ...], tuple[str, ...]]
+
+
+def run(of: str, number: int, mistake: str, seed: int, watched: bool) -> Outcome | None:
+    """Train one program; return its skill, issues and faulty sites, ``None`` where the mistake cannot be made in it."""
+    chosen = half(of)
+    programs = chosen.programs
+    p = programs.parts(chosen.draw(number), seed, number)
+    held_out = chosen.held_out(p)
+    if mistake and not chosen.operators[mistake].make(p):
         return None
-    assemble(p)
+    programs.assemble(p)
+    where = tuple(getattr(p, "where", ()))
     if not watched:
-        train(p)
-        return score(p, held_out), ()
+        programs.train(p)
+        return programs.score(p, held_out), (), where
     with Exporter(p.model, backends=[MemoryWriter()], verbose=0) as exporter:
         exporter.watch()
-        train(p)
-    return score(p, held_out), tuple(exporter.issues)
+        programs.train(p)
+    return programs.score(p, held_out), tuple(exporter.issues), where
 
 
 def harmful(healthy: Sequence[float], mutant: Sequence[float]) -> bool:
@@ -106,7 +153,10 @@ def _critical(degrees: float) -> float:
     return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
-def measure(task: tuple[int, str, tuple[float, ...]]) -> Result | None:
+Task = tuple[int, str, tuple[float, ...]]
+
+
+def measure(of: str, task: Task) -> Result | None:
     """Prove and watch one program, or one mutant whose healthy scores are known."""
     number, mistake, healthy = task
     torch.set_num_threads(1)
@@ -115,21 +165,29 @@ def measure(task: tuple[int, str, tuple[float, ...]]) -> Result | None:
     scores = []
     for seed in range(SEEDS):
         try:
-            done = run(number, mistake, seed, watched=False)
-        except RuntimeError:  # shapes or types that a mistake broke: its author would have seen that
+            done = run(of, number, mistake, seed, watched=False)
+        except (
+            RuntimeError,
+            ValueError,
+            IndexError,
+        ):  # shapes or types that a mistake broke: its author would have seen that
             return None
         if done is None:
             return None
         scores.append(done[0])
         if not mistake and done[0] < LEARNS:
             return Result(number, mistake, tuple(scores), False, (), 0.0)
+        if mistake and len(scores) == 3 and statistics.mean(scores) >= statistics.mean(healthy):
+            return Result(number, mistake, tuple(scores), False, (), 0.0)  # three seeds show no trace of harm
     proven = harmful(healthy, scores) if mistake else True
+    if not proven:
+        return Result(number, mistake, tuple(scores), False, (), 0.0)
     began = time.process_time()
-    watched = run(number, mistake, number % SEEDS, watched=True)
-    seconds, issues = time.process_time() - began, watched[1] if watched else ()
+    watched = run(of, number, mistake, number % SEEDS, watched=True)
+    seconds, (issues, where) = time.process_time() - began, watched[1:] if watched else ((), ())
     told = tuple((str(i.issue_type), int(i.severity), i.layers) for i in issues)
     causes = sum(group.head.severity >= Severity.MEDIUM for group in groups(issues))
-    return Result(number, mistake, tuple(scores), proven, told, seconds, causes)
+    return Result(number, mistake, tuple(scores), proven, told, seconds, causes, where)
 
 
 def stored(path: Path) -> dict[tuple[int, str], Result]:
@@ -139,6 +197,7 @@ def stored(path: Path) -> dict[tuple[int, str], Result]:
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     for line in lines:
         line["issues"] = tuple((kind, severity, tuple(sites)) for kind, severity, sites in line["issues"])
+        line["where"] = tuple(line.get("where", ()))
     return {(line["number"], line["mistake"]): Result(**line) for line in lines}
 
 
@@ -147,12 +206,13 @@ def measure_all(arguments: argparse.Namespace) -> dict[tuple[int, str], Result]:
     known = stored(arguments.out)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     numbers = range(arguments.first, arguments.first + arguments.programs)
+    one, operators = functools.partial(measure, arguments.half), half(arguments.half).operators
     with multiprocessing.get_context("spawn").Pool(arguments.processes, maxtasksperchild=40) as pool:
 
-        def work(tasks: list[tuple[int, str, tuple[float, ...]]], title: str) -> None:
+        def work(tasks: list[Task], title: str) -> None:
             todo = [task for task in tasks if task[:2] not in known]
             with arguments.out.open("a") as out:
-                for task, done in zip(todo, tqdm(pool.imap(measure, todo), title, len(todo)), strict=True):
+                for task, done in zip(todo, tqdm(pool.imap(one, todo), title, len(todo)), strict=True):
                     result = done or Result(task[0], task[1], (), False, (), -1.0)
                     known[task[:2]] = result
                     out.write(json.dumps(asdict(result)) + "\n")
@@ -160,7 +220,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[tuple[int, str], Result]:
 
         work([(n, "", ()) for n in numbers], "programs")
         learn = [n for n in numbers if known[n, ""].proven]
-        chosen = [o.name for o in OPERATORS if not arguments.operators or o.name in arguments.operators]
+        chosen = [name for name in operators if not arguments.operators or name in arguments.operators]
         mutants = []
         for n in learn:  # every program has its own few mistakes
             some = random.Random(f"mistakes {n}").sample(chosen, min(arguments.mistakes, len(chosen)))
@@ -175,11 +235,11 @@ def serious(result: Result) -> list[tuple[str, tuple[str, ...]]]:
     return [(kind, sites) for kind, severity, sites in result.issues if severity >= Severity.MEDIUM]
 
 
-def verdict(result: Result) -> tuple[bool, bool, bool]:
+def verdict(operator: Any, result: Result) -> tuple[bool, bool, bool]:
     """Whether a mutant was identified, with a right type, and located."""
-    operator, found = BY_NAME[result.mistake], serious(result)
+    found, where = serious(result), result.where or operator.where
     right = [sites for kind, sites in found if kind in operator.types]
-    return bool(found), bool(right), any(located(sites or ("",), operator.where) for sites in right)
+    return bool(found), bool(right), any(located(sites or ("",), where) for sites in right)
 
 
 def share(hits: int, of: int) -> str:
@@ -188,14 +248,37 @@ def share(hits: int, of: int) -> str:
     return f"{hits} of {of} ({hits / max(of, 1):.0%}, {low:.0%} to {high:.0%})"
 
 
-def table(results: dict[tuple[int, str], Result], misses: bool) -> Iterator[str]:
+def averaged(verdicts: list[list[bool]]) -> str:
+    """Return the mean over operators of the share of verdicts, with an interval as of that many mutants."""
+    if not verdicts:
+        return "none"
+    mean, of = statistics.mean(sum(v) / len(v) for v in verdicts), sum(map(len, verdicts))
+    low, high = wilson(mean * of, of)
+    return f"{mean:.0%} of {len(verdicts)} operators ({low:.0%} to {high:.0%})"
+
+
+def by_type(operators: dict[str, Any], by_operator: dict[str, list[tuple[bool, bool, bool]]]) -> Iterator[str]:
+    """Return the shares by the first type of each operator, averaged over operators."""
+    yield "| type | harmful | identified | right | located |"
+    yield "|---|---|---|---|---|"
+    for kind in dict.fromkeys(o.types[0] for o in operators.values()):
+        some = [by_operator[name] for name, o in operators.items() if o.types[0] == kind and by_operator.get(name)]
+        if some:
+            columns = " | ".join(averaged([[v[index] for v in each] for each in some]) for index in range(3))
+            yield f"| {kind} | {sum(map(len, some))} | {columns} |"
+
+
+def table(operators: dict[str, Any], results: dict[tuple[int, str], Result], misses: bool) -> Iterator[str]:
     """Return the table, line by line."""
     healthy = [r for r in results.values() if not r.mistake and r.proven]
     drawn = sum(not r.mistake for r in results.values())
     alarmed = [r for r in healthy if serious(r)]
     harm = [r for r in results.values() if r.mistake and r.proven]
     tried = sum(bool(r.mistake) and r.seconds >= 0 for r in results.values())
-    verdicts = {(r.number, r.mistake): verdict(r) for r in harm}
+    verdicts = {(r.number, r.mistake): verdict(operators[r.mistake], r) for r in harm}
+    by_operator = defaultdict(list)
+    for r in harm:
+        by_operator[r.mistake].append(verdicts[r.number, r.mistake])
     yield "| | |"
     yield "|---|---|"
     yield f"| programs that learn | {share(len(healthy), drawn)} |"
@@ -203,24 +286,24 @@ def table(results: dict[tuple[int, str], Result], misses: bool) -> Iterator[str]
     yield f"| mutants, harm proven | {share(len(harm), tried)} |"
     for index, name in enumerate(("identified", "right type", "and located")):
         yield f"| harmful: {name} | {share(sum(v[index] for v in verdicts.values()), len(harm))} |"
+        yield f"| averaged over operators | {averaged([[v[index] for v in some] for some in by_operator.values()])} |"
     for degree, name in ((False, "structure"), (True, "degree")):
-        some = [verdicts[r.number, r.mistake] for r in harm if BY_NAME[r.mistake].degree is degree]
+        some = [verdicts[r.number, r.mistake] for r in harm if operators[r.mistake].degree is degree]
         yield f"| mistakes of {name}: right type | {share(sum(v[1] for v in some), len(some))} |"
     causes = [r.causes for r in harm if serious(r)]
-    yield f"| causes told of a program that is identified | {statistics.mean(causes):.2f} |" if causes else ""
+    yield f"| causes reported of a program that is identified | {statistics.mean(causes):.2f} |" if causes else ""
     yield ""
     yield "| operator | harmful of tried | identified | right | located |"
     yield "|---|---|---|---|---|"
-    by_operator = defaultdict(list)
-    for r in harm:
-        by_operator[r.mistake].append(verdicts[r.number, r.mistake])
-    for operator in OPERATORS:
+    for operator in operators.values():
         some = by_operator[operator.name]
         of = sum(r.mistake == operator.name and r.seconds >= 0 for r in results.values())
         if not of:
             continue
         counts = " | ".join(str(sum(v[index] for v in some)) for index in range(3))
         yield f"| {operator.name} | {len(some)} of {of} | {counts} |"
+    yield ""
+    yield from by_type(operators, by_operator)
     if misses:
         yield ""
         for r in [*alarmed, *(r for r in harm if not all(verdicts[r.number, r.mistake]))]:
@@ -231,6 +314,7 @@ def table(results: dict[tuple[int, str], Result], misses: bool) -> Iterator[str]
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--half", choices=("development", "unseen"), default="development", help="of the generator")
     parser.add_argument("--programs", type=int, default=40, help="programs to draw")
     parser.add_argument("--first", type=int, default=0, help="number of the first one; other numbers, other programs")
     parser.add_argument("--mistakes", type=int, default=5, help="mistakes tried in each program")
@@ -238,7 +322,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/mutation.jsonl"), help="results, added to as they come")
     parser.add_argument("--misses", action="store_true", help="say of each miss and alarm what was said instead")
-    print(*table(measure_all(arguments := parser.parse_args()), arguments.misses), sep="\n")
+    arguments = parser.parse_args()
+    print(*table(half(arguments.half).operators, measure_all(arguments), arguments.misses), sep="\n")
 
 
 if __name__ == "__main__":
