@@ -26,6 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import overhead
 import scaling
+import small_steps
 from performance_plots import plot_overhead, plot_scaling
 from scaling_runs import Opening, StepsRow
 from timing import Row
@@ -35,8 +36,9 @@ from instruments import INSTRUMENTS
 
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES, SAVED = ROOT / "docs" / "performance.md", ROOT / "docs" / "images", ROOT / "build" / "performance.json"
-PARTS = ("overhead", *scaling.AXES)
+PARTS = ("overhead", "short", *scaling.AXES)
 QUICK_MOST, QUICK_STEPS = 1_000_000, 20
+SHORT_STEPS = 10_000
 
 
 def measure_part(part: str, *, quick: bool, rounds: int) -> Any:
@@ -45,6 +47,10 @@ def measure_part(part: str, *, quick: bool, rounds: int) -> Any:
         names = [instrument.name for instrument in INSTRUMENTS]
         rows = overhead.rows_of([w.name for w in workloads()], names, QUICK_STEPS if quick else None)
         return [asdict(row) for row in rows]
+    if part == "short":
+        steps = 10 * QUICK_STEPS * small_steps.LONGER if quick else SHORT_STEPS
+        pairs = (*small_steps.rows(), *small_steps.dense_rows())
+        return [small_steps.apart(workload, setting, steps) for workload, setting in pairs]
     most = {"tensors": 1_000, "steps": 1_000, "opening": 1_000, "parameters": 5_000_000}[part] if quick else None
     found = asdict(scaling.collect([part], most, rounds))
     return found[{"steps": "steps", "opening": "openings"}.get(part, "points")]
@@ -59,6 +65,8 @@ def table_of(part: str, rows: list[dict[str, Any]]) -> str:
     """Return the Markdown of one part."""
     if part == "overhead":
         return table_of_overhead([Row(**row) for row in rows])
+    if part == "short":
+        return "\n".join((small_steps.heading(), *map(small_steps.line, rows))) + "\n"
     if part == "steps":
         return scaling.table_of_steps([StepsRow(**row) for row in rows])
     if part == "opening":

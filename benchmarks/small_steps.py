@@ -170,7 +170,7 @@ def measure_dense(workload, pairs=3):
     times = {True: 0.0, False: 0.0}
     program = next(w for w in workloads() if w.name == workload)
     process = {True: 0.0, False: 0.0}
-    for watch in (False, *(True, False) * pairs):  # the first warms up, and counts as little as what it is beside
+    for turn, watch in enumerate((False, *(True, False) * pairs)):  # the first warms up
         torch.manual_seed(0)
         model = program.model()
         optimizer, (x, y) = program.optimizer(model.parameters()), program.batch(program.size)
@@ -180,18 +180,19 @@ def measure_dense(workload, pairs=3):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        times[watch] += time.thread_time() - began
+        spent = time.thread_time() - began
         if exporter is not None:
             exporter.close()  # the worker's time for these steps is theirs
-        process[watch] += time.process_time() - all_began
-    alone = {key: value * pairs / (pairs + 1) for key, value in ((0, times[False]), (1, process[False]))}
+        if turn:
+            times[watch] += spent
+            process[watch] += time.process_time() - all_began
     return {
         "workload": f"{workload}, steps 1 to {DENSE}",
         "setting": "default",
-        "bare_us": 1e6 * alone[0] / pairs / DENSE,
-        "thread": times[True] / alone[0],
-        "process": process[True] / alone[1],
-        "added_us": 1e6 * (times[True] - alone[0]) / pairs / DENSE,
+        "bare_us": 1e6 * times[False] / pairs / DENSE,
+        "thread": times[True] / times[False],
+        "process": process[True] / process[False],
+        "added_us": 1e6 * (times[True] - times[False]) / pairs / DENSE,
         "left_out": "0.0%",
     }
 
@@ -204,19 +205,44 @@ def one(workload, setting, steps):
     return (measure if workload in SIZES else measure_agent)(workload, setting, steps)
 
 
-def rows(options):
+def dense_rows():
+    """Yield workload and setting of the rows of the first 100 steps."""
+    yield from ((w.name, "dense") for w in workloads())
+
+
+def rows(only=()):
     """Yield workload and setting of each row that is wanted and can be measured."""
-    if options.dense:
-        yield from ((w.name, "dense") for w in workloads())
-        return
     for workload in (*SIZES, "PPO", "DQN"):
-        if options.only and workload not in options.only:
+        if only and workload not in only:
             continue
         if workload not in SIZES and importlib.util.find_spec("stable_baselines3") is None:
             print(f"{workload} is left out: pip install stable-baselines3", file=sys.stderr)
             continue
         every = SETTINGS if workload in {"0.15 ms", "1 ms"} else ("default",)
         yield from ((workload, setting) for setting in every)
+
+
+def apart(workload, setting, steps):
+    """Measure one row in a process of its own."""
+    command = [sys.executable, __file__, "--one", workload, setting, "--steps", str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def heading():
+    """Return the head of the Markdown table."""
+    titles = ("step", "setting", "bare us", "thread", "process", "added us", "skipped step us", "dense step us")
+    return "| " + " | ".join(titles) + " | steps left out |\n" + "|---" * (len(titles) + 1) + "|"
+
+
+def line(row):
+    """Return one row of the Markdown table."""
+    skipped, dense = (f"{row[key]:.1f}" if key in row else "" for key in ("skipped_step_us", "dense_us"))
+    cells = (
+        row["workload"], row["setting"], f"{row['bare_us']:.0f}", f"{row['thread']:.3f}", f"{row['process']:.3f}",
+        f"{row['added_us']:.1f}", skipped, dense, row["left_out"],
+    )  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main():
@@ -229,18 +255,9 @@ def main():
     if options.one:
         print(json.dumps(one(*options.one, options.steps)))
         return
-    titles = ("step", "setting", "bare us", "thread", "process", "added us", "skipped step us", "dense step us")
-    print("| " + " | ".join(titles) + " | steps left out |")
-    print("|---" * (len(titles) + 1) + "|")
-    for workload, setting in rows(options):
-        command = [sys.executable, __file__, "--one", workload, setting, "--steps", str(options.steps)]
-        row = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-        skipped, dense = (f"{row[key]:.1f}" if key in row else "" for key in ("skipped_step_us", "dense_us"))
-        cells = (
-            row["workload"], row["setting"], f"{row['bare_us']:.0f}", f"{row['thread']:.3f}", f"{row['process']:.3f}",
-            f"{row['added_us']:.1f}", skipped, dense, row["left_out"],
-        )  # fmt: skip
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    print(heading())
+    for workload, setting in dense_rows() if options.dense else rows(options.only):
+        print(line(apart(workload, setting, options.steps)), flush=True)
 
 
 if __name__ == "__main__":

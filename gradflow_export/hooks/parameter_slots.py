@@ -38,7 +38,7 @@ def slots(model: nn.Module) -> Iterator[tuple[Slot, Tensor]]:
     seen: set[int] = set()
     for module in model.modules():
         for key, parameter in torch_private.parameters(module):
-            if parameter is not None and id(parameter) not in seen:
+            if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield Slot(module, key), parameter
 

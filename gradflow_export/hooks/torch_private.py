@@ -188,10 +188,11 @@ def buffers(module: nn.Module) -> list[tuple[str, Tensor | None]]:
     return list(module.named_buffers(recurse=False) if held is None else held.items())
 
 
-def parameters(module: nn.Module) -> list[tuple[str, Tensor | None]]:
-    """Return a module's own parameters by name; without the private name only those that are there."""
+def parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return a module's own parameters by name, those that are there."""
     held = getattr(module, "_parameters", None)
-    return list(module.named_parameters(recurse=False) if held is None else held.items())
+    every = module.named_parameters(recurse=False) if held is None else held.items()
+    return [(name, parameter) for name, parameter in every if parameter is not None]
 
 
 def own_tensor(module: nn.Module, name: str) -> Tensor | None:

@@ -62,7 +62,7 @@ class GradientStamps:
         model, seen = self._model(), set[int]()
         self._places, self.size = [], 0
         for module in () if model is None else model.modules():
-            named = [(key, p) for key, p in torch_private.parameters(module) if p is not None and id(p) not in seen]
+            named = [(key, p) for key, p in torch_private.parameters(module) if id(p) not in seen]
             named = list({id(p): (key, p) for key, p in reversed(named)}.values())[::-1]
             seen.update(id(p) for _, p in named)
             if named:
