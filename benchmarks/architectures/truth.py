@@ -1,9 +1,9 @@
 """The right blocks of 30 architectures, read from their sources before the finder was run on any of them.
 
-Blocks are what the data pass one after another from the input to the output: residual blocks, transformer layers, units of
-convolutions, of every stage and of both sides. What runs side by side (heads, experts, branches, the levels of a feature
-pyramid) is none, and neither are parts of a block. ``also`` lies in series too and may be found or not, such as what makes
-images smaller between two stages.
+Blocks are what the data pass one after another from the input to the output: residual blocks, transformer layers,
+units of convolutions, of every stage and of both sides. What runs side by side (heads, experts, branches, the levels
+of a feature pyramid) is none, and neither are parts of a block. ``also`` lies in series too and may be found or not,
+such as what makes images smaller between two stages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TRUTHS: dict[str, Truth] = {
         ("wav2vec2.feature_projection",),
     ),
     # Segmentation and detection.
-    "segformer": Truth("transformers", ("segformer.encoder.block.*.*",), ("segformer.encoder.patch_embeddings.*",)),
+    "segformer": Truth("transformers", ("segformer.stages.*.blocks.*",), ("segformer.stages.*.patch_embeddings",)),
     "detr": Truth(
         "transformers",
         ("model.backbone.model.encoder.stages.*.layers.*", "model.encoder.layers.*", "model.decoder.layers.*"),
