@@ -30,7 +30,7 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
+from gradflow_export.hooks.discover import find_blocks, given_blocks, site_name, unwrap
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
 from gradflow_export.hooks.shard_layout import is_spread, this_rank
@@ -87,18 +87,21 @@ def make_loop(
         ArgumentError: A block, a pair or a grid is not part of the model.
         ArgumentTypeError: A block is neither a name nor a module, a pair is none, or a grid has no width.
     """
-    chosen, leaves = find_blocks(model) if blocks is None else (named_blocks(model, blocks), False)
+    choice = find_blocks(model) if blocks is None else given_blocks(model, blocks)
+    chosen, names = choice.blocks, tuple(name for name, _ in choice.blocks)
     code = CompiledCode(model, known=compiled, inside=settings.compiled)
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     clipping = ClippingTap(reference, guard=part("clipping"))
     calls, found = ModuleCalls(code=code), blocks is None
-    block = BlockTap(calls, chosen, by_call_order=leaves, found=found, guard=part("blocks"))
+    ordered = found and choice.joined
+    block = BlockTap(calls, chosen, by_call_order=ordered, whole=choice.leaves, found=found, guard=part("blocks"))
+    block.choices = choice.choices
     follow, lonely = part("blocks")(block.follow), LonelyPasses(reference)
     told: deque[Issue | Note] = deque(maxlen=TOLD)
     given = {"pairs": pairs, "grids": grids, "copies": copies}
-    armed = make_instruments(Setting(model, code, part, tuple(name for name, _ in chosen), told.append, given))
+    armed = make_instruments(Setting(model, code, part, names, told.append, given))
     origin = OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
     seeing = [("origin", origin.see), *((tap.instrument, tap.see) for tap in armed if overrides(tap, "see"))]
     see = [part(name)(look) for name, look in seeing]

@@ -17,6 +17,7 @@ from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.extensions import active
+from gradflow_export.hooks.block_tree import BlockTree
 from gradflow_export.records.step_record import Issue, Note, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
@@ -54,6 +55,16 @@ class Reports:
     _closed: bool
     _unwatched: weakref.finalize[Any, Any]
     _panel: Panel | None = None
+
+    @property
+    def blocks(self) -> BlockTree:
+        """The names of the blocks whose gains are measured, from input to output as far as that is known.
+
+        Printed, it is a tree of where they lie and why there: ``print(exporter.blocks)``. Empty before ``watch()``.
+        """
+        model, tap = self._worker.summary.info, None if self._loop is None else self._loop.taps.blocks
+        name = "model" if model is None else model.model
+        return BlockTree(name, *(((), ()) if tap is None else (tap.in_order()[0], tap.choices)))
 
     @property
     def issues(self) -> tuple[Issue, ...]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.hooks import torch_private
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList)
-LEAST_BLOCKS = 3
-
-NamedModule = tuple[str, nn.Module]
+from gradflow_export.hooks.chains import CONTAINERS, LEAST_BLOCKS, Chains, Choice, NamedModule, choice, is_fan, kind_of
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -32,28 +29,44 @@ def site_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in torch_private.WRAPPERS)
 
 
-def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
+class Found(NamedTuple):
+    """The chain of blocks whose gains are worth knowing.
+
+    Attributes:
+        blocks: Names and modules in registration order.
+        leaves: Whether they are single layers.
+        choices: Why these, and what was left out.
+    """
+
+    blocks: list[NamedModule]
+    leaves: bool
+    choices: tuple[Choice, ...]
+
+    @property
+    def joined(self) -> bool:
+        """Whether their depth order is known only once they have been called."""
+        return self.leaves or sum(choice.chosen for choice in self.choices) > 1
+
+
+def find_blocks(model: nn.Module) -> Found:
     """Find the chain of blocks whose gains are worth knowing.
 
-    The longest outermost ``ModuleList`` or ``Sequential`` of like modules is taken; further lists whose members are of
-    the same class (the stages of a ResNet) are joined to it in order. Without one of at least ``LEAST_BLOCKS`` members
-    the modules that own parameters and hold no others that do are taken.
+    :class:`~gradflow_export.hooks.chains.Chains` looks for blocks of several layers. Where those are fewer than
+    ``LEAST_BLOCKS`` or hold the lesser part, the longest outermost ``ModuleList`` or ``Sequential`` of like modules is
+    taken; further lists whose members are of the same class are joined to it in order. Without one of at least
+    ``LEAST_BLOCKS`` members the modules that own parameters and hold no others that do are taken.
 
     Args:
         model: The unwrapped model.
-
-    Returns:
-        Names and modules in registration order, and whether they are leaf modules, whose depth order is known only
-        once they have been called.
     """
-    lists = list(_like_lists(model, ""))
-    if lists:
-        longest = max(lists, key=len)
-        kind = _kind(longest[0][1])
-        if not issubclass(kind, _CONTAINERS):
-            longest = [member for members in lists if _kind(members[0][1]) is kind for member in members]
-        if len(longest) >= LEAST_BLOCKS:
-            return longest, False
+    chains = Chains(model)
+    chain = list({id(module): (name, module) for name, module in reversed(chains.find("", model))}.values())[::-1]
+    longest = _longest(model)
+    if len(chain) >= LEAST_BLOCKS and 2 * chains.size(chain) >= chains.size(longest):
+        choices = tuple(choice._replace(place=site_name(choice.place)) for choice in chains.choices)
+        return Found([(site_name(name), module) for name, module in chain], leaves=False, choices=choices)
+    if len(longest) >= LEAST_BLOCKS:
+        return Found(longest, leaves=False, choices=_choices(longest, "the longest list of like modules"))
     leaves = [
         (site_name(name) or type(module).__name__, module)
         for name, module in model.named_modules()
@@ -61,20 +74,35 @@ def find_blocks(model: nn.Module) -> tuple[list[NamedModule], bool]:
         if not any(True for child in module.children() for _ in child.parameters())
         and any(True for _ in module.parameters(recurse=False))
     ]
-    return leaves, True
+    return Found(leaves, leaves=True, choices=_choices(leaves, "single layers, for there is no list of blocks"))
 
 
-def _kind(module: nn.Module) -> type:
-    """Return the class of a module, without the one that ``fully_shard`` puts before it."""
-    kind = type(module)
-    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
+def _choices(blocks: Sequence[NamedModule], why: str) -> tuple[Choice, ...]:
+    places: dict[str, list[nn.Module]] = {}
+    for name, module in blocks:
+        places.setdefault(name.rpartition(".")[0], []).append(module)
+    return tuple(choice(place, members, why, chosen=True) for place, members in places.items())
+
+
+def _longest(model: nn.Module) -> list[NamedModule]:
+    """Return the longest list of like modules, with those of the same class."""
+    lists = list(_like_lists(model, ""))
+    if not lists:
+        return []
+    longest = max(lists, key=len)
+    kind = kind_of(longest[0][1])
+    if issubclass(kind, CONTAINERS):
+        return longest
+    return [member for members in lists if kind_of(members[0][1]) is kind for member in members]
 
 
 def _like_lists(module: nn.Module, prefix: str) -> Iterator[list[NamedModule]]:
-    """Yield every outermost container of like modules, without looking into its members."""
+    """Yield every outermost container of like modules that may follow each other, without looking into its members."""
     members = [(f"{prefix}{name}", child) for name, child in module.named_children()]
-    if isinstance(module, _CONTAINERS) and len(members) > 1 and len({_kind(child) for _, child in members}) == 1:
-        yield [(site_name(name), child) for name, child in members]
+    like = isinstance(module, (nn.Sequential, nn.ModuleList)) and len({kind_of(child) for _, child in members}) == 1
+    if like and len(members) > 1:
+        if not is_fan(child for _, child in members):
+            yield [(site_name(name), child) for name, child in members]
         return
     for name, child in members:
         yield from _like_lists(child, f"{name}.")
@@ -115,6 +143,12 @@ def named_blocks(model: nn.Module, blocks: Iterable[str | nn.Module]) -> list[Na
                 "blocks=['encoder.0', 'encoder.1'] or blocks=model.encoder."
             )
     return check_blocks(out)
+
+
+def given_blocks(model: nn.Module, blocks: Iterable[str | nn.Module]) -> Found:
+    """Return the user's own choice, as :func:`named_blocks` resolves it."""
+    chosen = named_blocks(model, blocks)
+    return Found(chosen, leaves=False, choices=_choices(chosen, "named by watch(blocks=...)"))
 
 
 def check_blocks(blocks: Sequence[NamedModule]) -> list[NamedModule]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.junctions import LOSS, Junctions
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.chains import Choice
 from gradflow_export.hooks.compiled_calls import Reading
 from gradflow_export.hooks.discover import NamedModule
 from gradflow_export.hooks.gradient_hooks import GradientStore
@@ -63,9 +64,13 @@ class BlockTap:
     Args:
         calls: Sees the blocks being called.
         blocks: Names and modules.
-        by_call_order: Whether their order is that of their first calls, because they are leaf modules.
+        by_call_order: Whether their order is that of their calls, because they are leaf modules or of several lists.
+        whole: Whether they are all there is, so that after the last comes the loss.
         found: Whether nobody said that these blocks form a chain, so that it is looked up in the graph.
         guard: Wraps the hooks.
+
+    Attributes:
+        choices: Why these blocks; read by nobody but users.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class BlockTap:
         blocks: Sequence[NamedModule],
         *,
         by_call_order: bool = False,
+        whole: bool = False,
         found: bool = False,
         guard: Guard = unguarded,
     ) -> None:
@@ -84,7 +90,11 @@ class BlockTap:
         self._guard = guard
         self._part = guard if isinstance(guard, Part) else Part()
         self._spent = 0.0
-        self._order: dict[int, None] | None = {} if by_call_order else None
+        self._order: list[int] | None = [] if by_call_order else None
+        self._placed = [not by_call_order] * len(self.names)
+        self._latest: int | None = None
+        self._whole = whole
+        self.choices: tuple[Choice, ...] = ()
         self._ordered: tuple[tuple[str, ...], Places] | None = None
         self.junctions = Junctions() if found or by_call_order else None
         self._known: tuple[tuple[int, tuple[str, ...]], Drained] | None = None
@@ -127,8 +137,10 @@ class BlockTap:
             plain = type(output) is Tensor and output.requires_grad
             tensor = output if plain else output_tensor(output)
             order, junctions = self._order, self.junctions
-            if order is not None and index not in order:
-                self._first_call(index)
+            if order is not None:
+                if not self._placed[index]:
+                    self._first_call(index)
+                self._latest = index
             if tensor is None:
                 return
             if junctions is not None and junctions.learning:
@@ -144,8 +156,9 @@ class BlockTap:
             self._spent += time.perf_counter() - began
 
     def _first_call(self, index: int) -> None:
-        if self._order is not None:
-            self._order[index] = None
+        if self._order is not None:  # one that is skipped now and then comes after what is called before it
+            self._order.insert(0 if self._latest is None else self._order.index(self._latest) + 1, index)
+            self._placed[index] = True
         self._ordered = None
         if self.junctions is not None:
             self.junctions.again()
@@ -153,8 +166,9 @@ class BlockTap:
     def _made(self, index: int, tensor: Tensor) -> None:
         """Take an output inside compiled code, whose gradient comes by itself and whose graph cannot be followed."""
         self.junctions = None
-        if self._order is not None and index not in self._order:
+        if not self._placed[index]:
             self._first_call(index)
+        self._latest = index
         self._expected[index] = self.store.expect(index)
         self._sent.take(index, tensor)
 
@@ -169,7 +183,7 @@ class BlockTap:
         if self.junctions is not None:
             self.junctions.follow(loss)
 
-    def _in_order(self) -> tuple[tuple[str, ...], Places]:
+    def in_order(self) -> tuple[tuple[str, ...], Places]:
         """Return the names from input to output, as far as known, and their indices."""
         if self._ordered is None:
             every = range(len(self.names))
@@ -181,10 +195,11 @@ class BlockTap:
     def drain(self) -> Drained:
         """Give out norms, sizes, spreads and samples in depth order, and forget them."""
         self._tell_time()
+        self._latest = None
         if not self._sent and not self.store:
             self.store.settle()
             return []
-        sites, order = self._in_order()
+        sites, order = self.in_order()
         if self.junctions is not None and self.junctions.learning:
             self.junctions.settle(self.store.arrivals())
         out = [*self.store.drain(sites, order), *self._sent.drain(sites, order), *self._following(order, sites)]
@@ -200,7 +215,7 @@ class BlockTap:
             indices = [int(index) for index in order]
             following = self.junctions.following(indices)
             # Of a list of blocks, unlike of leaf modules, nobody knows what comes after the last.
-            end = LOSS if self._order is not None else UNKNOWN
+            end = LOSS if self._whole else UNKNOWN
             places = {LOSS: end, **{index: place for place, index in enumerate(indices)}}
             where = [place for place, index in enumerate(indices) if index in following]
             values = np.array([float(places[following[indices[place]]]) for place in where])
@@ -211,6 +226,7 @@ class BlockTap:
     def forget(self) -> None:
         """Forget what was collected, and what is still on its way: the step makes no record."""
         self._tell_time()
+        self._latest = None
         self._sent.forget()
         if self.junctions is not None:
             self.junctions.forget()

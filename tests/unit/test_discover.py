@@ -38,7 +38,7 @@ def module(**children):
 
 def names(model):
     """Return the names of the blocks that are found, and whether they are leaves."""
-    blocks, leaves = find_blocks(model)
+    blocks, leaves, _ = find_blocks(model)
     assert all(dict(model.named_modules(remove_duplicate=False))[n] is m for n, m in blocks)
     return [name for name, _ in blocks], leaves
 
