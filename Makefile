@@ -17,7 +17,7 @@ help:
 	@echo "make test-versions  run unit, contract and loop tests on the oldest and newest torch; writes docs/versions.md"
 	@echo "make test-wandb-versions  run the W&B tests on three releases of wandb (part of test-versions)"
 	@echo "make test-trackers  run the adapters for MLflow, SwanLab, Aim and ClearML against the real packages"
-	@echo "make test-frameworks  run the integrations in the real HF Trainer, Lightning, Accelerate, Ignite and Stable-Baselines3"
+	@echo "make test-frameworks  run the integrations in the real frameworks; writes the table of docs/integrations.md"
 	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
 	@echo "make lint      ruff: rules and format; prettier for the panel (needs Node 20 and npm)"
 	@echo "make types     mypy --strict"

@@ -25,7 +25,9 @@ TESTS = (
 )  # fmt: skip
 BETWEEN, NEWEST = "0.30", "newest"
 TRACKERS = ("mlflow-skinny", "swanlab", "aim", "clearml")
-FRAMEWORKS = ("accelerate", "lightning", "pytorch-ignite", "stable-baselines3", "transformers")
+FRAMEWORKS = (
+    "accelerate", "fastai", "keras", "lightning", "pytorch-ignite", "skorch", "stable-baselines3", "transformers",
+)  # fmt: skip
 
 
 def floor() -> str:
@@ -81,7 +83,7 @@ def main() -> int:
         return run(interpreter, args.tests or ["tests/trackers"])[1]
     if args.frameworks:
         interpreter = environment(args.environments.absolute() / "frameworks", list(FRAMEWORKS), shared_first=True)
-        return run(interpreter, args.tests or ["tests/frameworks"])[1]
+        return run(interpreter, args.tests or ["--write", "tests/frameworks"])[1]
     results = []
     for release in (floor(), BETWEEN, NEWEST):
         wanted = "wandb" if release == NEWEST else f"wandb=={release}.*"

@@ -202,3 +202,90 @@ def stable_baselines3(folder, steps, rate, make, done=0):
         if ours:
             seen.append(ours.logger.name_to_value["gradflow/health"])
     return algorithm.policy, seen, norms[done:]
+
+
+def _table(count):
+    """Return the rows as arrays."""
+    rows = Rows(count)
+    return rows.x.numpy(), rows.x[:, :3].argmax(1).numpy()
+
+
+def skorch(folder, steps, rate, make, done=0):
+    """skorch, whose history is saved and loaded."""
+    from skorch import NeuralNetClassifier
+    from skorch.callbacks import Callback
+
+    class Seen(Callback):
+        def on_train_begin(self, net, **more):
+            norms.append(norms_of(net.optimizer_))
+
+    norms = []
+    model = Net().layers
+    ours = make(model)
+    net = NeuralNetClassifier(
+        model, criterion=nn.CrossEntropyLoss, optimizer=torch.optim.SGD, lr=rate, batch_size=BATCH, max_epochs=1,
+        iterator_train__shuffle=False, train_split=None, verbose=0, callbacks=[Seen(), *([ours] if ours else [])],
+    )  # fmt: skip
+    net.initialize()
+    if done:
+        net.load_params(f_history=str(folder / "history.json"))
+    net.partial_fit(*_table(BATCH * steps))
+    folder.mkdir(exist_ok=True)
+    net.save_params(f_history=str(folder / "history.json"))
+    seen = [row["gradflow/health"] for row in net.history if "gradflow/health" in row] if ours else []
+    return net.module_, seen, norms[0]
+
+
+def keras(folder, steps, rate, make, done=0):
+    """Keras 3, whose optimizer is none of torch's."""
+    import os
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    class Seen(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            grads = [weight.value.grad for weight in self.model.trainable_weights]
+            norms.append(float(torch.linalg.vector_norm(torch.cat([grad.flatten() for grad in grads]).double())))
+
+    norms = []
+    keras.utils.set_random_seed(0)
+    if done:
+        model = keras.models.load_model(folder / "model.keras")
+    else:
+        tanh = (keras.layers.Dense(16, activation="tanh") for _ in range(2))
+        model = keras.Sequential([keras.Input((8,)), *tanh, keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.SGD(rate), loss=loss)
+    ours = make(model)
+    callbacks = [Seen(), *([ours] if ours else [])]
+    told = model.fit(*_table(BATCH * steps), batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+    folder.mkdir(exist_ok=True)
+    model.save(folder / "model.keras")
+    return model, told.history.get("gradflow/health", []), norms
+
+
+def fastai(folder, steps, rate, make, done=0):
+    """fastai with its own optimizer, which is none of torch's."""
+    from fastai.basics import SGD, Callback, DataLoaders, Learner
+
+    class Seen(Callback):
+        order = 40
+
+        def before_step(self):
+            grads = [p.grad.flatten() for p in self.learn.model.parameters()]
+            norms.append(float(torch.linalg.vector_norm(torch.cat(grads).double())))
+
+    norms = []
+    model = Net().layers
+    ours = make(model, done)
+    x, y = _table(BATCH * steps)
+    data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    loaders = DataLoaders(DataLoader(data, batch_size=BATCH), DataLoader(data, batch_size=BATCH))
+    callbacks = [Seen(), *([ours] if ours else [])]
+    learner = Learner(
+        loaders, model, nn.CrossEntropyLoss(), opt_func=SGD, lr=rate, cbs=callbacks, path=folder, train_bn=False
+    )
+    with learner.no_logging():
+        learner.fit(1, lr=rate, wd=0.0)
+    return model, [ours.session.health] if ours else [], norms
