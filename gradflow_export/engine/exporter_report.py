@@ -18,7 +18,7 @@ from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
-from gradflow_export.records.step_record import Issue, Note, StepRecord
+from gradflow_export.records.step_record import Issue, Note, RunInfo, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
 from gradflow_export.storage.table import write_table
@@ -42,6 +42,12 @@ def say_unwatched(wanted: bool, model: weakref.ref[Any]) -> None:
         _log.warning("gradflow: %s; call exporter.watch() before the loop.", UNWATCHED)
 
 
+def _tree(run: RunInfo | None, loop: TrainingLoop | None) -> BlockTree:
+    """Return the blocks of a run, none before it begins."""
+    name = "a model" if run is None else run.model
+    return BlockTree(name, *(((), ()) if loop is None else (loop.taps.blocks.in_order()[0], loop.taps.blocks.choices)))
+
+
 class Reports:
     """The reading side of :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
 
@@ -58,13 +64,8 @@ class Reports:
 
     @property
     def blocks(self) -> BlockTree:
-        """The names of the blocks whose gains are measured, from input to output as far as that is known.
-
-        Printed, it is a tree of where they lie and why there: ``print(exporter.blocks)``. Empty before ``watch()``.
-        """
-        model, tap = self._worker.summary.info, None if self._loop is None else self._loop.taps.blocks
-        name = "model" if model is None else model.model
-        return BlockTree(name, *(((), ()) if tap is None else (tap.in_order()[0], tap.choices)))
+        """Names of the blocks whose gains are measured; printed, a tree of where they lie, and why there."""
+        return _tree(self._worker.summary.info, self._loop)
 
     @property
     def issues(self) -> tuple[Issue, ...]:
@@ -127,10 +128,8 @@ class Reports:
 
     def __repr__(self) -> str:
         """Return model, place, step and verdict as of this moment, without waiting."""
-        info = self._worker.summary.info
         seen: str = self._worker.read_summary(lambda summary: f"step {summary.last}, {summary.verdict}")
-        model = "a model" if info is None else info.model
-        return f"<Exporter of {model} in {self.logdir}: {seen}>"
+        return f"<Exporter of {self.blocks.model} in {self.logdir}: {seen}>"
 
     def _repr_html_(self) -> str:
         self._catch_up()

@@ -13,6 +13,9 @@ from torch.nn.utils import parametrize
 LEAST_BLOCKS = 3
 LEAST_ALIKE = 4
 """Attributes of classes that come twice or more which make the module that holds them a chain, if it has others too."""
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 NamedModule = tuple[str, nn.Module]
@@ -206,7 +209,7 @@ def kind_of(module: nn.Module) -> type:
 
 def _widths(module: nn.Module) -> Widths | tuple[()]:
     """Return what the first layer takes, what the last gives out, and what any takes, as torch's own layers tell."""
-    layers = [part for part in module.modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))]  # noqa: SLF001
+    layers = [part for part in module.modules() if isinstance(part, (nn.Linear, *_CONVOLUTIONS))]
     if not layers:
         return ()
     takes = [part.in_features if isinstance(part, nn.Linear) else part.in_channels for part in layers]
