@@ -17,8 +17,9 @@ COMMAND = "exporter, or exporter.show()"
 class LiveCard:
     """A writer that shows verdict, issues and loss below the cell that trains.
 
-    ``Exporter(model, backends=["tensorboard", LiveCard()])``. The card is drawn anew at most every so many seconds of the run's own clock, and a last time at the end; nothing is
-    asked of the training thread. Outside of a notebook nothing is shown.
+    ``Exporter(model, backends=["tensorboard", LiveCard()])``. The card is drawn anew at most every so many seconds of
+    the run's own clock, and a last time at the end; nothing is asked of the training thread. Outside of a notebook
+    nothing is shown.
 
     Args:
         seconds: Between two drawings.
