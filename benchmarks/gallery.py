@@ -1,7 +1,7 @@
 """The gallery of docs/gallery.md: a dozen small programs with one fault each, what is found, a picture, the fix.
 
-``python benchmarks/gallery.py`` trains them all, writes the page and its pictures, and ends with 1 where the fault is not
-among the open issues.
+``python benchmarks/gallery.py`` trains them all, writes the page and its pictures, and ends with 1 where the fault is
+not among the issues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 STEPS = 120
 INTRO = """# Gallery of faults
 
-Each program below has one fault. The picture shows the loss on the left, and on the right the gradient norm of every weight of the
-last step that has any, input first, on a logarithmic axis. `python benchmarks/gallery.py` trains them and writes this page.
+Each program below has one fault. The picture shows the loss on the left, and on the right the gradient norm of every
+weight of the last step that has any, input first, on a logarithmic axis. `python benchmarks/gallery.py` trains them and
+writes this page.
 """
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -79,33 +80,81 @@ def broadcast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 FAULTS = (
     Fault(
-        "Twelve sigmoids", "VANISHING", "nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Sigmoid()) for _ in range(12)))",
+        "Twelve sigmoids",
+        "VANISHING",
+        "layers = [nn.Sequential(nn.Linear(32, 32), nn.Sigmoid()) for _ in range(12)]",
         lambda: layers(12, nn.Sigmoid),
     ),
     Fault(
-        "Weights that start too large", "EXPLODING", "layer.weight.mul_(8)",
-        lambda: scaled(layers(8, nn.ReLU), 8.0), rate=1e-9,
+        "Weights that start too large",
+        "EXPLODING",
+        "layer.weight.mul_(8)",
+        lambda: scaled(layers(8, nn.ReLU), 8.0),
+        rate=1e-9,
     ),
     Fault(
-        "Biases that switch units off", "DEAD", "layer.bias.fill_(-3)",
+        "Biases that switch units off",
+        "DEAD",
+        "layer.bias.fill_(-3)",
         lambda: scaled(layers(2, nn.ReLU), 1.0, -3.0),
     ),
-    Fault("A root of zero", "NUMERICAL", "loss + penalty.abs().sqrt().sum()", lambda: layers(2, nn.Tanh), root_of_nothing),
-    Fault("A learning rate of 3", "LEARNING_RATE", "SGD(model.parameters(), lr=3.0)", lambda: layers(2, nn.ReLU), rate=3.0),
     Fault(
-        "A layer the optimizer does not know", "NOT_TRAINING", "SGD(model[:-1].parameters(), lr=0.1)",
-        lambda: layers(2, nn.ReLU), trained=lambda model: list(model[:-1].parameters()),  # type: ignore[index]
+        "A root of zero", "NUMERICAL", "loss + penalty.abs().sqrt().sum()", lambda: layers(2, nn.Tanh), root_of_nothing
     ),
-    Fault("Gradients that are never cleared", "STALE_GRAD", "# optimizer.zero_grad()", lambda: layers(2, nn.Tanh), clear=False),
-    Fault("Softmax before cross entropy", "WRONG_LOSS", "cross_entropy(model(x).softmax(1), y)", lambda: layers(2, nn.ReLU), softmax_first),
-    Fault("Targets of another shape", "WRONG_LOSS", "(output - target).square().mean()    # [32, 1] - [32]", lambda: layers(2, nn.ReLU), broadcast, rate=0.01),
-    Fault("Inputs in the thousands", "DATA_SCALE", "x = 1000 * x + 5000", lambda: layers(2, nn.ReLU), rate=1e-6, data=lambda x: 1000 * x + 5000),
-    Fault("Units at their bounds", "SATURATION", "layer.weight.mul_(30)    # before tanh", lambda: scaled(layers(3, nn.Tanh), 30.0), rate=1e-3),
     Fault(
-        "All weights equal", "BAD_INIT", "nn.init.constant_(layer.weight, 0.1)",
+        "A learning rate of 3", "LEARNING_RATE", "SGD(model.parameters(), lr=3.0)", lambda: layers(2, nn.ReLU), rate=3.0
+    ),
+    Fault(
+        "A layer the optimizer does not know",
+        "NOT_TRAINING",
+        "SGD(model[:-1].parameters(), lr=0.1)",
+        lambda: layers(2, nn.ReLU),
+        trained=lambda model: list(model[:-1].parameters()),  # type: ignore[index]
+    ),
+    Fault(
+        "Gradients that are never cleared",
+        "STALE_GRAD",
+        "# optimizer.zero_grad()",
+        lambda: layers(2, nn.Tanh),
+        clear=False,
+    ),
+    Fault(
+        "Softmax before cross entropy",
+        "WRONG_LOSS",
+        "cross_entropy(model(x).softmax(1), y)",
+        lambda: layers(2, nn.ReLU),
+        softmax_first,
+    ),
+    Fault(
+        "Targets of another shape",
+        "WRONG_LOSS",
+        "(output - target).square().mean()    # [32, 1] - [32]",
+        lambda: layers(2, nn.ReLU),
+        broadcast,
+        rate=0.01,
+    ),
+    Fault(
+        "Inputs in the thousands",
+        "DATA_SCALE",
+        "x = 1000 * x + 5000",
+        lambda: layers(2, nn.ReLU),
+        rate=1e-6,
+        data=lambda x: 1000 * x + 5000,
+    ),
+    Fault(
+        "Units at their bounds",
+        "SATURATION",
+        "layer.weight.mul_(30)    # before tanh",
+        lambda: scaled(layers(3, nn.Tanh), 30.0),
+        rate=1e-3,
+    ),
+    Fault(
+        "All weights equal",
+        "BAD_INIT",
+        "nn.init.constant_(layer.weight, 0.1)",
         lambda: constant(layers(2, nn.Tanh)),
     ),
-)  # fmt: skip
+)
 
 
 def constant(model: nn.Sequential) -> nn.Sequential:
