@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         TrainContext,
         create_modular_train_context,
     )
+    from gradflow_export.engine.live_card import LiveCard
     from gradflow_export.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -94,6 +95,7 @@ __all__ = [
     "IssueSeverity",
     "IssueType",
     "JsonlWriter",
+    "LiveCard",
     "MemoryWriter",
     "MetricSpec",
     "MissingPackageError",
@@ -165,6 +167,7 @@ _HOMES = (
         ("BackwardPassDiagnostics", "DiscreteUpdateAnalyzer", "TrainContext", "create_modular_train_context"),
     ),
     ("errors", ("ArgumentError", "ArgumentTypeError", "GradflowError", "MissingPackageError", "StorageError")),
+    ("engine.live_card", ("LiveCard",)),
     ("exporter", ("Exporter",)),
     ("monitor", ("GradientGainMonitor",)),
     ("records.step_record", ("Histogram", "Issue", "IssueType", "Reading", "RunInfo", "Severity", "StepRecord")),

@@ -377,7 +377,7 @@ def write_run(folder: Path) -> None:
 
 
 OF_OTHERS_PACKAGES = {
-    f"{CORE}.integrations.{name}" for name in ("accelerate", "ignite", "lightning", "stable_baselines3", "transformers")
+    name for name in SOURCES if name.startswith(f"{CORE}.integrations.") and not name.endswith(".base")
 }
 """What needs a framework that is not installed everywhere: ``make test-frameworks`` imports it."""
 

@@ -135,8 +135,7 @@ class Reports:
         self._catch_up()
         place = str(self.logdir) if self._in_files() else ""
         command = f"gradflow report {place}, or exporter.show()" if place else "exporter.print_report()"
-        html: str = self._worker.read_summary(lambda summary: card(summary, place, command))
-        return html
+        return str(self._worker.read_summary(lambda summary: card(summary, place, command)))
 
     def show(self, height: int = 800) -> Panel:
         """Return the panel over this run, which a notebook shows in the cell; it goes on while training does.

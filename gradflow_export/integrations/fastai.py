@@ -56,7 +56,7 @@ class GradFlowCallback(Callback):  # type: ignore[misc,unused-ignore]  # fastai 
         self._by_hand = not isinstance(getattr(self.learn.opt, "opt", None), Optimizer)
 
     def after_step(self) -> None:
-        """End a step that no optimizer of torch tells of; stop where that was asked for."""
+        """End a step of an optimizer that is none of torch; stop where that was asked for."""
         if self.session.exporter is not None and not hasattr(self.learn, "lr_finder"):
             if self._by_hand:
                 self.session.exporter.step()

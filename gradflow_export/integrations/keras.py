@@ -48,7 +48,7 @@ class GradFlowCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ig
         self.session.start(self.model, logdir=self._logdir, step=int(self.model.optimizer.iterations), run=run)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End a step, of which no optimizer of torch tells."""
+        """End a step: the optimizer is none of torch."""
         if self.session.exporter is not None:
             self.session.exporter.step()
         if self.session.wants_stop():

@@ -43,6 +43,7 @@ CELLS = [
     "panel = exporter.show(height=500)\npanel",
     "import urllib.request\nprint(urllib.request.urlopen(panel.address).status, panel.address)",
     "model, exporter = train(30)\nexporter.close()",
+    "from gradflow_export import LiveCard\nmodel, exporter = train(60, backends=LiveCard(1e-6))\nexporter.close()",
 ]
 
 
@@ -101,6 +102,17 @@ def test_a_metric_is_a_data_frame(ran):
     table = html(ran[0][2])
     assert "12.weight" in table
     assert "<th>40</th>" in table
+
+
+def test_a_live_card_is_drawn_while_the_cell_trains(ran):
+    """One output below the cell, drawn anew in place: at the end it shows all steps, the loss and the verdict."""
+    cards = [out for out in ran[0][6] if "text/html" in out.get("data", {})]
+    assert len(cards) == 1
+    assert cards[0]["output_type"] == "display_data"
+    card = cards[0]["data"]["text/html"]
+    assert "step 60" in card
+    assert "<svg" in card
+    assert "VANISHING" in card
 
 
 def test_the_panel_is_a_frame_on_loopback_that_ends_with_the_kernel(ran):
