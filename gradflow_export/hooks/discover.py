@@ -63,7 +63,7 @@ def find_blocks(model: nn.Module) -> Found:
     chain = list({id(module): (name, module) for name, module in reversed(chains.find("", model))}.values())[::-1]
     longest = _longest(model)
     if len(chain) >= LEAST_BLOCKS and 2 * chains.size(chain) >= chains.size(longest):
-        choices = tuple(Choice(site_name(place), *told) for place, *told in chains.choices)
+        choices = tuple(Choice(site_name(each[0]), *each[1:]) for each in chains.choices)
         return Found([(site_name(name), module) for name, module in chain], leaves=False, choices=choices)
     if len(longest) >= LEAST_BLOCKS:
         return Found(longest, leaves=False, choices=_choices(longest, "the longest list of like modules"))

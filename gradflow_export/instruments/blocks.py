@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.junctions import LOSS, Junctions
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.chains import Choice
+from gradflow_export.hooks.chains import Choice, NamedModule
 from gradflow_export.hooks.compiled_calls import Reading
-from gradflow_export.hooks.discover import NamedModule
 from gradflow_export.hooks.gradient_hooks import GradientStore
 from gradflow_export.hooks.guards import Guard, Part, unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls
