@@ -15,8 +15,8 @@ from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.loss_edits import AnswersInUnits, Logits, OwnAxis, OwnPairs, TargetsAsShares
-from gradflow_export.experiments.passages import BentBetween, LongWeights, TiedCopies
+from gradflow_export.experiments.mending.losses import AnswersInUnits, Logits, OwnAxis, OwnPairs, TargetsAsShares
+from gradflow_export.experiments.mending.passages import BentBetween, LongWeights, TiedCopies
 from gradflow_export.experiments.target import Target
 from gradflow_export.records.issues import IssueType
 
