@@ -168,7 +168,7 @@ class Battery:
         plain = [look, *(found.get(((), seed)) for seed in range(1, SEEDS))]
         seeds = [each for each in plain if each is not None and each.losses and not each.error]
         if look is None or look.error or not look.losses or len(seeds) < SEEDS:
-            verdict.refused = self._failure(plain)
+            verdict.refused = failure(plain)
             return
         verdict.facts = look.facts
         if ((WATCH,), 0) in found:
@@ -195,15 +195,6 @@ class Battery:
         )
         verdict.seeds = len({each.losses for each in seeds})
         verdict.curves.update({"as it is": look.losses, **{name: each.losses for name, each in given.items()}})
-
-    def _failure(self, plain: Sequence[Result | None]) -> str:
-        """Return why runs without any change show nothing."""
-        failed = next((each.error for each in plain if each is not None and each.error), "")
-        if failed:
-            return f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
-        if any(each is None for each in plain):
-            return "the budget was spent before the script had run as it is with three seeds"
-        return "no loss was seen: nothing calls backward() before the optimizer steps"
 
     def _treat(self) -> None:
         verdict = self.verdict
@@ -340,6 +331,20 @@ class Battery:
             if self._laboratory.cpu > self._budget:
                 self.verdict.cut = bool(self._queue) or self.verdict.cut
                 self._queue.clear()
+
+
+def failure(plain: Sequence[Result | None]) -> str:
+    """Return why runs without any change show nothing.
+
+    Args:
+        plain: Those of each seed, ``None`` for what was not run.
+    """
+    failed = next((each.error for each in plain if each is not None and each.error), "")
+    if failed:
+        return f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
+    if any(each is None for each in plain):
+        return "the budget was spent before the script had run as it is with three seeds"
+    return "no loss was seen: nothing calls backward() before the optimizer steps"
 
 
 def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) -> str:

@@ -176,11 +176,12 @@ class Trial:
         return self.screened(baseline) or (gone and self.harmless(baseline))
 
     def harmless(self, baseline: Baseline) -> bool:
-        """Whether no loss is greater than without it."""
-        return all(
-            math.isfinite(effect) and effect <= WORSE * baseline.effect[min(seed, len(baseline.effect) - 1)]
+        """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise."""
+        shares = [
+            effect / max(baseline.effect[min(seed, len(baseline.effect) - 1)], LEAST)
             for seed, effect in self.effects.items()
-        )
+        ]
+        return all(map(math.isfinite, self.effects.values())) and statistics.median(shares) <= WORSE
 
     def relieves(self, baseline: Baseline | None) -> bool:
         """Whether in all three seeds the finding is gone and the loss no greater.

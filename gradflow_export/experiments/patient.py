@@ -98,9 +98,11 @@ class Patient:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if patient._depth or patient._inside_own:
-                if patient._steady:
+                if patient._steady and module.training:
                     # What is made in forward() begins in training mode.
                     module.training = False
+                    for each in patient.changes:
+                        each.acted |= each.steady
                 return plain(module, *args, **kwargs)
             return patient._outermost(module, args, kwargs)
 

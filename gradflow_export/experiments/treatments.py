@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradflow_export.experiments import interventions as do
-from gradflow_export.experiments import loss_edits as loss
 from gradflow_export.experiments import model_edits as edit
-from gradflow_export.experiments import passages
 from gradflow_export.experiments import probes as probe
 from gradflow_export.experiments.facts import Facts
+from gradflow_export.experiments.mending import losses as loss
+from gradflow_export.experiments.mending import passages
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
 

@@ -15,8 +15,8 @@ from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.loss_edits import AnswersInUnits, Logits, OwnAxis, OwnPairs, TargetsAsShares
-from gradflow_export.experiments.passages import BentBetween, LongWeights, TiedCopies
+from gradflow_export.experiments.mending.losses import AnswersInUnits, Logits, OwnAxis, OwnPairs, TargetsAsShares
+from gradflow_export.experiments.mending.passages import BentBetween, LongWeights, TiedCopies
 from gradflow_export.experiments.target import Target
 from gradflow_export.records.issues import IssueType
 
@@ -93,8 +93,8 @@ def test_relief_needs_three_seeds_without_the_finding_and_no_harm():
     base = Baseline((1.0,) * 3, (0.5,) * 3)
     gone = {0: True, 1: True, 2: True}
     assert Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.54}, gone=gone).relieves(base)
-    assert not Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.6}, gone=gone).relieves(base)
-    assert Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.6}, gone=gone).relieves(None)
+    assert not Trial(("x",), {0: 0.5, 1: 0.6, 2: 0.6}, gone=gone).relieves(base)
+    assert Trial(("x",), {0: 0.5, 1: 0.6, 2: 0.6}, gone=gone).relieves(None)
     assert not Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.5}, gone={**gone, 2: False}).relieves(base)
     assert not Trial(("x",), {0: 0.5}, gone={0: True}).relieves(base)
     assert not Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.5}, acted=False, gone=gone).relieves(base)
