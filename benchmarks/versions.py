@@ -85,7 +85,10 @@ def run(interpreter: Path, tests: list[str], more: list[str]) -> tuple[str, str,
     lines = log.read_text(errors="replace").strip().splitlines() or ["nothing was printed"]
     failed = tuple(line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR ")))
     counts = next((line.strip("= ") for line in reversed(lines) if re.search(r"\d+ (passed|failed|error)", line)), "")
-    return versions[0], versions[1], counts or f"pytest ended with {done.returncode}", failed
+    said = counts or f"pytest ended with {done.returncode}"
+    # A row of a part says so, until the whole has run.
+    said = said if tuple(tests) == TESTS else f"{', '.join(tests)} alone: {said}"
+    return versions[0], versions[1], said, failed
 
 
 def earlier(page: Path) -> list[Result]:
