@@ -161,7 +161,7 @@ export class Panel {
     this.#ridges.restore(wanted.histograms ?? "");
     this.#map.showReducer(this.#now.reduce);
     this.#showDepth();
-    await this.refresh();
+    await this.refresh(true);
     document.body.dataset["ready"] = "1";
     const look = (): void => {
       if (this.#live && this.#loader.idle && isVisible()) void this.refresh();
@@ -176,11 +176,10 @@ export class Panel {
   }
 
   /** Looks for runs and new steps; one small request when there is nothing new. */
-  async refresh(): Promise<void> {
+  async refresh(opening = false): Promise<void> {
     await this.#loader.guard(async () => {
       // Without a run to open, the first answer is the table of all of them: the list of runs is a part of it.
-      const none = this.#now.run === "" && this.#now.runs.length === 0;
-      const overview = none ? await fetchOverview(SOON) : null;
+      const overview = opening && this.#now.run === "" ? await fetchOverview(SOON) : null;
       const runs = overview === null || overview.runs.length < overview.total ? await fetchRuns() : overview.runs;
       const first = this.#now.run === "" && runs.length > 1;
       if (first || this.#overviewShown) {
