@@ -51,8 +51,8 @@ def fall(values: Floats, at: int | None = None) -> float:
 def still_falls(history: History, window: int = 40, recent: int = 16, sure: float = 2.5) -> bool:
     """Whether the last losses fall against their own noise: by halves of the window, or at its end, after a plateau.
 
-    Judged on the last losses alone: what fell before, as nearly every loss does to the level of the best constant,
-    tells nothing of what is learned now.
+    Judged on the last losses alone, none of them in the first third of the run: what fell before, as nearly every loss
+    does to the level of the best constant, tells nothing of what is learned now.
 
     Args:
         history: Holds ``loss``.
@@ -60,7 +60,8 @@ def still_falls(history: History, window: int = 40, recent: int = 16, sure: floa
         recent: How many of them are the end.
         sure: Least z-score.
     """
-    values = history.run("loss").values
+    loss = history.run("loss")
+    values = loss.values[-max(2 * loss.count // 3, 1) :]
     return fall(values[-window:]) >= sure or fall(values[-60 - recent :], min(len(values) - recent, 60)) >= sure
 
 

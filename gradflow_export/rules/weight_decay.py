@@ -47,8 +47,10 @@ class WeightDecay(Rule):
         columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
         if record.step > self.steps or not columns:
             return ()
-        left = np.where(sizes.present[-1, columns], sizes.values[-1, columns] / sizes.first[columns], 1.0)
-        share, typical = float((left <= self.shrunk).mean()), median(left.astype(np.float64))
+        now, begun = sizes.values[-1, columns].astype(np.float64), sizes.first[columns].astype(np.float64)
+        told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
+        left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
+        share, typical = float((left <= self.shrunk).mean()), median(left)
         if share < self.share:
             return ()
         return (

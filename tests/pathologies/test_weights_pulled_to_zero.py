@@ -36,7 +36,7 @@ def test_weights_that_decay_faster_than_they_learn_are_told(form):
     """Whether the optimizer shrinks them, or adds decay to the gradient, or the loss holds a penalty."""
     model = net()
     optimizer = {
-        "decoupled": lambda: torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=10.0),
+        "decoupled": lambda: torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=10.0),
         "coupled": lambda: torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.5),
         "in the loss": lambda: torch.optim.SGD(model.parameters(), lr=0.05),
     }[form]()
