@@ -44,12 +44,11 @@ from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
-from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation
+from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation, TakenBack
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
-from gradflow_export.rules.taken_back import TakenBack
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.weight_decay import WeightDecay
 

@@ -293,12 +293,9 @@ class TrainingLoop:
             self._hand_over(self.quiet.last_step(self._transfer))
 
     def notice_lonely(self) -> None:
-        """Count a backward pass; those that lead to no step make a record, so that the rules hear of them.
-
-        It is told of when it begins; of one that ``torch.autograd.grad`` makes only the gradients at blocks tell.
-        """
-        told = bool(self.taps.loss.passes.under)
-        if self.clock.last is None and self.open is None and not (self.lonely.over or told):
+        """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
+        counted = self.taps.loss.passes.under  # what reaches a block later belongs to the same pass
+        if self.clock.last is None and self.open is None and not (self.lonely.over or counted):
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:

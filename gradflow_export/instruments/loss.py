@@ -88,8 +88,7 @@ class LossTap:
         self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
-        self._counted = self._rooted = False
-        self._told = False
+        self._counted = self._rooted = self._told = False
         self._begun = unserializable_hook(guard(self._backward))  # type: ignore[no-untyped-call]
         self._joined: list[Loss] = []
         self._own: dict[int, Loss] = {}

@@ -31,12 +31,14 @@ class Diverging(Rule):
     """Find runs whose loss lies far above its first values and does not come back, or falls where it has no end.
 
     Judged on the loss alone: all of the last ``lasting`` losses lie above ``factor`` times the greatest of the first
-    ``begun``, and they do not fall. What it means depends on what the loss is measured against. Where the loss of the
+    ``begun``, and they do not fall.
+
+    What it means depends on what the loss is measured against. Where the loss of the
     best constant answer is known, a loss of ``worse`` times that cannot be the data's doing. Where it is not, targets
     may have grown, as those of a value function do: only when steps are large against the weights (``large``) as well,
     or the loss left its first values by ``far``, is it more than a remark. Losses of several optimizers that take turns
     tell nothing by their size, nor do losses that go below 0; but where the part with targets cannot go there, what is
-    added to it is told to have no lower bound.
+    added to it has no lower bound.
 
     Attributes:
         factor: Least multiple of the greatest of the first losses.
@@ -99,7 +101,7 @@ class Diverging(Rule):
         )
 
     def _without_bound(self, history: History, recent: Floats) -> tuple[Finding, ...]:
-        """Tell of a loss below 0 that goes on falling, although no part of it with targets can be below 0."""
+        """Report a loss below 0 that goes on falling, although no part of it with targets can be below 0."""
         sites = {*history.at_sites("loss.over_constant").sites, RUN_SITE}
         known = [
             past(history, "loss.known", site)[-1:] for site in sites if len(past(history, "loss.over_constant", site))
