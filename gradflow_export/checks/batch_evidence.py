@@ -128,7 +128,7 @@ class InputTap(Instrument):
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)
-                self._take(term, layers, pairs, whole=whole, alone=_is_alone(root.grad_fn, term.node))
+                self._take(term, layers, pairs, whole=whole, single=_is_alone(root.grad_fn, term.node))
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -151,7 +151,7 @@ class InputTap(Instrument):
         gone = before is not None and bool(before.expired())  # type: ignore[no-untyped-call]
         return gone and count not in self._sizes
 
-    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, alone: bool) -> None:
+    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, single: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
@@ -175,7 +175,7 @@ class InputTap(Instrument):
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens,
-            own=layers.own and not layers.foreign and (written is None or alone),
+            own=layers.own and not layers.foreign and (written is None or single),
             whole=whole,
             summed=term.summed,
             count=count,

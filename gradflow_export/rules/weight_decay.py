@@ -10,12 +10,13 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import no_better, still_falls
 from gradflow_export.rules.history import History
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightDecay(Rule):
-    """Find runs in which most weights lose half of their size within a few hundred steps.
+    """Find runs that learn nothing, in which half of the weights lose half of their size within a few hundred steps.
 
     What is learned moves weights here and there; only decay shrinks all of them together, and so fast only where it is
     the greater part of each step. A usual decay halves a weight that nothing else moves in ten thousand steps. Weights
@@ -26,18 +27,25 @@ class WeightDecay(Rule):
         steps: Steps within which it does.
         share: Least share of the weights.
         usual: Least and greatest gain with which the weights that are judged begin.
+        level: Share of the best constant's loss that counts as no better.
     """
 
     shrunk: float = 0.5
     steps: int = 500
     share: float = 0.5
     usual: tuple[float, float] = (0.1, 4.0)
+    level: float = 0.9
     patience: int = 2
     heal: int = 1000
 
     name: ClassVar[str] = "weight-decay"
     needs: ClassVar[tuple[str, ...]] = ("parameter.weight_norm",)
-    remembers: ClassVar[tuple[str, ...]] = ("parameter.weight_norm", "parameter.initial_gain")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "loss.over_constant",
+        "parameter.weight_norm",
+        "parameter.initial_gain",
+    )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the sizes of the weights in this record."""
@@ -45,7 +53,10 @@ class WeightDecay(Rule):
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         low, high = self.usual
         columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
-        if record.step > self.steps or not columns:
+        levels = history.at_sites("loss.over_constant").sites
+        if record.step > self.steps or not columns or not levels or still_falls(history):
+            return ()
+        if any(no_better(history, site, self.level, 5) is None for site in levels):
             return ()
         now, begun = sizes.values[-1, columns].astype(np.float64), sizes.first[columns].astype(np.float64)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
