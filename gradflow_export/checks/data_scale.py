@@ -30,7 +30,7 @@ class DataScale(Check):
 
     ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
     Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
-    in a sliver. Nothing is told of large inputs where a normalisation stands before or behind the first layer, which
+    in a sliver. Large inputs are not reported where a normalisation stands before or behind the first layer, which
     makes it blind to the scale.
 
     Why it is bad:

@@ -15,7 +15,7 @@ from gradflow_export.rules.history import History
 class SameBatch(Check):
     """Find loops whose batches hold the same samples in the same order at each step, although each is drawn anew.
 
-    Whoever trains on all data at once, or overfits one batch as a test, keeps it; a batch that is made again at each
+    Training on all data at once, or on one batch as a test, keeps that batch; a batch that is made again at each
     step and comes out the same was meant to be another one.
 
     Why it is bad:
