@@ -30,7 +30,7 @@ from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
-from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
+from gradflow_export.instruments.runtime import MEGABYTE, RuntimeInstrument
 from gradflow_export.profiles import Profile, Thresholds
 from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue
@@ -146,7 +146,7 @@ class Exporter(Reports):
         self._closed = False
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
-        self._runtime = RuntimeTap()
+        self._runtime = RuntimeInstrument()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info = describe(inner, self.settings)
         self._judge = make_judge(self.settings, strict=strict)
@@ -332,7 +332,7 @@ def _close_earlier(model: nn.Module, now: Exporter) -> None:
             earlier.close()
 
 
-def _read_memory(runtime: RuntimeTap, writers: Sequence[Writer]) -> dict[str, float]:
+def _read_memory(runtime: RuntimeInstrument, writers: Sequence[Writer]) -> dict[str, float]:
     """Return the memory of the device, and what writers keep of the run, in MB."""
     kept = sum(getattr(writer, "kept_bytes", 0) for writer in writers)
     return runtime.read_device() | ({"runtime.kept": kept / MEGABYTE} if kept else {})

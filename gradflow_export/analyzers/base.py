@@ -1,4 +1,4 @@
-"""What all analyzers share: a few passes through the user's model, read by the taps and judged by the rules."""
+"""What all analyzers share: a few passes through the user's model, read by the instruments and judged by the rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.exporter import suspended
 from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
-from gradflow_export.instruments.runtime import RuntimeTap
+from gradflow_export.instruments.runtime import RuntimeInstrument
 from gradflow_export.profiles import profile
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
 from gradflow_export.report.summary import RunSummary, issue_lines
@@ -79,7 +79,7 @@ class Recording:
         return sorted([*self.summary.issues, *self.found], key=lambda i: (not i.open, -i.severity, i.step))
 
     def take(self, bundle: Bundle) -> None:
-        """Turn what the taps gave out in one pass into a record and judge it."""
+        """Turn what the instruments gave out in one pass into a record and judge it."""
         readings, _, evidence = self._assembler.assemble(bundle)
         kept = [r for r in readings if not self._meaningless(r)]
         record = StepRecord(bundle.step, bundle.wall_time, tuple(kept), evidence=evidence)
@@ -183,7 +183,7 @@ class Analyzer:
         return profile(self.settings.profile, self.settings.thresholds)
 
     def _observe(self, loop: TrainingLoop, output: Any, losses: Losses) -> None:  # noqa: ARG002 - for subclasses
-        """Hand over to the taps what hooks cannot see; called after every forward pass."""
+        """Hand over to the instruments what hooks cannot see; called after every forward pass."""
         loop.taps.loss.observe({"loss": losses[0]})
 
     def _examine(self, objective: Objective, recording: Recording) -> None:
@@ -205,7 +205,7 @@ class Analyzer:
             self.settings,
             Guard(),
             recording.take,
-            runtime=RuntimeTap(),
+            runtime=RuntimeInstrument(),
             optimizer=optimizers or None,
             blocks=self.blocks,
             compiled=is_compiled(self.model),

@@ -20,7 +20,7 @@ from gradflow_export.analyzers.objective import Objective
 from gradflow_export.engine.build import is_compiled
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.module_calls import ModuleCalls
-from gradflow_export.instruments.recurrent import RecurrentTap
+from gradflow_export.instruments.recurrent import RecurrentInstrument
 from gradflow_export.metrics.recurrent import criticality, effective_radius, memory_length
 from gradflow_export.metrics.unrolled import Unrolled
 from gradflow_export.records.step_record import Issue, IssueType, Severity
@@ -233,7 +233,7 @@ class RecurrentAnalyzer(Analyzer):
         super()._examine(objective, recording)
         if not self.track_hidden_states:
             return
-        tap = RecurrentTap(ModuleCalls(enabled=not is_compiled(self.model)), unwrap(self.model))
+        tap = RecurrentInstrument(ModuleCalls(enabled=not is_compiled(self.model)), unwrap(self.model))
         with tap.attach():
             tap.arm(on=True)
             objective.evaluate(objective.input_fn())

@@ -16,7 +16,7 @@ from gradflow_export.analyzers.base import Analyzer, Blocks, InputFn, LossFn, Re
 from gradflow_export.analyzers.objective import Objective
 from gradflow_export.engine.build import is_compiled
 from gradflow_export.hooks.discover import unwrap
-from gradflow_export.instruments.attention import AttentionTap
+from gradflow_export.instruments.attention import AttentionInstrument
 from gradflow_export.records.step_record import Issue, Reading
 from gradflow_export.rules.attention import FixedDiversity, FixedEntropy, layer_of
 from gradflow_export.rules.base import Rule, number
@@ -178,7 +178,7 @@ class TransformerAnalyzer(Analyzer):
         super()._examine(objective, recording)
         if not self.track_attention_weights:
             return
-        tap = AttentionTap(unwrap(self.model), enabled=not is_compiled(self.model), keep_weights=True)
+        tap = AttentionInstrument(unwrap(self.model), enabled=not is_compiled(self.model), keep_weights=True)
         with tap.attach():
             tap.arm(on=True)
             objective.evaluate(objective.input_fn())

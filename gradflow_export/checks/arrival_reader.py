@@ -21,7 +21,7 @@ from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 
 FOLLOWED = 4
-"""Parameters that carry a hook while the tap is armed, besides one of each optimizer that has none among them."""
+"""Parameters with a hook while the instrument is armed, besides one of each optimizer that has none among them."""
 PLAYERS = 4
 """Optimizers of which one more parameter is followed, at most."""
 ENTRIES = 256
@@ -58,7 +58,7 @@ class _Arrivals:
         self.later: list[Tensor | None] = []
 
 
-class ArrivalTap(Instrument):
+class ArrivalInstrument(Instrument):
     """Follows a few parameters through the backward passes between two steps of their optimizer, while armed.
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
@@ -90,7 +90,7 @@ class ArrivalTap(Instrument):
         self._out: Drained = []
 
     @classmethod
-    def make(cls, setting: Setting) -> ArrivalTap:
+    def make(cls, setting: Setting) -> ArrivalInstrument:
         """Make one for a model."""
         return cls(setting.model, guard=setting.part(cls.instrument))
 

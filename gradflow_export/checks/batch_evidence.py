@@ -46,7 +46,7 @@ PASSES = 4
 """Backward passes of one step that are looked at; the micro-batches of an accumulated step are much alike."""
 
 
-class InputTap(Instrument):
+class InputInstrument(Instrument):
     """On sampled steps reads the graph of each loss before its backward pass, and takes rows of what it holds.
 
     Rows of inputs, predictions and targets are those of the same samples where that can be told by their number. They
@@ -70,7 +70,7 @@ class InputTap(Instrument):
         self._sizes: frozenset[int] | None = None
 
     @classmethod
-    def make(cls, setting: Setting) -> InputTap:
+    def make(cls, setting: Setting) -> InputInstrument:
         """Make one for a model."""
         return cls(weakref.ref(setting.model), guard=setting.part(cls.instrument))
 

@@ -48,7 +48,7 @@ STEPS_BACK = 4
 _OWN = frozenset(vars(nn.Module()))
 
 
-class WiringTap(Instrument):
+class WiringInstrument(Instrument):
     """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry.
 
     Args:
@@ -80,7 +80,7 @@ class WiringTap(Instrument):
         self._frozen: Drained = []
 
     @classmethod
-    def make(cls, setting: Setting) -> WiringTap:
+    def make(cls, setting: Setting) -> WiringInstrument:
         """Make one for a model."""
         code = setting.code
         return cls(setting.model, calls=not code.found, code=code, guard=setting.part(cls.instrument))

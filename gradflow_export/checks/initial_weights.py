@@ -50,7 +50,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, 
 _TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
 
 
-class InitialTap(Instrument):
+class InitialInstrument(Instrument):
     """Reads the weights of layers before the first step, and compares their rows again a few steps later.
 
     Args:
@@ -80,7 +80,7 @@ class InitialTap(Instrument):
         self._out: Drained = []
 
     @classmethod
-    def make(cls, setting: Setting) -> InitialTap:
+    def make(cls, setting: Setting) -> InitialInstrument:
         """Make one for a model."""
         return cls(setting.model)
 

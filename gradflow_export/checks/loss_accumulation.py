@@ -47,7 +47,7 @@ class _Root(NamedTuple):
     step: int
 
 
-class SumTap(Instrument):
+class SumInstrument(Instrument):
     """Reads, while armed, how many losses are nested in each other: l1, l1 + l2, l1 + l2 + l3.
 
     Terms are told by the number autograd gave to the node that made them, which is never given again, so that nothing
@@ -68,7 +68,7 @@ class SumTap(Instrument):
         self._told: list[Tensor] = []
 
     @classmethod
-    def make(cls, setting: Setting) -> SumTap:
+    def make(cls, setting: Setting) -> SumInstrument:
         """Make one for a model."""
         return cls(setting.model)
 

@@ -31,7 +31,7 @@ PARTS = 32
 """Children of a model whose own forward pass is not called that are looked at, at most."""
 
 
-class ModeTap(Instrument):
+class ModeInstrument(Instrument):
     """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
 
     Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
@@ -70,7 +70,7 @@ class ModeTap(Instrument):
         self.placed: list[Placed] = []
 
     @classmethod
-    def make(cls, setting: Setting) -> ModeTap:
+    def make(cls, setting: Setting) -> ModeInstrument:
         """Make one for a model."""
         return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 

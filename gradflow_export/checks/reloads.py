@@ -27,7 +27,7 @@ FOLLOWED = 4
 ENTRIES = 256
 
 
-class ReloadTap(Instrument):
+class ReloadInstrument(Instrument):
     """Counts calls of ``load_state_dict`` that put the weights of the first step back, while one optimizer goes on.
 
     An optimizer that is made anew begins another training, as for the next fold of a cross-validation.
@@ -50,7 +50,7 @@ class ReloadTap(Instrument):
         self._armed = False
 
     @classmethod
-    def make(cls, setting: Setting) -> ReloadTap:
+    def make(cls, setting: Setting) -> ReloadInstrument:
         """Make one for a model."""
         return cls(setting.model, guard=setting.part(cls.instrument))
 

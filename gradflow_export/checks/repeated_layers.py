@@ -31,7 +31,7 @@ LOOKS = 4
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-class RepeatedTap(Instrument):
+class RepeatedInstrument(Instrument):
     """Reports a layer that one container holds several times, where its calls follow each other or are all the same.
 
     Calls follow each other where what enters one was computed by the one before, as in a stack of blocks; they are the
@@ -57,7 +57,7 @@ class RepeatedTap(Instrument):
         self._rows: dict[str, float] = {}
 
     @classmethod
-    def make(cls, setting: Setting) -> RepeatedTap:
+    def make(cls, setting: Setting) -> RepeatedInstrument:
         """Make one for a model."""
         return cls(setting.model, guard=setting.part(cls.instrument))
 

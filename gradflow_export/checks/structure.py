@@ -27,7 +27,7 @@ ROOTS = 2
 """Losses of one of these steps that are read."""
 
 
-class StructureTap(Instrument):
+class StructureInstrument(Instrument):
     """In the first sampled steps reads the graph of each loss as a whole, before its backward pass.
 
     Args:
@@ -49,7 +49,7 @@ class StructureTap(Instrument):
         self._cut: dict[str, bool] = {}
 
     @classmethod
-    def make(cls, setting: Setting) -> StructureTap:
+    def make(cls, setting: Setting) -> StructureInstrument:
         """Make one for a model."""
         return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 

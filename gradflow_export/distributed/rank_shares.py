@@ -83,7 +83,7 @@ class Schema:
 
 
 class Schemas:
-    """Schemas by their fields. Names of sites are compared by identity: taps give out the same tuple at every step."""
+    """Schemas by their fields. Names of sites are compared by identity: each step has the same tuple."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[tuple[int, str, int], ...], tuple[Schema, list[Sites]]] = OrderedDict()

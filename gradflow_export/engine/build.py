@@ -1,4 +1,4 @@
-"""What an exporter needs to begin: its taps and loop, a place for files, a description of the run."""
+"""What an exporter needs to begin: its instruments and loop, a place for files, a description of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gradflow_export.engine.forked import new_session
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.registry import make_instruments, stepped, taken
 from gradflow_export.engine.step_timer import StepClock
-from gradflow_export.engine.training_loop import TOLD, Taps, TrainingLoop
+from gradflow_export.engine.training_loop import TOLD, Instruments, TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.hooks import torch_private
@@ -35,17 +35,17 @@ from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
 from gradflow_export.hooks.shard_layout import is_spread, this_rank
 from gradflow_export.instruments.base import Setting, overrides
-from gradflow_export.instruments.blocks import BlockTap
+from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
-from gradflow_export.instruments.gradients.clipping import ClippingTap
-from gradflow_export.instruments.gradients.parameters import GradientTap
-from gradflow_export.instruments.loss import LossTap
-from gradflow_export.instruments.moments import MomentTap
-from gradflow_export.instruments.origin import OriginTap
-from gradflow_export.instruments.runtime import RuntimeTap
-from gradflow_export.instruments.updates import UpdateTap
+from gradflow_export.instruments.gradients.clipping import ClippingInstrument
+from gradflow_export.instruments.gradients.parameters import GradientInstrument
+from gradflow_export.instruments.loss import LossInstrument
+from gradflow_export.instruments.moments import MomentInstrument
+from gradflow_export.instruments.origin import OriginInstrument
+from gradflow_export.instruments.runtime import RuntimeInstrument
+from gradflow_export.instruments.updates import UpdateInstrument
 from gradflow_export.profiles import profile as rules_of
 from gradflow_export.records.step_record import Issue, Note, RunInfo
 
@@ -58,7 +58,7 @@ def make_loop(
     guard: Guard,
     hand_over: Callable[[Bundle], None],
     *,
-    runtime: RuntimeTap,
+    runtime: RuntimeInstrument,
     criterion: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
@@ -67,7 +67,7 @@ def make_loop(
     copies: Copies = None,
     compiled: bool = False,
 ) -> TrainingLoop:
-    """Make the taps of one exporter and the loop that reads them; nothing is attached yet.
+    """Make the instruments of one exporter and the loop that reads them; nothing is attached yet.
 
     Args:
         model: The unwrapped model; only a weak reference to it is kept.
@@ -93,16 +93,18 @@ def make_loop(
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    clipping = ClippingTap(reference, guard=part("clipping"))
+    clipping = ClippingInstrument(reference, guard=part("clipping"))
     calls, found = ModuleCalls(code=code), blocks is None
     ordered = found and choice.joined
-    block = BlockTap(calls, chosen, by_call_order=ordered, whole=choice.leaves, found=found, guard=part("blocks"))
+    block = BlockInstrument(
+        calls, chosen, by_call_order=ordered, whole=choice.leaves, found=found, guard=part("blocks")
+    )
     block.choices = choice.choices
     follow, lonely = part("blocks")(block.follow), LonelyPasses(reference)
     told: deque[Issue | Note] = deque(maxlen=TOLD)
     given = {"pairs": pairs, "grids": grids, "copies": copies}
     armed = make_instruments(Setting(model, code, part, names, told.append, given))
-    origin = OriginTap(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
+    origin = OriginInstrument(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
     seeing = [("origin", origin.see), *((tap.instrument, tap.see) for tap in armed if overrides(tap, "see"))]
     see = [part(name)(look) for name, look in seeing]
     noticing = [lonely.noticed, *(tap.noticed for tap in armed if overrides(tap, "noticed"))]
@@ -117,11 +119,11 @@ def make_loop(
         origin.start_over()
 
     calls.on_transformed = part("wiring")(lonely.transformed)
-    taps = Taps(
+    taps = Instruments(
         block,
-        GradientTap(),
-        UpdateTap(reference),
-        LossTap(
+        GradientInstrument(),
+        UpdateInstrument(reference),
+        LossInstrument(
             criterion,
             model=reference,
             on_over=clipping.over,
@@ -132,7 +134,7 @@ def make_loop(
         ),
         runtime,
         origin,
-        MomentTap(),
+        MomentInstrument(),
         clipping,
         tuple(tap for tap in armed if not stepped(tap)),
         tuple(tap for tap in armed if stepped(tap)),

@@ -6,9 +6,9 @@ from collections.abc import Set as AbstractSet
 
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
-from gradflow_export.instruments.gradients.clipping import ClippingTap
-from gradflow_export.instruments.gradients.parameters import GradientTap
-from gradflow_export.instruments.origin import OriginTap
+from gradflow_export.instruments.gradients.clipping import ClippingInstrument
+from gradflow_export.instruments.gradients.parameters import GradientInstrument
+from gradflow_export.instruments.origin import OriginInstrument
 
 
 class UsedGradients:
@@ -24,9 +24,9 @@ class UsedGradients:
 
     def __init__(
         self,
-        gradients: GradientTap,
-        origin: OriginTap,
-        clipping: ClippingTap,
+        gradients: GradientInstrument,
+        origin: OriginInstrument,
+        clipping: ClippingInstrument,
         origin_part: Part,
         clipping_part: Part,
     ) -> None:

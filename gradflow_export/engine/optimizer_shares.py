@@ -9,8 +9,8 @@ from gradflow_export.engine.optimizer_groups import Joins, Partners
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.guards import Guard
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
-from gradflow_export.instruments.gradients.clipping import ClippingTap
-from gradflow_export.instruments.loss import LossTap
+from gradflow_export.instruments.gradients.clipping import ClippingInstrument
+from gradflow_export.instruments.loss import LossInstrument
 
 
 class _Forgets(Protocol):
@@ -30,7 +30,12 @@ class Players:
     """
 
     def __init__(
-        self, partners: Partners, loss: LossTap, clipping: ClippingTap, hooked: Sequence[_Forgets], guard: Guard
+        self,
+        partners: Partners,
+        loss: LossInstrument,
+        clipping: ClippingInstrument,
+        hooked: Sequence[_Forgets],
+        guard: Guard,
     ) -> None:
         self._partners, self._loss, self._clipping, self._hooked = partners, loss, clipping, hooked
         self.use, self._leave_out = guard(self._use), guard(self._forget)

@@ -1,4 +1,4 @@
-"""What happens on the training thread: taps are read when an optimizer steps, and the step is handed over."""
+"""What happens on the training thread: instruments are read when an optimizer steps, and the step is handed over."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import Instrument
-from gradflow_export.instruments.blocks import BlockTap
-from gradflow_export.instruments.gradients.clipping import ClippingTap
-from gradflow_export.instruments.gradients.parameters import GradientTap
-from gradflow_export.instruments.loss import LossTap
-from gradflow_export.instruments.moments import MomentTap
-from gradflow_export.instruments.origin import OriginTap
-from gradflow_export.instruments.runtime import RuntimeTap
-from gradflow_export.instruments.updates import UpdateTap
+from gradflow_export.instruments.blocks import BlockInstrument
+from gradflow_export.instruments.gradients.clipping import ClippingInstrument
+from gradflow_export.instruments.gradients.parameters import GradientInstrument
+from gradflow_export.instruments.loss import LossInstrument
+from gradflow_export.instruments.moments import MomentInstrument
+from gradflow_export.instruments.origin import OriginInstrument
+from gradflow_export.instruments.runtime import RuntimeInstrument
+from gradflow_export.instruments.updates import UpdateInstrument
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
@@ -48,17 +48,17 @@ TOLD = 1000
 
 
 @dataclass(frozen=True)
-class Taps:
+class Instruments:
     """The instruments of one exporter."""
 
-    blocks: BlockTap
-    gradients: GradientTap
-    updates: UpdateTap
-    loss: LossTap
-    runtime: RuntimeTap
-    origin: OriginTap
-    moments: MomentTap
-    clipping: ClippingTap
+    blocks: BlockInstrument
+    gradients: GradientInstrument
+    updates: UpdateInstrument
+    loss: LossInstrument
+    runtime: RuntimeInstrument
+    origin: OriginInstrument
+    moments: MomentInstrument
+    clipping: ClippingInstrument
     sampled: tuple[Instrument, ...] = ()
     stepped: tuple[Instrument, ...] = ()
     takes: frozenset[str] = frozenset()
@@ -91,11 +91,13 @@ class Taps:
 
     @property
     def news(self) -> bool:
-        """Whether a tap holds what no further step may come to report."""
+        """Whether an instrument holds what no further step may come to report."""
         return any(tap.news for tap in self.armed)
 
     @property
-    def hooked(self) -> tuple[BlockTap | LossTap | OriginTap | ClippingTap | Instrument, ...]:
+    def hooked(
+        self,
+    ) -> tuple[BlockInstrument | LossInstrument | OriginInstrument | ClippingInstrument | Instrument, ...]:
         """Those that see calls."""
         return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
 
@@ -133,7 +135,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        taps: Taps,
+        taps: Instruments,
         schedule: Schedule,
         guard: Guard,
         hand_over: Callable[[Bundle], None],
@@ -188,10 +190,10 @@ class TrainingLoop:
         self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
-        """Attach all taps and plan the first step; closing the returned stack undoes it."""
+        """Attach all instruments and plan the first step; closing the returned stack undoes it."""
         self.taps.loss.on_pass = self.taps.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
-            # First of all hooks, so that what other taps do after the step does not count as the step's time.
+            # First of all hooks, so that what other instruments do after the step does not count as the step's time.
             for tap in self.taps.hooked:
                 stack.enter_context(tap.attach())
             if self.optimizers is not None:
@@ -255,7 +257,7 @@ class TrainingLoop:
                 look(step)
 
     def _looks_at(self, step: OptimizerStep) -> bool:
-        """Whether taps around this step want to see it: when one is due, or when the optimizer may be new to them."""
+        """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
         return not self._partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self._due)
 
     def skip(self, step: OptimizerStep) -> None:
@@ -303,7 +305,7 @@ class TrainingLoop:
                 self._hand_over(bundle)
 
     def _collect(self, scalars: dict[str, float]) -> None:
-        """Put what the taps hold into the open bundle."""
+        """Put what the instruments hold into the open bundle."""
         now = time.perf_counter()
         if self.open is None:
             self.open = Bundle(self.steps + 1, time.time())

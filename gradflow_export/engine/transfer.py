@@ -45,7 +45,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Held:
-    """Values that taps gave out on the host: nothing to copy.
+    """Values that instruments gave out on the host: nothing to copy.
 
     Attributes:
         items: Each with an array of its own.
@@ -88,7 +88,7 @@ class Bundle:
 
 
 def pack(drained: Drained) -> list[Packed | Held]:
-    """Copy what the taps gave out towards the host, without waiting for any device.
+    """Copy what the instruments gave out towards the host, without waiting for any device.
 
     Args:
         drained: Values and samples, on any devices.

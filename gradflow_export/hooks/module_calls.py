@@ -29,7 +29,7 @@ _transform = torch_private.transform
 
 
 class ModuleCalls:
-    """One process-wide forward hook that serves all modules of one tap.
+    """One process-wide forward hook that serves all modules of one instrument.
 
     A hook on each of 400 modules costs a small model several per cent of every step, and would travel along when the
     model is pickled. PyTorch's global forward hook is registered only while a step is sampled, and nothing of ours is
@@ -129,7 +129,7 @@ class ModuleCalls:
         takers = [take for r in self.readings(module) if (take := r.backward if backward else r.forward) is not None]
         if takers:
             self.seen = True
-            own = tensor.clone()  # compiled code writes over its buffers and counts no versions; a tap may read later
+            own = tensor.clone()  # compiled code writes over its buffers and counts no versions; some read later
             for take in takers:
                 take(own)
 

@@ -23,7 +23,7 @@ class ModuleHook:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
-        """Hand over to the tap, but leave no trace in a graph that is being compiled."""
+        """Hand over to the instrument, but leave no trace in a graph that is being compiled."""
         if not torch.compiler.is_compiling():
             self._call(*args)
 

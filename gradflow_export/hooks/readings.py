@@ -19,7 +19,7 @@ class Pending:
     Attributes:
         metric: A name of the metric catalogue.
         sites: All sites of this metric.
-        values: One value for each entry of ``where``; an array is the tap's own. Shape: ``[len(where)]``.
+        values: One value for each entry of ``where``; an array is the instrument's own. Shape: ``[len(where)]``.
         where: Indices into ``sites`` that a value arrived for; ``None`` means all of them, in order.
         nan_is_missing: Whether NaN says that there is nothing to tell, which only the device knew.
     """
@@ -51,8 +51,8 @@ class Sample:
     Attributes:
         metric: What it will become.
         site: The layer or parameter.
-        values: Shape: ``[rows, columns]`` or ``[entries]``. With ``analyse``, and as an array, it is the tap's own
-            copy, contiguous, in float32 or float64.
+        values: Shape: ``[rows, columns]`` or ``[entries]``. With ``analyse``, and as an array, it is the instrument's
+            own copy, contiguous, in float32 or float64.
         analyse: Runs on the worker thread with the values on the host, so that the training thread pays for one copy
             only; it may be as slow as the worker can bear. Holds what it needs beside them, but no module or tensor.
     """

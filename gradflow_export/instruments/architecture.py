@@ -34,7 +34,7 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")  # noqa: PTH118, PTH1
 Place = tuple[str, int] | tuple[None, None]
 
 
-class PictureTap(Instrument):
+class PictureInstrument(Instrument):
     """Describes the model once, with the first record.
 
     Calls are seen until then, so that it costs nothing afterwards.
@@ -67,7 +67,7 @@ class PictureTap(Instrument):
         self._over = False
 
     @classmethod
-    def make(cls, setting: Setting) -> PictureTap:
+    def make(cls, setting: Setting) -> PictureInstrument:
         """Make one for a model."""
         tap = cls(setting.model, setting.blocks, calls=not setting.code.found, guard=setting.part(cls.instrument))
         tap.tell = setting.note
@@ -107,7 +107,7 @@ class PictureTap(Instrument):
         model = self._model()
         if not self._over and model is not None:
             self.tell(Note("architecture", type(model).__name__, 1, self._describe(model)))
-        # The hook goes when those of the other taps do: each change of the hooks of the process has code compiled anew.
+        # The hook goes when those of others do: each change of the hooks of the process has code compiled anew.
         self._over = True
         self.forget()
         return []

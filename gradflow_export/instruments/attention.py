@@ -72,7 +72,7 @@ class _Known:
     part: bool
 
 
-class AttentionTap(Instrument):
+class AttentionInstrument(Instrument):
     """Watches attention on sampled steps, however the model computes it, and what it leaves of its tokens.
 
     Seen are calls of ``scaled_dot_product_attention`` (and so ``nn.MultiheadAttention`` and ``TransformerEncoderLayer``
@@ -124,7 +124,7 @@ class AttentionTap(Instrument):
         self._inputs: dict[int, Tensor] = {}
 
     @classmethod
-    def make(cls, setting: Setting) -> AttentionTap:
+    def make(cls, setting: Setting) -> AttentionInstrument:
         """Make one for a model."""
         return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 
@@ -135,7 +135,7 @@ class AttentionTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         names = ("attention.entropy", *(name for name, _ in (*_OF_ANY, *_OF_SEVERAL)))
         return tuple(spec(name) for name in (*names, "block.rank_residual", "block.input_residual"))
 

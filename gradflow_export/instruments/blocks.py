@@ -57,7 +57,7 @@ def _parts(output: Any) -> Iterable[Any]:
     return output if isinstance(output, (tuple, list)) else ()
 
 
-class BlockTap:
+class BlockInstrument:
     """Gradient norms, output sizes, output spreads and samples of block outputs, while the module calls are armed.
 
     Args:
@@ -102,7 +102,7 @@ class BlockTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         names = ("gradient_norm", "output_rms", "output_max", "output_spread", "next")
         return tuple(spec(f"block.{name}") for name in names)
 

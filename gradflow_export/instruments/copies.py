@@ -36,7 +36,7 @@ PARALLEL = 1 - 1e-9
 _Held = tuple[str, Slot, Slot]
 
 
-class CopyTap(Instrument):
+class CopyInstrument(Instrument):
     """Reads, while armed, how far copies are apart.
 
     Copies that nobody named are parameters that begin with the same entries and get parallel gradients: those of one
@@ -64,7 +64,7 @@ class CopyTap(Instrument):
         self._out: Drained = []
 
     @classmethod
-    def make(cls, setting: Setting) -> CopyTap:
+    def make(cls, setting: Setting) -> CopyInstrument:
         """Make one for a model."""
         return cls(setting.model, setting.given.get("copies"))
 
@@ -75,7 +75,7 @@ class CopyTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return (spec("parameter.copy_gap"),)
 
     def attach(self) -> contextlib.ExitStack:

@@ -50,7 +50,7 @@ _KINDS = (
 Loss = Tensor | npt.NDArray[np.float64]
 
 
-class LossTap:
+class LossInstrument:
     """Collects losses and statistics of logits and of the loss's gradient over all backward passes of a step.
 
     A loss is what a criterion or the user reports, and of several the mean; where neither does, it is what
@@ -105,7 +105,7 @@ class LossTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
         names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
         return tuple(spec(name) for name in names)

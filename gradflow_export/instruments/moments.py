@@ -71,7 +71,7 @@ class _Adam:
         return stack_scalars([value.double() for value in found])
 
 
-class MomentTap:
+class MomentInstrument:
     """Reads the state of the optimizer after its step: of Adam and its kin, and the momentum of SGD."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class MomentTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", *NAMES))
 
     def after(self, step: OptimizerStep) -> None:

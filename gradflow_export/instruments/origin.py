@@ -62,7 +62,7 @@ Found = tuple[str, Sequence[str], int]
 """Kind, sites and number of the micro-batch."""
 
 
-class OriginTap:
+class OriginInstrument:
     """Says at which module, parameter or input the first NaN or Inf arose, and in which micro-batch.
 
     Nothing of the user's is called. Where ``backward`` is called on a loss that is not finite, the graph of autograd
@@ -97,7 +97,7 @@ class OriginTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(f"origin.{kind}") for kind in ("input", "weights", "forward", "loss", "backward"))
 
     def attach(self) -> contextlib.ExitStack:

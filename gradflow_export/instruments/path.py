@@ -66,7 +66,7 @@ class Followed:
     count: int
 
 
-class PathTap:
+class PathInstrument:
     """Samples weights and gradients at the same evenly spaced entries, optimizer by optimizer.
 
     A few entries are enough: what goes round as a whole goes round in nearly every sample of its coordinates. Read
@@ -79,7 +79,7 @@ class PathTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(name) for name in (*METRICS.values(), RADIUS))
 
     def followed(self, step: OptimizerStep) -> list[Followed]:

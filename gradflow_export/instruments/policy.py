@@ -32,7 +32,7 @@ NEAREST = 64
 """Nodes of the graph that are looked at for the parameters a distribution comes from."""
 
 
-class PolicyTap(Instrument):
+class PolicyInstrument(Instrument):
     """Entropy and spread of the actions a policy would take, and the layer they come from.
 
     Of what one head hands over several times before a step ends the last counts; over several heads means are taken.
@@ -52,7 +52,7 @@ class PolicyTap(Instrument):
         self._values: dict[str, dict[str, Tensor]] = {}
 
     @classmethod
-    def make(cls, setting: Setting) -> PolicyTap:
+    def make(cls, setting: Setting) -> PolicyInstrument:
         """Make one for a model."""
         return cls(setting.model)
 
@@ -63,7 +63,7 @@ class PolicyTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(name) for name in POLICY_METRICS)
 
     def attach(self) -> contextlib.ExitStack:

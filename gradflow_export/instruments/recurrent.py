@@ -97,7 +97,7 @@ class _Taken:
     uncopied: int = 0
 
 
-class RecurrentTap(Instrument):
+class RecurrentInstrument(Instrument):
     """Copies a few steps of a few sequences of RNN, LSTM and GRU modules, and of RNNCell, LSTMCell and GRUCell.
 
     Left out are subclasses with a ``forward`` of their own, whose recurrence cannot be known, and modules whose
@@ -120,7 +120,7 @@ class RecurrentTap(Instrument):
         self._known: tuple[_Known, ...] = tuple(known for known, _ in self._found)
 
     @classmethod
-    def make(cls, setting: Setting) -> RecurrentTap:
+    def make(cls, setting: Setting) -> RecurrentInstrument:
         """Make one for a model."""
         return cls(ModuleCalls(code=setting.code), setting.model, guard=setting.part(cls.instrument))
 
@@ -131,7 +131,7 @@ class RecurrentTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(f"recurrent.{name}") for name in RECURRENT_METRICS)
 
     def attach(self) -> contextlib.ExitStack:

@@ -31,7 +31,7 @@ def checksum(entries: Tensor) -> Tensor:
     return torch.dot(wide, torch.arange(wide.numel(), dtype=torch.float64, device=wide.device).cos())
 
 
-class ReplicaTap(Instrument):
+class ReplicaInstrument(Instrument):
     """Reads, before an optimizer steps, checksums of the parameters that lie whole on each rank, while it is armed.
 
     Nothing is compared here: each rank tells its own sums, and rank 0 looks at how far they are apart.
@@ -52,7 +52,7 @@ class ReplicaTap(Instrument):
         self._out: Drained = []
 
     @classmethod
-    def make(cls, setting: Setting) -> ReplicaTap:
+    def make(cls, setting: Setting) -> ReplicaInstrument:
         """Make one for a model."""
         return cls(setting.model)
 
@@ -63,7 +63,7 @@ class ReplicaTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return (spec("parameter.replica_gap"),)
 
     def attach(self) -> contextlib.ExitStack:

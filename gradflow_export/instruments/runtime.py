@@ -21,7 +21,7 @@ _PAGE = mmap.PAGESIZE
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-class RuntimeTap:
+class RuntimeInstrument:
     """Reads memory figures in MB (2^20 bytes)."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class RuntimeTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         names = ("rss", "vms", "memory_limit", "cuda_allocated", "cuda_reserved", "cuda_peak", "cuda_limit")
         return tuple(spec(f"runtime.{name}") for name in names)
 

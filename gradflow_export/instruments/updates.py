@@ -129,7 +129,7 @@ def _rows(optimizer: object, parameter: Tensor, room: int) -> tuple[Tensor, bool
     return (none, False) if found is None else (found, False)
 
 
-class UpdateTap:
+class UpdateInstrument:
     """Weight norms, update norms and what each parameter's learning rate is.
 
     Args:
@@ -147,7 +147,7 @@ class UpdateTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         names = (
             "weight_norm",
             "update_norm",

@@ -1,4 +1,4 @@
-"""The frozen data that travels from taps to rules, writers and the panel (floor 0: numpy only).
+"""The frozen data that travels from instruments to rules, writers and the panel (floor 0: numpy only).
 
 Four states of a value are kept apart everywhere: *missing* (nothing arrived), ``0.0``, NaN and Inf.
 """

@@ -74,15 +74,15 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
 
 
 PARTS = {
-    "gradients": "gradflow_export.instruments.gradients.parameters.GradientTap.read",
+    "gradients": "gradflow_export.instruments.gradients.parameters.GradientInstrument.read",
     "updates": "gradflow_export.instruments.updates._Plan.keep",
     "updates after": "gradflow_export.instruments.updates._Plan.compare",
     "updates settled": "gradflow_export.instruments.change_check.Checksums.compare",
     "blocks": "gradflow_export.hooks.output_stats.SentOutputs.take",
     "blocks backward": "gradflow_export.hooks.gradient_hooks.GradientStore._read",
-    "blocks drain": "gradflow_export.instruments.blocks.BlockTap.drain",
-    "activations": "gradflow_export.instruments.activations.modules.ActivationTap._unit_dim",
-    "loss": "gradflow_export.instruments.loss.LossTap.observe_loss",
+    "blocks drain": "gradflow_export.instruments.blocks.BlockInstrument.drain",
+    "activations": "gradflow_export.instruments.activations.modules.ActivationInstrument._unit_dim",
+    "loss": "gradflow_export.instruments.loss.LossInstrument.observe_loss",
     "loss logits": "gradflow_export.instruments.loss.as_samples",
     "origin": "gradflow_export.instruments.origin._seen",
     "moments": "gradflow_export.instruments.moments._read",

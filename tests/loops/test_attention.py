@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention as bound_earlier
 from torch.utils.checkpoint import checkpoint
 
-from gradflow_export.instruments.attention import AttentionTap
+from gradflow_export.instruments.attention import AttentionInstrument
 from gradflow_export.schedule import INTERVALS
 
 WIDTH, HEADS, LENGTH = 12, 3, 6
@@ -269,7 +269,7 @@ def test_two_watchers_inside_one_another_give_back_what_they_found():
     before = originals()
     outer, inner = Former(), Former()
     for first_out in (0, 1):
-        taps = [AttentionTap(outer), AttentionTap(inner)]
+        taps = [AttentionInstrument(outer), AttentionInstrument(inner)]
         stacks = [tap.attach() for tap in taps]
         for tap, model in zip(taps, (outer, inner), strict=True):
             tap.arm(on=True)
@@ -281,7 +281,7 @@ def test_two_watchers_inside_one_another_give_back_what_they_found():
 
 
 def test_a_model_without_attention_is_no_longer_looked_at(watching, recorded):
-    """After five sampled steps without any the tap rests; a softmax over classes is never taken for attention."""
+    """After five sampled steps without any the instrument rests; a softmax over classes is never taken for attention."""
 
     class Router(nn.Module):
         def __init__(self):

@@ -240,7 +240,7 @@ def test_code_that_is_older_than_watch_is_told_of(watching, recorded, said):
 
 
 def test_watching_again_needs_no_third_graph(watching, recorded):
-    """Closing takes the taps out of the code, watching again puts them in, with values in both runs."""
+    """Closing takes the instruments out of the code, watching again puts them in, with values in both runs."""
     model, counter = Net(), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for _ in range(3):

@@ -50,7 +50,7 @@ EXACT = {(True, "SGD"), (True, "momentum"), (True, "Adagrad"), (False, "SGD"), (
 def test_an_update_norm_follows_the_rows_that_move(watching, recorded, monkeypatch, sparse, name, room):
     """Exact, or within the error that is stated, at sizes around the limit and however few rows move."""
     monkeypatch.setattr(updates, "ENTRIES", room)
-    monkeypatch.setattr(updates.UpdateTap.__init__, "__defaults__", (room,))
+    monkeypatch.setattr(updates.UpdateInstrument.__init__, "__defaults__", (room,))
     torch.manual_seed(0)
     model = Words(sparse=sparse)
     optimizer, exporter = OPTIMIZERS[name](model.parameters()), watching(model, intervals=EVERY)

@@ -245,7 +245,7 @@ def averaged(run):
 
 
 def compiled(run, *, reentrant=None):
-    """One graph; the tap's operator in it needs no compiler of C++ to be right."""
+    """One graph; the instrument's operator in it needs no compiler of C++ to be right."""
     torch._dynamo.reset()
     run.model.reentrant = reentrant
     run.call = torch.compile(run.model, backend="aot_eager", fullgraph=True)

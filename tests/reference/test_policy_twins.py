@@ -18,7 +18,7 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from gradflow_export.instruments.policy import PolicyTap
+from gradflow_export.instruments.policy import PolicyInstrument
 from gradflow_export.metrics.policy import discrete_entropy, gaussian_entropy, mean_std
 
 
@@ -33,8 +33,8 @@ def plain_entropy(rows):
 
 
 def read(policy, model=None):
-    """Return what the tap gives out for one policy, ``{(metric, site): value}``."""
-    tap = PolicyTap(model or nn.Linear(1, 1))
+    """Return what the instrument gives out for one policy, ``{(metric, site): value}``."""
+    tap = PolicyInstrument(model or nn.Linear(1, 1))
     tap.arm(on=True)
     tap.observe(policy)
     return {(i.metric, s): float(v) for i in tap.drain() for s, v in zip(i.sites, i.values, strict=True)}
@@ -114,7 +114,7 @@ def test_the_layer_a_distribution_comes_from_is_named():
 def test_heads_are_averaged():
     """Two heads of one step are told apart, and the policy's entropy is their mean."""
     model = nn.ModuleDict({"a": nn.Linear(2, 3), "b": nn.Linear(2, 4)})
-    tap = PolicyTap(model)
+    tap = PolicyInstrument(model)
     tap.arm(on=True)
     for head in model.values():
         tap.observe({"logits": 5 * head(torch.randn(6, 2))})
@@ -125,7 +125,7 @@ def test_heads_are_averaged():
 
 def test_what_cannot_be_read_is_told_of_once(caplog):
     """An unknown key is answered with the nearest, another kind of object with what is taken; nothing raises."""
-    tap = PolicyTap(nn.Linear(1, 1))
+    tap = PolicyInstrument(nn.Linear(1, 1))
     for on in (False, True):
         tap.arm(on=on)
         for policy in ({"logit": torch.zeros(2, 2)}, torch.zeros(2), Bernoulli(torch.tensor(0.5)), None):
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_told_of_once(caplog):
 
 
 def test_nothing_is_read_while_it_is_not_due():
-    """Between readings the tap only looks at names."""
-    tap = PolicyTap(nn.Linear(1, 1))
+    """Between readings the instrument only looks at names."""
+    tap = PolicyInstrument(nn.Linear(1, 1))
     tap.observe({"logits": torch.zeros(2, 2)})
     assert tap.drain() == []

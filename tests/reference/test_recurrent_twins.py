@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
 from gradflow_export.hooks.module_calls import ModuleCalls
-from gradflow_export.instruments.recurrent import RecurrentTap
+from gradflow_export.instruments.recurrent import RecurrentInstrument
 from gradflow_export.metrics.recurrent import Layer, criticality, dynamics, largest_lyapunov, memory_length, run
 from gradflow_export.metrics.spectra import spectral_norm, spectral_radius
 
@@ -50,8 +50,8 @@ def true_jacobian(module, x, z):
 
 
 def captured(module, *calls, model=None):
-    """Return what the tap and its analysis make of calls of a module, ``(metric, site) -> value``."""
-    tap = RecurrentTap(ModuleCalls(), model or module)
+    """Return what the instrument and its analysis make of calls of a module, ``(metric, site) -> value``."""
+    tap = RecurrentInstrument(ModuleCalls(), model or module)
     with tap.attach():
         tap.arm(on=True)
         for call in calls:

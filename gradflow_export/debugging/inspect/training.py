@@ -18,7 +18,7 @@ from gradflow_export.debugging.inspect.gradients import holds_inf, norms_of, par
 from gradflow_export.debugging.inspect.history import DebugEntry
 from gradflow_export.debugging.inspect.tensor_info import TensorInfos, describe_tensors
 from gradflow_export.errors import ArgumentTypeError
-from gradflow_export.instruments.runtime import RuntimeTap
+from gradflow_export.instruments.runtime import RuntimeInstrument
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.metrics.arrays.tensors import flat_entries
 from gradflow_export.records.step_record import Reading, issue_to_json, number_to_json
@@ -43,7 +43,7 @@ class TrainingDebugger(PyTorchDebugger):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._losses: deque[float] = deque(maxlen=LOSSES)
-        self._memory = RuntimeTap()
+        self._memory = RuntimeInstrument()
         self._bytes: dict[str, int] = {}
 
     def monitor_training_step(self, model: nn.Module, loss: Tensor | float, step: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gradflow_export.debugging.nan.trace import Culprit, trace
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Pending
-from gradflow_export.instruments.origin import OriginTap
+from gradflow_export.instruments.origin import OriginInstrument
 from gradflow_export.rules.base import some
 
 _log = logging.getLogger("gradflow_export")
@@ -61,7 +61,7 @@ class Locator:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._tap = OriginTap(self._model, rerun=True)
+        self._tap = OriginInstrument(self._model, rerun=True)
         self._hooks = self._tap.attach()
         self._left = TRACES
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.hooks.instances import instances
-from gradflow_export.instruments.runtime import MEGABYTE, RuntimeTap
+from gradflow_export.instruments.runtime import MEGABYTE, RuntimeInstrument
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.memory import MemoryLeak
@@ -118,7 +118,7 @@ class MemoryWatch:
     """
 
     def __init__(self, scan_interval: int = 0) -> None:
-        self._tap, self._total = RuntimeTap(), psutil.virtual_memory().total / MEGABYTE
+        self._tap, self._total = RuntimeInstrument(), psutil.virtual_memory().total / MEGABYTE
         self._judge = Judge((MemoryLeak(),))
         self._interval = scan_interval
         self.census = TensorCensus()

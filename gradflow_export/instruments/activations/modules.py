@@ -44,7 +44,7 @@ def saturation_kind(module: nn.Module) -> str | None:
     return None
 
 
-class ActivationTap(Instrument):
+class ActivationInstrument(Instrument):
     """Watches ReLU, ReLU6, Tanh, Sigmoid, Hardtanh and Hardsigmoid modules while the module calls are armed.
 
     ``F.relu`` and its like are no modules: their units go by the layer that feeds them. Other activations that are
@@ -77,7 +77,7 @@ class ActivationTap(Instrument):
         self._modules = len(self._rectifiers) + len(self._saturating) + (calls.enabled and self._functional.may_be)
 
     @classmethod
-    def make(cls, setting: Setting) -> ActivationTap:
+    def make(cls, setting: Setting) -> ActivationInstrument:
         """Make one for a model."""
         return cls(ModuleCalls(code=setting.code), setting.model, guard=setting.part(cls.instrument))
 
@@ -88,7 +88,7 @@ class ActivationTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(f"activation.{name}") for name in ("dead_share", "saturated_share", "zero_share"))
 
     def attach(self) -> contextlib.ExitStack:

@@ -58,7 +58,7 @@ class _Entry:
     expected: Tensor | None = None
 
 
-class DiscreteTap(Instrument):
+class DiscreteInstrument(Instrument):
     """Compares the weights that consecutive forward passes use, while it is armed.
 
     What a step meant is known when it ends; what came of it only when the next forward pass has used the weights,
@@ -132,7 +132,7 @@ class DiscreteTap(Instrument):
         self._out: Drained = []
 
     @classmethod
-    def make(cls, setting: Setting) -> DiscreteTap:
+    def make(cls, setting: Setting) -> DiscreteInstrument:
         """Make one for a model."""
         pairs, grids, guard = setting.given.get("pairs"), setting.given.get("grids"), setting.part(cls.instrument)
         return cls(setting.model, pairs=pairs, grids=grids, code=setting.code, guard=guard)
@@ -144,7 +144,7 @@ class DiscreteTap(Instrument):
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(name) for name in METRICS)
 
     @property

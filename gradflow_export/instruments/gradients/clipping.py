@@ -56,7 +56,7 @@ class ClipCall(Pending):
         return float(torch.clamp(self.limit / (torch.tensor(total, dtype=self.dtype) + 1e-6), max=1.0))
 
 
-class ClippingTap:
+class ClippingInstrument:
     """Reads gradient norms before clipping.
 
     Where ``torch.nn.utils.clip_grad_norm_`` or ``clip_grads_with_norm_`` is called, its total norm is taken at every
@@ -92,7 +92,7 @@ class ClippingTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         return tuple(spec(f"gradient.{name}") for name in ("norm_before_clip", "clip_scale", "first_norm"))
 
     @property

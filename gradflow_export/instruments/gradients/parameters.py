@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned, only_reads
 from gradflow_export.hooks.readings import Drained, Pending, Sample, join_scalars
 from gradflow_export.instruments.gradients.reader import Floats, GradientReader, Sketch
-from gradflow_export.instruments.path import PathTap
+from gradflow_export.instruments.path import PathInstrument
 from gradflow_export.metrics.arrays.entries import ENTRY_STATISTICS, entry_statistics
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.norms import l2_norms
@@ -49,7 +49,7 @@ def by_depth(places: Sequence[int], most: int) -> list[int]:
     return [places[begin + int((part * part * _GOLDEN) % 1.0 * (end - begin))] for part, (begin, end) in parts]
 
 
-class GradientTap:
+class GradientInstrument:
     """Reads ``.grad`` of the parameters an optimizer owns, once per optimizer step."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class GradientTap:
         self._readers: weakref.WeakKeyDictionary[object, GradientReader] = weakref.WeakKeyDictionary()
         self._first: weakref.ref[object] | None = None
         self._several = False
-        self._path = PathTap()
+        self._path = PathInstrument()
         self._out: Drained = []
         self._norms: Tensor | Floats | None = None
         self._later: GradientReader | None = None
@@ -71,7 +71,7 @@ class GradientTap:
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
-        """The metrics this tap can give out."""
+        """The metrics this instrument can give out."""
         names = ("gradient_norm", "gradient_l1", "gradient_linf", "gradient_mean", "zero_share", "nonfinite")
         whole = (spec(f"gradient.{name}") for name in ("cosine", "cosine_error", "loss_scale"))
         return (*(spec(f"parameter.{name}") for name in names), *whole, *self._path.specs)

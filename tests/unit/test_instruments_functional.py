@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
 from gradflow_export.hooks.module_calls import ModuleCalls
-from gradflow_export.instruments.activations.modules import ActivationTap
+from gradflow_export.instruments.activations.modules import ActivationInstrument
 
 WAYS = {
     "F.relu": F.relu,
@@ -55,7 +55,7 @@ def functions():
 def test_units_behind_a_function_are_counted_at_the_layer_that_feeds_them(way):
     """Half the units of the second layer are dead, none of the hinge outside the model is looked at."""
     model, before = net(way), functions()
-    tap = ActivationTap(ModuleCalls(), model)
+    tap = ActivationInstrument(ModuleCalls(), model)
     with tap.attach():
         tap.arm(on=True)
         step(model, torch.randn(64, 4))
@@ -69,7 +69,7 @@ def test_units_behind_a_function_are_counted_at_the_layer_that_feeds_them(way):
 def test_a_rectifier_that_is_a_module_is_counted_once():
     """``nn.ReLU`` calls the function itself, and keeps its own name."""
     model = net("nn.ReLU")
-    tap = ActivationTap(ModuleCalls(), model)
+    tap = ActivationInstrument(ModuleCalls(), model)
     with tap.attach():
         tap.arm(on=True)
         step(model, torch.randn(64, 4))
@@ -80,7 +80,7 @@ def test_a_rectifier_that_is_a_module_is_counted_once():
 def test_functions_are_put_back_when_the_forward_pass_fails():
     """An error in the model leaves no stand-in behind, and the next pass is seen."""
     model, before = net("F.relu"), functions()
-    tap = ActivationTap(ModuleCalls(), model)
+    tap = ActivationInstrument(ModuleCalls(), model)
     with tap.attach():
         tap.arm(on=True)
         with pytest.raises(RuntimeError):

@@ -23,13 +23,13 @@ from gradflow_export.hooks.module_hooks import ModuleHook
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
 from gradflow_export.hooks.readings import Clue, ClueSample, Pending, Sample
 from gradflow_export.instruments.base import Cost, Instrument, Need, Setting, overrides
-from gradflow_export.instruments.blocks import BlockTap
-from gradflow_export.instruments.gradients.clipping import ClippingTap
-from gradflow_export.instruments.gradients.parameters import GradientTap
-from gradflow_export.instruments.loss import LossTap
-from gradflow_export.instruments.moments import MomentTap
-from gradflow_export.instruments.runtime import RuntimeTap
-from gradflow_export.instruments.updates import UpdateTap
+from gradflow_export.instruments.blocks import BlockInstrument
+from gradflow_export.instruments.gradients.clipping import ClippingInstrument
+from gradflow_export.instruments.gradients.parameters import GradientInstrument
+from gradflow_export.instruments.loss import LossInstrument
+from gradflow_export.instruments.moments import MomentInstrument
+from gradflow_export.instruments.runtime import RuntimeInstrument
+from gradflow_export.instruments.updates import UpdateInstrument
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.schedule import INTERVALS
@@ -37,11 +37,11 @@ from gradflow_export.schedule import INTERVALS
 ENTRIES = {entry.load().__name__: entry for entry in REGISTRY}
 TAPS = ("blocks", "loss", "gradients", "updates", "moments", "clipping", *ENTRIES)
 """Those that the loop itself asks, and every entry of the registry."""
-SELDOM = {"PictureTap", "ReloadTap", "StructureTap", "ModeTap", "CopyTap"}
+SELDOM = {"PictureInstrument", "ReloadInstrument", "StructureInstrument", "ModeInstrument", "CopyInstrument"}
 """What gives out a note, or something only where there is a mistake or weights were loaded."""
-ONCE = {"InitialTap"}
+ONCE = {"InitialInstrument"}
 """What is read in the first steps only, and not the same in each."""
-JOINS = {"WiringTap"}
+JOINS = {"WiringInstrument"}
 """What gives out all of a record again, until the next begins: several optimizers of one record are joined."""
 ROOMS = ("hooks", "autograd_graph", "instruments", "checks")
 FILES = (path for room in ROOMS for path in (Path(gradflow_export.__file__).parent / room).rglob("*.py"))
@@ -80,11 +80,11 @@ class Rig:
         torch.manual_seed(0)
         self.name = name
         self.model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-        if name == "AttentionTap":
+        if name == "AttentionInstrument":
             self.model.insert(4, Attending())
-        if name == "RecurrentTap":
+        if name == "RecurrentInstrument":
             self.model.insert(4, Remembering())
-        if name == "RepeatedTap":
+        if name == "RepeatedInstrument":
             self.model.insert(4, nn.ModuleList([nn.Linear(6, 6)] * 2))
             self.model[4].forward = lambda x, both=tuple(self.model[4]): both[1](both[0](x))
         self.criterion = nn.CrossEntropyLoss()
@@ -103,23 +103,23 @@ class Rig:
         return kept
 
     def make(self):
-        """Build the tap."""
+        """Build the instrument."""
         if self.name == "blocks":
-            tap = BlockTap(self.calls, find_blocks(self.model)[0], guard=self.guard)
+            tap = BlockInstrument(self.calls, find_blocks(self.model)[0], guard=self.guard)
             tap.sample_rows = True
             return tap
         if self.name in ENTRIES:
             setting = Setting(self.model, CompiledCode(self.model), lambda _: self.guard, given={"pairs": "rows"})
             return ENTRIES[self.name].load().make(setting)
         if self.name == "loss":
-            tap = LossTap(self.criterion, guard=self.guard)
+            tap = LossInstrument(self.criterion, guard=self.guard)
             tap.want_logits = True
             return tap
         if self.name == "clipping":
-            return ClippingTap(lambda: self.model, guard=self.guard)
+            return ClippingInstrument(lambda: self.model, guard=self.guard)
         if self.name == "moments":
-            return MomentTap()
-        return GradientTap() if self.name == "gradients" else UpdateTap(lambda: self.model)
+            return MomentInstrument()
+        return GradientInstrument() if self.name == "gradients" else UpdateInstrument(lambda: self.model)
 
     def before(self, step):
         """Read what is read before the optimizer steps."""
@@ -139,7 +139,7 @@ class Rig:
 
     @contextlib.contextmanager
     def attached(self):
-        """Attach the tap, and the optimizer hooks that drive it, for a while."""
+        """Attach the instrument, and the optimizer hooks that drive it, for a while."""
         steps = OptimizerSteps(lambda: self.model, self.before, self.after, skipped=self.after)
         attach = getattr(self.tap, "attach", contextlib.ExitStack)
         with steps.attach(), attach():
@@ -165,7 +165,7 @@ class Rig:
         self.optimizer.zero_grad()
         output = self.model(torch.randn(5, 4))
         loss = self.criterion(output, torch.tensor([0, 1, 2, 0, 1]))
-        if self.on and self.name == "PolicyTap":
+        if self.on and self.name == "PolicyInstrument":
             self.results.append(self.tap.take({"logits": output, "std": output.exp()}))
         if self.on and self.name in ENTRIES:
             self.results.append(self.tap.see(loss))
@@ -198,12 +198,12 @@ def metrics_of(item):
 
 @pytest.fixture(params=TAPS)
 def rig(request):
-    """Each tap in turn."""
+    """Each instrument in turn."""
     return Rig(request.param)
 
 
 def test_specs_are_in_the_catalogue(rig):
-    """Every metric a tap declares is the catalogue's own entry, and every metric it gives out is declared."""
+    """Every metric an instrument declares is the catalogue's own entry, and every metric it gives out is declared."""
     declared = getattr(rig.tap, "specs", ())
     assert all(CATALOG[spec.name] is spec for spec in declared)
     with rig.attached():
@@ -216,7 +216,7 @@ def test_specs_are_in_the_catalogue(rig):
 
 def test_the_runtime_tap_declares_what_it_reads():
     """Memory figures are declared, in the catalogue, and positive."""
-    tap = RuntimeTap()
+    tap = RuntimeInstrument()
     read = tap.read()
     assert set(read) <= {spec.name for spec in tap.specs}
     assert all(CATALOG[spec.name] is spec for spec in tap.specs)
@@ -287,7 +287,7 @@ def test_closing_on_an_exception_is_closing(rig):
 
 
 def test_training_is_the_same_with_each_tap():
-    """With any one tap attached the weights after three steps are bit for bit those without."""
+    """With any one instrument attached the weights after three steps are bit for bit those without."""
 
     def weights(name, *, attach):
         rig = Rig(name)
@@ -328,7 +328,9 @@ def test_instruments_without_anything_to_read_are_left_out():
     """A plain model has no recurrence, no replicas and no layer that stands twice in a list."""
     model = nn.Linear(2, 2)
     made = make_instruments(Setting(model, CompiledCode(model), lambda _: lambda hook: hook))
-    assert {"RecurrentTap", "ReplicaTap", "RepeatedTap", "ActivationTap"}.isdisjoint(type(one).__name__ for one in made)
+    assert {"RecurrentInstrument", "ReplicaInstrument", "RepeatedInstrument", "ActivationInstrument"}.isdisjoint(
+        type(one).__name__ for one in made
+    )
     assert all(one.modules for one in made)
 
 
@@ -336,9 +338,9 @@ def test_what_an_instrument_overrides_is_what_it_is_told_of():
     """Those that look around optimizer steps, and those that take what the user hands over, are known by class."""
     model = nn.LSTM(2, 2)
     made = make_instruments(Setting(model, CompiledCode(model), lambda _: lambda hook: hook, given={"pairs": "rows"}))
-    assert [type(one).__name__ for one in made if overrides(one, "settle")] == ["DiscreteTap"]
+    assert [type(one).__name__ for one in made if overrides(one, "settle")] == ["DiscreteInstrument"]
     assert {type(one).__name__ for one in made if stepped(one)} == {
-        "DiscreteTap", "CopyTap", "WiringTap", "ArrivalTap", "SumTap", "InitialTap", "ReloadTap",
+        "DiscreteInstrument", "CopyInstrument", "WiringInstrument", "ArrivalInstrument", "SumInstrument", "InitialInstrument", "ReloadInstrument",
     }  # fmt: skip
     assert taken() == {"policy", "intended"}
 

@@ -13,7 +13,7 @@ from gradflow_export.engine.assemble import Assembler
 from gradflow_export.engine.transfer import Bundle, pack
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.readings import Pending, Sample
-from gradflow_export.instruments.recurrent import LARGE, LEAST_STEPS, SEQUENCES, STEPS, WORK, RecurrentTap
+from gradflow_export.instruments.recurrent import LARGE, LEAST_STEPS, SEQUENCES, STEPS, WORK, RecurrentInstrument
 
 
 class Own(nn.LSTMCell):
@@ -25,11 +25,11 @@ class Own(nn.LSTMCell):
 
 
 def tap_of(model):
-    return RecurrentTap(ModuleCalls(), model)
+    return RecurrentInstrument(ModuleCalls(), model)
 
 
 def sampled(tap, call):
-    """Return what one armed call makes the tap give out."""
+    """Return what one armed call makes the instrument give out."""
     with tap.attach():
         tap.arm(on=True)
         call()
@@ -42,7 +42,7 @@ def sampled(tap, call):
     ids=["none", "own recurrence", "parametrized", "too large"],
 )
 def test_what_cannot_be_known_is_left_out(model):
-    """Without a layer that can be read there is no tap."""
+    """Without a layer that can be read there is no instrument."""
     assert tap_of(model).modules == 0
 
 

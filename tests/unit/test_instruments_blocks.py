@@ -15,7 +15,7 @@ from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.hooks.guards import unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls
-from gradflow_export.instruments.blocks import BlockTap
+from gradflow_export.instruments.blocks import BlockInstrument
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,12 @@ def _no_hook_stays():
 
 
 class Watched:
-    """Three linear layers under a tap, and what really comes back to their outputs."""
+    """Three linear layers under an instrument, and what really comes back to their outputs."""
 
     def __init__(self, guard=unguarded):
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.tap = BlockTap(ModuleCalls(), [(f"{n}", layer) for n, layer in enumerate(self.layers)], guard=guard)
+        self.tap = BlockInstrument(ModuleCalls(), [(f"{n}", layer) for n, layer in enumerate(self.layers)], guard=guard)
         self.closing = self.tap.attach()
         self.tap.calls.arm()
         self.came = {n: [] for n in range(3)}
@@ -48,7 +48,7 @@ class Watched:
         return x.square().sum()
 
     def norms(self):
-        """Return what the tap says of each layer."""
+        """Return what the instrument says of each layer."""
         (found,) = [item for item in self.tap.drain() if item.metric == "block.gradient_norm"] or [None]
         return (
             {}
@@ -121,7 +121,7 @@ def test_two_taps_see_the_same_output():
     """A block that gives its input on, and a second tap, each read the one tensor that they all share."""
     watched, other = Watched(), Watched()
     shared = nn.Identity()
-    tap = BlockTap(watched.tap.calls, [("shared", shared)])
+    tap = BlockInstrument(watched.tap.calls, [("shared", shared)])
     with tap.attach():
         shared(watched.layers[0](torch.randn(5, 4))).sum().backward()
         assert list(tap.drain()[0].values) == list(watched.norms().values()) == [pytest.approx(20**0.5)]
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_at_once_is_read_by_torch():
     watched.forward(after=lambda x: x.t().contiguous().t()).backward()
     assert watched.norms() == watched.really()
     block = nn.Identity()
-    tap = BlockTap(watched.tap.calls, [("block", block)])
+    tap = BlockInstrument(watched.tap.calls, [("block", block)])
     inputs = [torch.randn(5, 4), torch.randn(3, 2), torch.randn(4, 3).t(), torch.randn(2, 2, dtype=torch.complex64)]
     with tap.attach():
         for x in inputs:
