@@ -67,7 +67,7 @@ class InputInstrument(Instrument):
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
         self._entered: dict[str, StorageWeakRef] = {}
-        self._sizes: frozenset[int] | None = None
+        self._drawn: frozenset[int] | None = None
 
     @classmethod
     def make(cls, setting: Setting) -> InputInstrument:
@@ -140,16 +140,16 @@ class InputInstrument(Instrument):
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
     def _is_anew(self, first: FirstLayer, count: int) -> bool:
-        """Whether a small batch lies elsewhere than the last one, which is gone, and is no whole set of a loader."""
+        """Whether a small batch is what a loader draws of more data, and lies elsewhere than the last one, now gone."""
         if first.entered is None or count > ROWS:
             return False
         before = self._entered.get(first.name)
         storage = local(first.entered).untyped_storage()
         self._entered[first.name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        if self._sizes is None:
-            self._sizes = frozenset(map(_size_of, instances(DataLoader)))
+        if self._drawn is None:
+            self._drawn = frozenset(size for loader in instances(DataLoader) if (size := _drawn_by(loader)))
         gone = before is not None and bool(before.expired())  # type: ignore[no-untyped-call]
-        return gone and count not in self._sizes
+        return gone and count in self._drawn
 
     def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, single: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""
@@ -214,12 +214,13 @@ class InputInstrument(Instrument):
             )
 
 
-def _size_of(loader: DataLoader[Any]) -> int:
-    """Return how many samples a loader has; -1 where it does not know."""
+def _drawn_by(loader: DataLoader[Any]) -> int:
+    """Return the samples of a loader's batch, 0 where one batch holds all of its data or the number is not known."""
     try:
-        return len(loader.dataset)  # type: ignore[arg-type]
+        whole = len(loader.dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
-        return -1
+        return 0
+    return loader.batch_size if loader.batch_size and loader.batch_size < whole else 0
 
 
 def _is_alone(node: Any, term: Any) -> bool:

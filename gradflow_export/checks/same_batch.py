@@ -33,8 +33,8 @@ class SameBatch(Check):
                 loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        The batch lies where it lay before, as where all data are one batch; a loader has as many samples as the batch;
-        batches of more than 256 samples; the order of the samples changes.
+        No loader draws batches of this size from more data, as where all data are one batch; the batch lies where it
+        lay before; batches of more than 256 samples; the order of the samples changes.
 
     Attributes:
         repeats: Readings in a row that brought the same samples again.
@@ -65,8 +65,7 @@ class SameBatch(Check):
                     float(self.repeats),
                     f"{number(times + 1)} batches that were read one after the other, each drawn anew, held the very "
                     f"same samples, up to step {record.step}: all other data are left out.",
-                    "go through the loader, for x, y in loader, instead of next(iter(loader)) at each step; where rows "
-                    "are drawn by hand, make the generator once, before the loop.",
+                    "go through the loader, for x, y in loader, instead of next(iter(loader)) at each step.",
                     cause="same batch",
                     origin="same batch",
                 ),

@@ -146,8 +146,7 @@ class TrainingLoop:
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
         self.quiet = QuietSteps(self, guard)
-        self.steps = 0
-        self.paused = False
+        self.steps, self.paused = 0, False
         self.alone = True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
@@ -296,8 +295,8 @@ class TrainingLoop:
 
     def notice_lonely(self) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
-        counted = self.taps.loss.passes.under  # what reaches a block later belongs to the same pass
-        if self.clock.last is None and self.open is None and not (self.lonely.over or counted):
+        # What reaches a block while a pass is under way belongs to that pass.
+        if self.clock.last is None and self.open is None and not (self.lonely.over or self.taps.loss.passes.under):
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:
