@@ -23,10 +23,10 @@ class NotLearning(Check):
     """Find runs that say no more than a constant would, when nothing else explains it.
 
     After ``settle`` steps every loss still lies at or above ``level`` of the best constant answer's in the middle of
-    ``readings`` readings, and over the last 40 losses it did not fall against its own noise: a fall by 0.8 standard
-    deviations of that noise would have been noticed in about half of all cases, one by 1.2 in nine of ten. Where it
-    lies above ``wild`` times that level, as after a bad start or under dropout, it must not have fallen since the first
-    step.
+    ``readings`` readings, and neither over the later two thirds of the run nor at their end did it fall against its own
+    noise: of 100 steps a fall by 0.8 standard deviations of that noise would have been noticed in about half of all
+    cases, one by 1.2 in nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under
+    dropout, it must not have fallen since the first step.
 
     Said of losses that are known as a whole; those of players of a game, in which a batch has one kind of target, and
     of policies tell nothing by their size.
@@ -43,7 +43,7 @@ class NotLearning(Check):
             loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        Another issue explains it; the loss falls against its own noise; the first 100 steps; losses that are not known
+        Another issue explains it; the loss falls against its own noise; the first 120 steps; losses that are not known
         as a whole; players of a game and policies, whose losses tell nothing by their size.
 
     Attributes:
@@ -53,17 +53,16 @@ class NotLearning(Check):
         patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
         sure: Least z-score that counts as dependence.
         readings: How many readings are looked at.
-        patience: One; the readings are the patience.
         heal: Many; what chance lets fall for a few readings is not learned.
     """
 
-    settle: int = 100
+    settle: int = 120
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
     sure: float = 3.0
     readings: int = 5
-    patience: int = 1
+    patience: int = 3
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
@@ -132,7 +131,6 @@ class BatchForTime(Check):
 
     Attributes:
         readings: Fewest readings that all say so.
-        patience: One; the readings are the patience.
     """
 
     readings: int = 4

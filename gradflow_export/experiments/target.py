@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import random
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -62,11 +62,9 @@ def module_target(name: str, words: tuple[str, ...]) -> Target:
     """
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = importlib.util.find_spec(name)
+        found = _find(name)
         if found is not None and found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{name}.__main__")
-    except (ImportError, ValueError):
-        found = None
+            found = _find(f"{name}.__main__")
     finally:
         sys.path.pop(0)
     if found is None or not found.origin:
@@ -75,6 +73,22 @@ def module_target(name: str, words: tuple[str, ...]) -> Target:
             f"folder where `python -m {name}` works."
         )
     return Target(Path(found.origin), name, words)
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Return where a module lies; nothing is imported, for the code of the packages around it may write files."""
+    found: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        if count > 1 and path is None:
+            return None
+        whole = ".".join(parts[:count])
+        found = next((spec for each in sys.meta_path if (spec := each.find_spec(whole, path)) is not None), None)
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return found
 
 
 def run_target(target: Target) -> None:

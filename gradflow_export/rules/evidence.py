@@ -48,21 +48,20 @@ def fall(values: Floats, at: int | None = None) -> float:
     return float((above - mean) / spread)
 
 
-def still_falls(history: History, window: int = 40, recent: int = 16, sure: float = 2.5) -> bool:
-    """Whether the last losses fall against their own noise: by halves of the window, or at its end, after a plateau.
+def still_falls(history: History, recent: int = 16, sure: float = 2.5) -> bool:
+    """Whether the loss falls against its own noise: in the later two thirds of the run, or at the end of a plateau.
 
-    Judged on the last losses alone, none of them in the first third of the run: what fell before, as nearly every loss
-    does to the level of the best constant, tells nothing of what is learned now.
+    The first steps are left out: nearly every loss falls in them, to the level of the best constant.
 
     Args:
         history: Holds ``loss``.
-        window: How many of the last losses are looked at.
-        recent: How many of them are the end.
+        recent: How many of the last losses are compared with the sixty before them.
         sure: Least z-score.
     """
     loss = history.run("loss")
-    values = loss.values[-max(2 * loss.count // 3, 1) :]
-    return fall(values[-window:]) >= sure or fall(values[-60 - recent :], min(len(values) - recent, 60)) >= sure
+    _, values = loss.whole()
+    last = loss.values[-60 - recent :]
+    return fall(values[len(values) // 3 :]) >= sure or fall(last, max(len(last) - recent, 0)) >= sure
 
 
 def fell(history: History, sure: float = 3.0) -> bool:

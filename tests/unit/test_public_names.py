@@ -28,6 +28,7 @@ PUBLIC = [
     "IssueSeverity",
     "IssueType",
     "JsonlWriter",
+    "LiveCard",
     "MemoryWriter",
     "MetricSpec",
     "MissingPackageError",
