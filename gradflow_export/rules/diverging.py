@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import Floats, fall, past
+from gradflow_export.rules.evidence import past
 from gradflow_export.rules.history import History
 
 _CAUSES = (
@@ -28,17 +28,16 @@ _CAUSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Diverging(Rule):
-    """Find runs whose loss lies far above its first values and does not come back, or falls where it has no end.
+    """Find runs whose loss lies far above its first values and does not come back.
 
     Judged on the loss alone: all of the last ``lasting`` losses lie above ``factor`` times the greatest of the first
     ``begun``, and they do not fall.
 
-    What it means depends on what the loss is measured against. Where the loss of the
-    best constant answer is known, a loss of ``worse`` times that cannot be the data's doing. Where it is not, targets
-    may have grown, as those of a value function do: only when steps are large against the weights (``large``) as well,
-    or the loss left its first values by ``far``, is it more than a remark. Losses of several optimizers that take turns
-    tell nothing by their size, nor do losses that go below 0; but where the part with targets cannot go there, what is
-    added to it has no lower bound.
+    What it means depends on what the loss is measured against. Where the loss of the best constant answer is known, a
+    loss of ``worse`` times that cannot be the data's doing. Where it is not, targets may have grown, as those of a value
+    function do: only when steps are large against the weights (``large``) as well, or the loss left its first values by
+    ``far``, is it more than a remark. Losses of several optimizers that take turns tell nothing by their size, nor do
+    losses that go below 0.
 
     Attributes:
         factor: Least multiple of the greatest of the first losses.
@@ -47,7 +46,6 @@ class Diverging(Rule):
         worse: Least multiple of the best constant's loss.
         large: Least update to weight ratio of a large step.
         far: Multiple of the first losses that no change of the data brings about.
-        sure: Least z-score of a fall.
         patience: Few; the last losses are the patience.
     """
 
@@ -57,7 +55,6 @@ class Diverging(Rule):
     worse: float = 2.0
     large: float = 1e-2
     far: float = 1e3
-    sure: float = 2.5
     patience: int = 2
     heal: int = 3
 
@@ -69,8 +66,6 @@ class Diverging(Rule):
         """Judge the last losses against the first."""
         loss = history.run("loss")
         recent = loss.values[-self.lasting :]
-        if loss.count >= self.begun + self.lasting and float(recent.max()) < 0:
-            return self._without_bound(history, recent)
         if loss.count < self.begun + self.lasting or loss.low <= 0 or not loss.last > self.factor * loss.first:
             return ()
         steps, every = loss.whole()
@@ -96,32 +91,6 @@ class Diverging(Rule):
                 f"lower the learning rate{lower}; where that does not help, look for a sign in the loss that is the "
                 "wrong way round, and for weights that grow: weight_decay must not be negative.",
                 since=since,
-                follows_from=_CAUSES,
-            ),
-        )
-
-    def _without_bound(self, history: History, recent: Floats) -> tuple[Finding, ...]:
-        """Report a loss below 0 that goes on falling, although no part of it with targets can be below 0."""
-        sites = {*history.at_sites("loss.over_constant").sites, RUN_SITE}
-        known = [
-            past(history, "loss.known", site)[-1:] for site in sites if len(past(history, "loss.over_constant", site))
-        ]
-        falls = fall(history.run("loss").values[-2 * self.lasting :]) >= self.sure
-        if not (known and np.concatenate(known).all() and falls):
-            return ()
-        return (
-            Finding(
-                IssueType.DIVERGING,
-                Severity.MEDIUM,
-                ("",),
-                float(recent[-1]),
-                0.0,
-                f"the loss fell to {number(float(recent[-1]))} and goes on falling, although its part with targets "
-                "cannot go below 0: what is added to it has no lower bound.",
-                "look for a sign that is the wrong way round: a penalty is added to a loss, loss + 1e-4 * penalty, and "
-                "weight_decay must not be negative.",
-                cause="without bound",
-                origin="without bound",
                 follows_from=_CAUSES,
             ),
         )

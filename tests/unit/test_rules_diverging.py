@@ -73,13 +73,3 @@ def below_zero(losses, known):
         facts = (Evidence("loss", "head", step, {"over_constant": 1.5, "known": known}),) if step % 10 == 1 else ()
         judge.check(StepRecord(step, float(step), (Reading.run("loss", loss),), evidence=facts))
     return judge.issues
-
-
-@given(scale=st.floats(1e-3, 1e6), noise=st.lists(st.floats(0.98, 1.02), min_size=160, max_size=160))
-def test_a_loss_without_a_lower_bound_is_told(scale, noise):
-    """It lies below 0 and falls, although all that is known of it cannot; one that rests, or has other parts, may."""
-    falling = [-scale * (1 + 0.05 * step) * factor for step, factor in enumerate(noise)]
-    (issue,) = below_zero(falling, known=1.0)
-    assert issue.cause == "without bound"
-    assert below_zero(falling, known=0.0) == ()
-    assert below_zero([-scale] * 160, known=1.0) == ()
