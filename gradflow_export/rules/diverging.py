@@ -34,7 +34,7 @@ class Diverging(Rule):
     ``begun``, and they do not fall.
 
     What it means depends on what the loss is measured against. Where the loss of the best constant answer is known, a
-    loss of ``worse`` times that cannot be the data's doing. Where it is not, targets may have grown, as those of a value
+    loss of ``worse`` times that is not the data's doing. Where it is not, targets may have grown, as those of a value
     function do: only when steps are large against the weights (``large``) as well, or the loss left its first values by
     ``far``, is it more than a remark. Losses of several optimizers that take turns tell nothing by their size, nor do
     losses that go below 0.
