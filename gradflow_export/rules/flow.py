@@ -137,7 +137,7 @@ class Vanishing(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class VanishingParameters(Rule):
-    """Find vanishing gradients outside a chain of blocks: in recurrent layers, a deep head, unknown networks.
+    """Find vanishing gradients where there is no chain of blocks: stacked recurrent layers, or unknown architectures.
 
     Judges the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. A stack ``weight_ih_l0 ...
     weight_ih_lN`` is compared end to end. Otherwise the weights in order of registration must both fall by ``ratio``
@@ -154,16 +154,18 @@ class VanishingParameters(Rule):
 
     name: ClassVar[str] = "vanishing-parameters"
     needs: ClassVar[tuple[str, ...]] = ("parameter.numel",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "block.gradient_norm")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the weights of this record."""
-        if record.get("parameter.numel") is None:
+        chained = len(history.at_sites("block.gradient_norm").sites) > 1
+        numels = record.get("parameter.numel")
+        if numels is None or (chained and not any("weight_ih_l" in site for site in numels.sites)):
             return ()
         sizes = _root_mean_squares(record)
         stacks = _stacks(sizes)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
-        if not stacks:
+        if not stacks and not chained:
             links = _chained([site for site in sizes if "weight" in site.rpartition(".")[2]], sizes)
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
