@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 FRONTEND := tb_plugin/frontend
 DOCS := .venv-docs
 
-.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts lint types format frontend schema docs dist clean
+.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -75,10 +75,15 @@ test-frameworks: $(VENV)/.stamp-test
 
 # What `make test` runs as it is, with other kernels, other rounding, other inputs and more threads: see tests/perturb.py.
 # Rounding is written in Python and slow where a model convolves, so that the demo is left to the first of the two.
-test-verdicts: export OMP_NUM_THREADS ?= 1
-test-verdicts: $(VENV)/.stamp-test
+test-verdicts: test-verdicts-inputs
+test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
+
+# The first of the two, which CI runs beside `make test`.
+test-verdicts-inputs: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist loadfile --perturb inputs,threads=2 \
 		tests/pathologies tests/unit/test_cli_demo.py
+
+test-verdicts: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 --dist loadfile --perturb products,deterministic \
 		tests/pathologies
 
