@@ -137,12 +137,12 @@ class Vanishing(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class VanishingParameters(Rule):
-    """Find vanishing gradients where there is no chain of blocks: stacked recurrent layers, or unknown architectures.
+    """Find vanishing gradients outside a chain of blocks: in recurrent layers, a deep head, unknown architectures.
 
     Judges the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. A stack ``weight_ih_l0 ...
-    weight_ih_lN`` is compared end to end. Otherwise the weights in order of registration must both fall by ``ratio``
-    from last to first and lie on a line that does (Theil-Sen), so that one small gradient among many is not taken for
-    a trend.
+    weight_ih_lN`` is compared end to end. Otherwise the weights behind the last block, in order of registration, must
+    both fall by ``ratio`` from last to first and lie on a line that does (Theil-Sen), so that one small gradient among
+    many is not taken for a trend.
 
     Attributes:
         ratio: Least healthy ratio of the first to the last.
@@ -158,15 +158,16 @@ class VanishingParameters(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the weights of this record."""
-        chained = len(history.at_sites("block.gradient_norm").sites) > 1
-        numels = record.get("parameter.numel")
-        if numels is None or (chained and not any("weight_ih_l" in site for site in numels.sites)):
+        if record.get("parameter.numel") is None:
             return ()
         sizes = _root_mean_squares(record)
         stacks = _stacks(sizes)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
-        if not stacks and not chained:
-            links = _chained([site for site in sizes if "weight" in site.rpartition(".")[2]], sizes)
+        if not stacks:
+            blocks = history.at_sites("block.gradient_norm").sites
+            within = [index for index, site in enumerate(sizes) if any(site.startswith(f"{b}.") for b in blocks)]
+            behind = list(sizes)[max(within, default=-1) + 1 :]
+            links = _chained([site for site in behind if "weight" in site.rpartition(".")[2]], sizes)
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
                 found = [] if finding is None else [finding]
