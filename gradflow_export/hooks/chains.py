@@ -10,6 +10,8 @@ from typing import NamedTuple
 from torch import nn
 from torch.nn.utils import parametrize
 
+from gradflow_export.hooks import torch_private
+
 LEAST_BLOCKS = 3
 LEAST_ALIKE = 4
 """Attributes of classes that come twice or more which make the module that holds them a chain, if it has others too."""
@@ -71,6 +73,14 @@ class Chains:
     def size(self, blocks: Sequence[NamedModule]) -> int:
         """Return the number of entries of the weights of blocks."""
         return sum(self._sizes.get(id(module), 0) for _, module in blocks)
+
+    def is_layer(self, module: nn.Module) -> bool:
+        """Whether a module does something of its own with one layer at most, and is not torch's wrapper of another."""
+        if self._owners.get(id(module), 0) > 1 or type(module).forward in (nn.Module.forward, nn.Sequential.forward):
+            return False
+        return torch_private.inside(module) is None and all(
+            part not in torch_private.WRAPPERS for part, _ in module.named_children()
+        )
 
     def _measure(self, module: nn.Module) -> tuple[int, int]:
         """Note for a module and what it holds how many modules in it own weights, and how many entries those have."""

@@ -66,7 +66,7 @@ def find_blocks(model: nn.Module) -> Found:
     :class:`~gradflow_export.hooks.chains.Chains` looks for blocks of several layers. Where those are fewer than
     ``LEAST_BLOCKS`` or hold the lesser part, the longest outermost ``ModuleList`` or ``Sequential`` of like modules is
     taken; further lists whose members are of the same class are joined to it in order. Without one of at least
-    ``LEAST_BLOCKS`` members the modules that own parameters and hold no others that do are taken.
+    ``LEAST_BLOCKS`` members single layers are taken, each with what is written around it, such as a skip connection.
 
     Args:
         model: The unwrapped model.
@@ -79,15 +79,21 @@ def find_blocks(model: nn.Module) -> Found:
         return Found([(site_name(name), module) for name, module in chain], leaves=False, choices=choices)
     if len(longest) >= LEAST_BLOCKS:
         return Found(longest, leaves=False, choices=_choices(longest, "the longest list of like modules"))
-    leaves = [
-        (site_name(name) or type(module).__name__, module)
-        for name, module in model.named_modules()
-        # What a layer holds without parameters, such as the observers of fake quantisation, is a part of it.
-        if not any(True for child in parts(module) for _ in child.parameters())
-        and own_parameters(module)
-        and not is_store(module)
-    ]
+    leaves = [(site_name(name) or type(module).__name__, module) for name, module in _layers(model, chains)]
     return Found(leaves, leaves=True, choices=_choices(leaves, "single layers, for there is no list of blocks"))
+
+
+def _layers(model: nn.Module, chains: Chains) -> Iterator[NamedModule]:
+    """Yield the outermost modules with a ``forward`` of their own around one layer, and layers that have none such."""
+    within: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in within or is_store(module) or not any(True for _ in module.parameters()):
+            continue
+        # What a layer holds without parameters, such as the observers of fake quantisation, is a part of it.
+        single = not any(True for child in parts(module) for _ in child.parameters())
+        if (single and own_parameters(module)) or (module is not model and chains.is_layer(module)):
+            within.update(map(id, module.modules()))
+            yield name, module
 
 
 def _choices(blocks: Sequence[NamedModule], why: str) -> tuple[Choice, ...]:

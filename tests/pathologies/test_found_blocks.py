@@ -84,3 +84,27 @@ def test_chain_that_vanishes_is_found_without_names_of_blocks():
         return F.cross_entropy(m["one"](h), y) + F.cross_entropy(m["two"](h), y)
 
     assert IssueType.VANISHING in {issue.issue_type for issue in issues(m, loss)}
+
+
+class Added(nn.Module):
+    """One layer with a skip connection around it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + 0.3 * torch.tanh(self.layer(x))
+
+
+@pytest.mark.parametrize("place", [1, 5, 8])
+def test_a_damping_layer_among_residual_layers_is_the_one_accused(place):
+    """What stands around a layer belongs to it: neither a neighbour's skip connection nor the head is blamed."""
+    x = torch.randn(256, 16)
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    body = [Added(16) for _ in range(9)]
+    assert issues(nn.Sequential(*body, nn.Linear(16, 2)), lambda m: F.cross_entropy(m(x), y)) == ()
+    body[place] = nn.Linear(16, 16)
+    body[place].weight.data *= 0.002
+    told = issues(nn.Sequential(*body, nn.Linear(16, 2)), lambda m: F.cross_entropy(m(x), y), lr=1e-3)
+    assert [layer for i in told if i.issue_type is IssueType.BOTTLENECK for layer in i.layers] == [str(place)]

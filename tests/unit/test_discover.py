@@ -92,8 +92,20 @@ def test_without_a_list_the_leaves_with_parameters_are_taken():
     """A mixed Sequential and lists of two leave only leaves; activations have nothing to learn."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2))
     assert names(model) == (["0", "2", "3"], True)
-    assert names(module(pair=nn.ModuleList([Basic(), Basic()]))) == (["pair.0.linear", "pair.1.linear"], True)
+    assert names(module(pair=nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)))) == (
+        ["pair.0.0", "pair.1"], True,
+    )  # fmt: skip
     assert find_blocks(nn.Linear(2, 2))[0][0][0] == "Linear"
+
+
+def test_what_is_written_around_a_layer_belongs_to_it():
+    """A skip connection around one layer passes the gradient on, which the layer inside alone does not."""
+    mixed = module(stem=nn.Linear(4, 4), body=nn.Sequential(Basic(), Basic(), Basic(), nn.Linear(4, 2)))
+    assert names(mixed) == (["stem", "body.0", "body.1", "body.2", "body.3"], True)
+    assert names(module(pair=nn.ModuleList([Basic(), Basic()]))) == (["pair.0", "pair.1"], True)
+    assert names(module(wide=nn.MultiheadAttention(4, 2), held=nn.ModuleDict({"one": nn.Linear(4, 4)})))[0][-1] == (
+        "held.one"
+    )  # fmt: skip
 
 
 class Backwards(nn.Module):
