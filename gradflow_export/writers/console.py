@@ -168,6 +168,8 @@ class ConsoleWriter:
             self._left_out = 0
 
     def _print(self, line: str, level: int = logging.INFO) -> None:
+        # Names of modules may hold anything, a line break too.
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
         if self._stream is None:
             say(f"gradflow: {line}", level)
         else:

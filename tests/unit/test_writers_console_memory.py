@@ -55,6 +55,13 @@ def test_console_output_is_this_text():
     assert stream.getvalue() == GOLDEN
 
 
+def test_a_name_breaks_no_line():
+    """A line break or an escape sequence in the name of a module is written out, so that one line stays one line."""
+    stream = io.StringIO()
+    ConsoleWriter(stream).open(RunInfo("1-1", 1.0, "N\x1b[31met", 3, blocks=("a\nb", "größe", "日本")))
+    assert stream.getvalue() == "gradflow: watching N\\x1b[31met, 3 parameters, 3 blocks (a\\nb, größe, 日本)\n"
+
+
 def test_console_prints_every_record_when_asked():
     """With every=0 each record has its line."""
     stream = io.StringIO()
