@@ -22,10 +22,10 @@ NORMAL = 2.0**-14
 class Underflow(Check):
     """Find gradients computed in float16 most of which are exactly 0, because they lie below its smallest number.
 
-    The grid of float16 proves it, whatever the type of the weights: below 6e-5 its numbers are multiples of 6e-8. A
-    parameter counts where the greatest entry of its gradient is such a multiple and lies below 6e-5, where the others
-    are ``steps`` multiples in the mean, and where at least ``share`` of them are 0. Zeros of units that are off, or of
-    rows that were not looked up, leave entries of a usual size beside them.
+    The grid of float16 proves it, whatever the type of the weights: below 6e-5 its numbers are multiples of 6e-8. Of at
+    least two parameters the greatest entry of the gradient must be such a multiple below 6e-5, and the mean of those
+    that are not 0 at most ``steps`` of them. A parameter counts where at least ``share`` are 0, and any other is on the
+    grid. Zeros of units that are off, or of rows that were not looked up, have entries of a usual size beside them.
 
     Why it is bad:
         An entry that is rounded to 0 moves nothing: most weights stay as they were, the rest are moved by what is
@@ -58,7 +58,7 @@ class Underflow(Check):
     share: float = 0.5
     steps: float = 16.0
     most: float = 0.5
-    patience: int = 3
+    patience: int = 2
 
     name: ClassVar[str] = "underflow"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.UNDERFLOW,)
@@ -82,7 +82,7 @@ class Underflow(Check):
         grid = (top < NORMAL) & (top / QUANTUM == np.round(top / QUANTUM)) & (typical <= self.steps * QUANTUM)
         lost = here & (share >= self.share) & grid
         # A gradient of zeros alone may have any reason; beside others that are on the grid it has this one.
-        if not (lost & (top > 0)).any() or lost.sum() < max(self.most * here.sum(), 2):
+        if (here & grid & (top > 0)).sum() < 2 or lost.sum() < max(self.most * here.sum(), 2):
             return ()
         layers = tuple(site for site, flag in zip(zeros.sites, lost.tolist(), strict=True) if flag)
         value = float(share[lost].mean())
@@ -94,7 +94,7 @@ class Underflow(Check):
                 value,
                 self.share,
                 f"{number(100 * value)} % of the gradient of {len(layers)} of {int(here.sum())} parameters is exactly "
-                f"0, and the rest about {number(float(typical[lost].max()))}: float16 has no number below 6e-08.",
+                f"0, and the rest about {number(float(typical[here & grid].max()))}: float16 has none below 6e-08.",
                 'scale the loss, scaler = torch.amp.GradScaler("cuda"); scaler.scale(loss).backward(); '
                 "scaler.step(optimizer); scaler.update(), or compute in torch.bfloat16.",
                 cause="underflow",
