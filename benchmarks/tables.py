@@ -7,8 +7,8 @@
 
 *Latency*: programs of ``benchmarks/generated`` train for 205 to 244 steps as they are; then one fault begins, and they
 train on for 110 steps. Counted are the steps from the first one with the fault to the record in which an issue of
-MEDIUM or worse opens. A program in which anything is told before is left out. ``synchronous=True`` takes the budget away:
-steps of these programs take less than a millisecond, and to keep within 5 % of that steps are left out.
+MEDIUM or worse opens. A program in which anything is told before is left out. ``synchronous=True`` takes the
+budget away: steps of these programs take less than a millisecond, and to keep within 5 % of that many are left out.
 
 *Reliability*: of each program the worst issue counts, with its severity. It is right when its type names the mistake;
 wrong when it does not, or the program is healthy. The share that is right depends on how many programs have a mistake,
