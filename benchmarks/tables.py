@@ -3,6 +3,7 @@
     python benchmarks/tables.py latency --programs 12 --write
     python benchmarks/tables.py reliability --results runs/mutation.jsonl --write    # of benchmarks/mutation.py
     python benchmarks/tables.py reliability --programs 60 --results runs/quick.jsonl
+    python benchmarks/tables.py reliability --results silent-dev.json silent-third.json    # of silent.py --json
     python benchmarks/tables.py advice --programs 12 --write
 
 *Latency*: programs of ``benchmarks/generated`` train for 205 to 244 steps as they are; then one fault begins, and they
@@ -30,8 +31,9 @@ import subprocess
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from generated.grammar import draw
 from generated.operators import OPERATORS
 from generated.programs import Parts, assemble, parts, score, train
 from generated.tasks import TEST
-from mutation import LEARNS, Result, half, run, serious, stored
+from mutation import LEARNS, Result, half, run, stored
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -226,30 +228,52 @@ def _steps(value: float) -> str:
 # Reliability
 
 
-def reliability(path: Path, of: str) -> Iterator[str]:
-    """Return the table of reliability from what was stored of a run."""
-    results = stored(path)
-    operators = half(of).operators
-    healthy = [r for r in results.values() if not r.mistake and r.proven]
-    harm = [r for r in results.values() if r.mistake and r.proven]
-    yield f"{len(healthy)} healthy programs, {len(harm)} with a mistake that does harm."
+def reliability(paths: list[Path], of: str) -> Iterator[str]:
+    """Return the table of reliability from what was stored of runs."""
+    told, healthy = [], []
+    for path in paths:
+        more = _of_silent(path) if path.suffix == ".json" else _of_mutants(path, half(of).operators)
+        told += more[0]
+        healthy += more[1]
+    yield f"{len(healthy)} runs of programs without a mistake, {len(told)} with one."
     yield ""
-    rows = [
-        "| worst issue | mistakes: right type | another type | healthy | right at 50 % | right at 10 % |",
-        "|---|---|---|---|---|---|",
-    ]
+    yield "| worst issue | mistakes: right type | another type | no mistake | right at 50 % | right at 10 % |"
+    yield "|---|---|---|---|---|---|"
     for severity in (Severity.CRITICAL, Severity.HIGH, Severity.MEDIUM, Severity.LOW):
-        some = [r for r in harm if _worst(r) == severity]
-        right = sum(any(kind in operators[r.mistake].types for kind in _types(r, severity)) for r in some)
-        alarmed = sum(_worst(r) == severity for r in healthy)
-        shares = [_precision(right, len(some) - right, len(harm), alarmed, len(healthy), at) for at in (0.5, 0.1)]
+        some = [types & wanted for level, types, wanted in told if level == severity]
+        right, alarmed = sum(map(bool, some)), healthy.count(severity)
+        shares = [_precision(right, len(some) - right, len(told), alarmed, len(healthy), at) for at in (0.5, 0.1)]
         low, high = wilson(right, len(some))
-        told = f"{right} of {len(some)} ({low:.0%} to {high:.0%})" if some else "none"
-        rows.append(f"| {severity.name} | {told} | {len(some) - right} | {alarmed} | {shares[0]} | {shares[1]} |")
-    yield from rows
-    missed = sum(not serious(r) for r in harm)
+        said = f"{right} of {len(some)} ({low:.0%} to {high:.0%})" if some else "none"
+        yield f"| {severity.name} | {said} | {len(some) - right} | {alarmed} | {shares[0]} | {shares[1]} |"
+    missed = sum(level < Severity.MEDIUM for level, _, _ in told)
     yield ""
-    yield f"Nothing of MEDIUM or worse was said of {missed} of the {len(harm)}."
+    yield f"Nothing of MEDIUM or worse was said of {missed} of the {len(told)}."
+
+
+Told = tuple[int, set[str], set[str]]
+"""Severity of the worst issue, types that were told with it, and types that are right."""
+
+
+def _of_mutants(path: Path, operators: dict[str, Any]) -> tuple[list[Told], list[int]]:
+    """Return what was told of harmful mutants, and the worst severity of each healthy program."""
+    proven = [r for r in stored(path).values() if r.proven]
+    told = [(*_worst(r.issues), set(operators[r.mistake].types)) for r in proven if r.mistake]
+    return told, [_worst(r.issues)[0] for r in proven if not r.mistake]
+
+
+def _of_silent(path: Path) -> tuple[list[Told], list[int]]:
+    """Return the same of what ``benchmarks/silent.py --json`` printed; mended twins have no mistake."""
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    halves = {run["half"] for run in runs}
+    types = {bug.name: set(bug.types) for name in halves for bug in import_module(f"silent.{name}").BUGS}
+    told = [(*_worst(run["issues"]), types[run["name"]]) for run in runs if run["form"] == "sick"]
+    return told, [_worst(run["issues"])[0] for run in runs if run["form"] != "sick"]
+
+
+def _worst(issues: Sequence[tuple[str, int, tuple[str, ...]]]) -> tuple[int, set[str]]:
+    worst = max((severity for _, severity, _ in issues), default=-1)
+    return worst, {kind for kind, severity, _ in issues if severity == worst}
 
 
 def quick(path: Path, programs: int, first: int) -> None:
@@ -280,14 +304,6 @@ def quick(path: Path, programs: int, first: int) -> None:
             done(number, "", None)
         for number in tqdm([n for n in range(first, first + programs) if known[n, ""].proven]):
             done(number, operators[number % len(operators)].name, known[number, ""].scores[0])
-
-
-def _worst(result: Result) -> int:
-    return max((severity for _, severity, _ in result.issues), default=-1)
-
-
-def _types(result: Result, severity: int) -> list[str]:
-    return [kind for kind, level, _ in result.issues if level == severity]
 
 
 def _precision(right: int, wrong: int, harm: int, alarmed: int, healthy: int, prevalence: float) -> str:
@@ -474,7 +490,13 @@ def main() -> None:
     parser.add_argument("table", choices=("latency", "reliability", "advice"))
     parser.add_argument("--programs", type=int, default=0, help="how many; for reliability 0 takes what is stored")
     parser.add_argument("--first", type=int, default=0, help="number of the first one to try")
-    parser.add_argument("--results", type=Path, default=Path("runs/mutation.jsonl"), help="for reliability")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        default=[Path("runs/mutation.jsonl")],
+        help="for reliability: what benchmarks/mutation.py stored, or benchmarks/silent.py --json printed",
+    )
     parser.add_argument("--half", choices=("development", "unseen"), default="development", help="of these results")
     parser.add_argument("--write", action="store_true", help="put the table into docs/detection.md")
     arguments = parser.parse_args()
@@ -483,8 +505,11 @@ def main() -> None:
     logging.getLogger("gradflow_export").setLevel(logging.CRITICAL)
     if arguments.table == "reliability":
         if arguments.programs:
-            quick(arguments.results, arguments.programs, arguments.first)
-        lines, size = reliability(arguments.results, arguments.half), "what `benchmarks/mutation.py` had stored"
+            quick(arguments.results[0], arguments.programs, arguments.first)
+        lines, size = (
+            reliability(arguments.results, arguments.half),
+            "of " + ", ".join(f"`{p.name}`" for p in arguments.results),
+        )
         size = f"{arguments.programs} programs, one seed" if arguments.programs else size
     else:
         table = latency if arguments.table == "latency" else advice

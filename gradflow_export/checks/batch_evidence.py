@@ -190,7 +190,7 @@ class InputInstrument(Instrument):
         rows = None if entered is None else _thinned(entered)
         if rows is not None and paired:
             parts.insert(0, rows)
-            found = replace(found, inputs=rows.shape[1], every=_stride(entered), steps=_steps(first.entered))
+            found = replace(found, inputs=rows.shape[1], **_columns_of(first, rows))
         if not found.own:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
         if parts or found.mistakes or len(found.run) > 1 or pairs:
@@ -305,17 +305,19 @@ def _rows(tensor: Tensor) -> Tensor:
 
 def _thinned(entered: Tensor) -> Tensor:
     """Return evenly spaced rows and features."""
-    return _rows(entered)[:, :: _stride(entered)]
+    return _rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
 
 
-def _stride(entered: Tensor) -> int:
-    return max(-(-entered.shape[1] // FEATURES), 1)
-
-
-def _steps(entered: Tensor) -> tuple[int, int]:
-    """Return the two dimensions of a sample that may be steps, 1 for one that is not there; zeros for an image."""
-    shape = tuple(entered.shape[1:])
-    return (shape[0], shape[1]) if len(shape) == 2 else ((1, entered[:1].numel()) if len(shape) < 2 else (0, 0))
+def _columns_of(first: FirstLayer | None, rows: Tensor) -> dict[str, Any]:
+    """Return what the columns of inputs are: see :class:`Found`."""
+    shape = () if first is None or first.entered is None else tuple(first.entered.shape[1:])
+    features = math.prod(shape)
+    every = max(-(-features // FEATURES), 1)
+    # A complex number is two columns, and one dimension may be several numbers of each sample: no steps either way.
+    if features != rows.shape[1] and every == 1:
+        return {"steps": (1, rows.shape[1])}
+    steps = (shape[0], shape[1]) if len(shape) == 2 else ((1, features) if len(shape) < 2 else (0, 0))
+    return {"every": every, "steps": steps}
 
 
 def _rows_of(entered: Tensor, count: int = 0) -> Tensor:

@@ -96,8 +96,10 @@ def _places(x: Floats, steps: tuple[int, int]) -> npt.NDArray[np.int64]:
     rows, columns = steps
     every = np.arange(x.shape[1])
     if rows > 1:  # which of the two is time is not known
-        return every[(every >= len(every) - columns) | (every % columns == columns - 1)]
-    return every[-1:] if _is_window(x) else every
+        chosen = (every >= len(every) - columns) | (every % columns == columns - 1)
+    else:
+        chosen = (every == len(every) - 1) | (not _is_window(x))
+    return np.asarray(np.flatnonzero(chosen), dtype=np.int64)
 
 
 def _is_window(x: Floats) -> bool:
