@@ -15,11 +15,13 @@ from gradflow_export.checks.bad_targets import (
     SortedTargets,
     UnrelatedTargets,
 )
+from gradflow_export.checks.collapse import Collapse
 from gradflow_export.checks.data_scale import DataScale, TargetScale
 from gradflow_export.checks.detached import CutOff
 from gradflow_export.checks.discarded import DiscardedActivation
 from gradflow_export.checks.evaluation_modes import WrongMode
 from gradflow_export.checks.leakage import SeenAnswers
+from gradflow_export.checks.leaked_columns import LeakedTarget
 from gradflow_export.checks.linear_layers import LinearLimit, NoBend
 from gradflow_export.checks.loss_accumulation import NestedLosses
 from gradflow_export.checks.not_learning import BatchForTime, NotLearning
@@ -30,6 +32,7 @@ from gradflow_export.checks.reloads import Reloaded
 from gradflow_export.checks.repeated_layers import RepeatedLayer
 from gradflow_export.checks.same_batch import SameBatch
 from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradient
+from gradflow_export.checks.underflow import Underflow
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.config import THRESHOLDS
 from gradflow_export.errors import ArgumentError, nearest
@@ -109,6 +112,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         CopiedTargets(),
         SameBatch(),
         SeenAnswers(),
+        LeakedTarget(),
         CutOff(),
         RepeatedLayer(),
         DiscardedActivation(),
@@ -151,6 +155,8 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         LearningRate(),
         WeightDecay(),
         BadInit(),
+        Underflow(),
+        Collapse(),
         MemoryUsage(),
         MemoryLeak(),
         BatchForTime(),

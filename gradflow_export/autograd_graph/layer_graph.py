@@ -66,6 +66,7 @@ _AFFINE = frozenset(
 _WEIGHT_VIEWS = frozenset(
     (Op.T, Op.TO_COPY, Op.VIEW, Op.TRANSPOSE, Op.PERMUTE, Op.RESHAPE_ALIAS, Op.UNSAFE_VIEW, Op.UNSQUEEZE)
 )
+_FUSED_CELLS = frozenset((Op.MKLDNN_RNN_LAYER, Op.CUDNN_RNN))
 LOOKUPS = frozenset((Op.EMBEDDING, Op.EMBEDDING_BAG))
 
 
@@ -192,6 +193,14 @@ def _enter(
         if name is not None:
             out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
         return [], ()
+    elif kind in _FUSED_CELLS and below(node) is None:
+        name = next((found for source in inputs(node) if (found := _owner(source, names)) is not None), None)
+        entered = saved(node, "input")
+        if name is not None and entered is not None and entered.dim() == 3:
+            # Steps are rows, as they are to a layer that multiplies by its matrix itself.
+            out.first.append(FirstLayer(name, entered.flatten(0, 1), normalised=False))
+        out.bends = True
+        row = ()
     elif not is_straight(node) and (kind not in _AFFINE or (kind in {Op.DIV, Op.MUL} and not is_factor(node))):
         out.bends = True
         row = ()

@@ -21,6 +21,7 @@ from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layer
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
 from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
+from gradflow_export.checks.leaked_columns import LastSteps
 from gradflow_export.checks.redundant_layers import Pair, pairs_of
 from gradflow_export.checks.target_reader import by_hand, same_words
 from gradflow_export.hooks import torch_private
@@ -66,6 +67,7 @@ class InputInstrument(Instrument):
         self._out: Drained = []
         self._remembered: dict[str, Remembered] = {}
         self._inputs = Remembered()
+        self._ends: dict[str, LastSteps] = {}
         self._entered: dict[str, StorageWeakRef] = {}
         self._drawn: frozenset[int] | None = None
 
@@ -84,6 +86,7 @@ class InputInstrument(Instrument):
         """Begin; closing the returned stack gives up everything it holds."""
         stack = contextlib.ExitStack()
         stack.callback(self._remembered.clear)
+        stack.callback(self._ends.clear)
         stack.callback(self._entered.clear)
         stack.callback(self.forget)
         stack.callback(self.arm, on=False)
@@ -187,7 +190,7 @@ class InputInstrument(Instrument):
         rows = None if entered is None else _thinned(entered)
         if rows is not None and paired:
             parts.insert(0, rows)
-            found = replace(found, inputs=rows.shape[1])
+            found = replace(found, inputs=rows.shape[1], **_columns_of(first, rows))
         if not found.own:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
         if parts or found.mistakes or len(found.run) > 1 or pairs:
@@ -199,6 +202,7 @@ class InputInstrument(Instrument):
             apart = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, apart)))
+        self._take_last_steps(found, first, parts, paired=paired)
         same = same_words(term, layers.first)
         if same is not None:
             self._out.append(
@@ -212,6 +216,23 @@ class InputInstrument(Instrument):
             self._out.append(
                 ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
             )
+
+    def _take_last_steps(self, found: Found, first: FirstLayer | None, parts: list[Tensor], *, paired: bool) -> None:
+        """Copy the last steps of sequences whose steps are rows, as a recurrent layer is given them, and targets."""
+        entered = None if paired or first is None or first.tokens else first.entered
+        if entered is None or not parts or not found.own or entered.dim() != 2 or not found.count:
+            return
+        steps, rest = divmod(len(entered), found.count)
+        if rest or steps < 2 or entered.shape[1] > FEATURES:
+            return
+        x, columns = local(entered), entered.shape[1]
+        ends = x.reshape(steps, -1, columns)[-1], x.reshape(-1, steps, columns)[:, -1]
+        values = torch.cat([*map(_rows, ends), parts[-1].to(x)], dim=1).to(torch.float32)
+        read = partial(
+            self._ends.setdefault(found.site, LastSteps()).take,
+            found.site, columns, steps, numbers=found.kind not in PICKED,
+        )  # fmt: skip
+        self._out.append(ClueSample("target.column", found.site, values.contiguous(), read))
 
 
 def _drawn_by(loader: DataLoader[Any]) -> int:
@@ -285,6 +306,18 @@ def _rows(tensor: Tensor) -> Tensor:
 def _thinned(entered: Tensor) -> Tensor:
     """Return evenly spaced rows and features."""
     return _rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
+
+
+def _columns_of(first: FirstLayer | None, rows: Tensor) -> dict[str, Any]:
+    """Return what the columns of inputs are: see :class:`Found`."""
+    shape = () if first is None or first.entered is None else tuple(first.entered.shape[1:])
+    features = math.prod(shape)
+    every = max(-(-features // FEATURES), 1)
+    # A complex number is two columns, and one dimension may be several numbers of each sample: no steps either way.
+    if features != rows.shape[1] and every == 1:
+        return {"steps": (1, rows.shape[1])}
+    steps = (shape[0], shape[1]) if len(shape) == 2 else ((1, features) if len(shape) < 2 else (0, 0))
+    return {"every": every, "steps": steps}
 
 
 def _rows_of(entered: Tensor, count: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.autograd_graph.layer_graph import Straight
+from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.redundant_layers import Pair
 from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
@@ -49,6 +50,8 @@ class Found:
         logits: Whether predictions of a binary loss are logits.
         site: The last layer before the loss.
         inputs: Columns of inputs, first of all.
+        every: Of how many features each column is one.
+        steps: The two dimensions of a sample that were made one; (0, 0) where there are more.
         outputs: Columns of predictions, then as many of targets.
         input_site: The first layer.
         normalised: Whether inputs are normalised in the model.
@@ -71,6 +74,8 @@ class Found:
     logits: bool = False
     site: str = ""
     inputs: int = 0
+    every: int = 1
+    steps: tuple[int, int] = (0, 0)
     outputs: int = 0
     input_site: str = ""
     normalised: bool = False
@@ -122,6 +127,7 @@ class Remembered:
                 self._add(found, x[here], targets[here])
                 mistakes.update(_values(found, x[here], targets[here]))
                 out.update(self._judge(found, predictions[here], targets[here]))
+                out.update(self._copies(found))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
         if not found.bends:
@@ -231,6 +237,15 @@ class Remembered:
         if due and constant > 0 and (mean > LEVEL * constant or not found.bends):
             out.update(self._dependence(found))
         return out
+
+    def _copies(self, found: Found) -> dict[str, float]:
+        """Return which column of the inputs is the target; asked as seldom as dependence is."""
+        if self._readings % TESTED_EVERY or not found.own or found.tokens or not all(found.steps):
+            return {}
+        x, y = (np.concatenate([pair[part] for pair in self._rows]).astype(np.float64) for part in (0, 1))
+        steps = found.steps if found.every == 1 else (1, found.inputs)
+        column, rows = copies(x, y, steps, numbers=found.kind not in PICKED)
+        return {"target.column": float(column * found.every if column >= 0 else -1), "target.compared": float(rows)}
 
     def _dependence(self, found: Found) -> dict[str, float]:
         rows = [pair for x, targets in self._rows for pair in zip(x, targets, strict=True)]

@@ -72,6 +72,11 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.DESYNC: {},
     _T.EVAL_RANDOM: {},
     _T.NOT_LEARNING: {},
+    _T.LEAKAGE: {},
+    _T.UNDERFLOW: {
+        _T.STAGNATION: _R, _T.NOT_TRAINING: _R, _T.LEARNING_RATE: _R, _T.VANISHING: _R, _T.NOT_LEARNING: _R,
+    },
+    _T.COLLAPSE: {_T.NOT_LEARNING: _R},
 })  # fmt: skip
 """What each type explains, and where. :func:`with_causes` says when."""
 
@@ -87,7 +92,7 @@ Only what is HIGH or worse ends so. Where :data:`EXPLAINS` has the two the other
 
 STANDING = frozenset((
     _T.NOT_TRAINING, _T.LEARNING_RATE, _T.BAD_INIT, _T.DATA_SCALE, _T.STALE_GRAD, _T.WRONG_LOSS, _T.BAD_TARGETS,
-    _T.CAPACITY,
+    _T.CAPACITY, _T.LEAKAGE,
 ))  # fmt: skip
 """Types that tell how a program is written: true from the beginning, whenever they were noticed."""
 

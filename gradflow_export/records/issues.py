@@ -55,6 +55,9 @@ class IssueType(str, enum.Enum):
     STALE_GRAD = "STALE_GRAD"
     EVAL_RANDOM = "EVAL_RANDOM"
     NOT_LEARNING = "NOT_LEARNING"
+    LEAKAGE = "LEAKAGE"
+    UNDERFLOW = "UNDERFLOW"
+    COLLAPSE = "COLLAPSE"
 
     def __str__(self) -> str:
         """Return the bare name, as it is printed."""
@@ -122,6 +125,9 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
     "STALE_GRAD": "gradients of earlier steps are in `.grad` when the next are added",
     "EVAL_RANDOM": "dropout or other noise acts in evaluation, or dropout no longer acts in training",
     "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant answer",
+    "LEAKAGE": "the target stands among the inputs as a number",
+    "UNDERFLOW": "gradients in float16 lie below its smallest number and are 0, without a scaled loss",
+    "COLLAPSE": "what a layer gives out, and all layers after it, is nearly the same for every sample",
 })  # fmt: skip
 
 

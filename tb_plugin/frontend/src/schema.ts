@@ -58,7 +58,10 @@ export type IssueType =
   | "CAPACITY"
   | "STALE_GRAD"
   | "EVAL_RANDOM"
-  | "NOT_LEARNING";
+  | "NOT_LEARNING"
+  | "LEAKAGE"
+  | "UNDERFLOW"
+  | "COLLAPSE";
 export type Severity =
   | "INFO"
   | "LOW"

@@ -1,4 +1,4 @@
-// sources sha256:b52b6e04310bee384cfb36bfc983206f07ba28bf11b316e1f76c43c37f73548e
+// sources sha256:8333df7752d0832aeca17b63243d188279a4d3c26073f2aa9d348390618d6b5d
 /* Contains uPlot, less what this panel does not draw with.
 The MIT License (MIT)
 

@@ -1,0 +1,133 @@
+"""Representations that are nearly the same for every sample: COLLAPSE."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import no_better
+from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import Chain, chains
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collapse(Check):
+    """Find models whose layers, from one on to the last, give out nearly the same for every sample.
+
+    What a layer gives out varies from sample to sample (or node, or position) by some share of its size. Where that of
+    the first block of a chain is ``healthy`` or more, and from one of at least two blocks on to the last at most
+    ``same``, no later layer can tell samples apart; that the loss stays at that of the best constant answer confirms
+    it. Where there is no such answer to compare with, as for embeddings that are only drawn together, the last block
+    must have varied by ``healthy`` at first, and vary by ``gone`` at most now.
+
+    Why it is bad:
+        The answer hardly depends on the input. Rounds of averaging over neighbours make all nodes of a graph alike;
+        embeddings that are only drawn together all become one.
+
+    Example:
+        for layer in self.layers:  # 16 rounds, each the mean over the neighbours
+            x = torch.relu(layer(adjacency @ x))
+
+    Use instead:
+        for layer in self.layers:
+            x = x + torch.relu(layer(adjacency @ x))
+
+    Not reported:
+        The loss is below 0.95 of the best constant answer's; a path leads around the blocks;
+        VANISHING, DEAD, SATURATION, first weights or the learning rate explain it.
+
+    Source: Oono and Suzuki 2020, arXiv:1905.10947; Jing et al. 2022, arXiv:2110.09348.
+
+    Attributes:
+        same: Greatest variation of a collapsed block, as a share of its size.
+        gone: The same of the last block where the loss tells nothing.
+        healthy: Least variation of the first block, and of the last one at first.
+        level: Least share of the best constant answer's loss.
+        blocks: Fewest blocks that collapsed where the loss agrees.
+        settle: Steps before anything is said.
+        readings: Readings of the loss that must agree.
+    """
+
+    same: float = 0.01
+    gone: float = 1e-3
+    healthy: float = 0.1
+    level: float = 0.95
+    blocks: int = 2
+    settle: int = 50
+    readings: int = 4
+    patience: int = 3
+
+    name: ClassVar[str] = "collapse"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.COLLAPSE,)
+    needs: ClassVar[tuple[str, ...]] = ("block.output_spread",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", "block.output_spread", "block.output_rms")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the blocks of this record."""
+        if record.step < self.settle or record.get("block.output_rms") is None:
+            return ()
+        found = (self._judge(record, history, links) for links in chains(record, "block.output_spread"))
+        return tuple(finding for finding in found if finding is not None)
+
+    def _judge(self, record: StepRecord, history: History, links: Chain) -> Finding | None:
+        if links.joined is None:
+            return None
+        rms = record.get("block.output_rms")
+        sizes = {} if rms is None else rms.as_dict()
+        size = np.array([sizes.get(site) or np.nan for site in links.sites], dtype=np.float64)
+        shares = np.exp(links.logs) / size
+        start, agreed = self._begin(history, links.sites, shares)
+        first = int(np.flatnonzero(~links.joined[:start])[-1] + 1) if not links.joined[:start].all() else 0
+        if not first < start < len(shares) or not links.joined[start:].all() or not shares[first] >= self.healthy:
+            return None
+        value, layers = float(shares[start:].max()), links.sites[start:]
+        return Finding(
+            IssueType.COLLAPSE,
+            Severity.HIGH if agreed else Severity.MEDIUM,
+            layers,
+            value,
+            self.same,
+            f"from {layers[0]} on what samples differ by is at most {number(100 * value)} % of the size of the "
+            f"outputs, in {some(layers)}; after {links.sites[first]} it is {number(100 * float(shares[first]))} %: "
+            "the model gives every sample the same answer.",
+            f"add a skip connection around {layers[0]} (x + layer(x)) or use fewer rounds of averaging; where the loss "
+            "only draws embeddings together, add what holds them apart: negatives, .detach() of one side, or a term "
+            "on their variance.",
+            cause=layers[0],
+            follows_from=(
+                IssueType.NUMERICAL, IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION,
+                IssueType.BAD_INIT, IssueType.LEARNING_RATE, IssueType.WRONG_LOSS, IssueType.DATA_SCALE,
+                IssueType.BAD_TARGETS, IssueType.NOT_TRAINING,
+            ),
+        )  # fmt: skip
+
+    def _begin(self, history: History, sites: tuple[str, ...], shares: Floats) -> tuple[int, bool]:
+        """Return the first of the blocks that collapsed, and whether a constant answer is as good as the model's."""
+        known = history.at_sites("loss.over_constant").sites
+        if known:
+            agreed = any(no_better(history, site, self.level, self.readings) is not None for site in known)
+            start = _first_of_the_last(shares <= self.same)
+            return (start if agreed and len(shares) - start >= self.blocks else len(shares)), True
+        size, spread = (_first(history, f"block.output_{name}", sites[-1]) for name in ("rms", "spread"))
+        told_apart = spread >= self.healthy * size > 0
+        return (_first_of_the_last(shares <= self.gone) if told_apart else len(shares)), False
+
+
+def _first(history: History, metric: str, site: str) -> float:
+    """Return the first value of a metric at a block, NaN where there is none."""
+    series = history.at_sites(metric)
+    return float(series.first[series.sites.index(site)]) if site in series.sites else math.nan
+
+
+def _first_of_the_last(flags: npt.NDArray[np.bool_]) -> int:
+    """Return where the run of True begins that ends the row; its length where there is none."""
+    wrong = np.flatnonzero(~flags)
+    return int(wrong[-1]) + 1 if len(wrong) else 0

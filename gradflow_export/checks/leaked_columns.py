@@ -1,0 +1,186 @@
+"""Finds targets that stand among the inputs as numbers: a column of the table, the last step of a window: LEAKAGE."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.history import History
+
+Floats = npt.NDArray[np.float64]
+POOL = 1024
+"""Last steps of sequences that are remembered."""
+LEAST = 4
+"""Fewest columns of inputs for each one of targets: what is to be told again as a whole is no leak."""
+ROWS = 128
+"""Fewest different samples that are judged."""
+VALUES = 16
+"""Fewest different values of a continuous target."""
+MEMBERS = 8
+"""Fewest samples of a class."""
+ROUNDING = 1e-5
+"""What a target that was scaled may differ from a column, as a share of its spread."""
+SHARED = 0.02
+"""Least share of values that neighbouring columns have in common where rows are windows of one series."""
+
+
+def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tuple[int, int]:
+    """Return which column of inputs is the target, -1 for none, and how many different samples were compared.
+
+    A column counts that equals the target in every sample, or, of numbers, follows from it by one factor and one
+    offset. In rows that are steps of a sequence it must be one of the last step: what came before is what a forecast
+    is made of, or what is to be remembered. Several targets must all be there.
+
+    Args:
+        x: Inputs. Shape: ``[n, inputs]``.
+        y: Targets. Shape: ``[n, targets]``.
+        steps: The two dimensions of a sample that were made one, ``(1, inputs)`` for a sample of one dimension, zeros
+            where all columns are of the last step.
+        numbers: Whether targets are numbers and no classes.
+    """
+    here = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    both = np.unique(np.concatenate([x, y], axis=1)[here], axis=0)
+    x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
+    if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
+        return -1, len(x)
+    places = _places(x, steps) if any(steps) else np.arange(x.shape[1])
+    found = [_copy(x, column, places, numbers=numbers) for column in y.T]
+    return (found[0] if found and min(found) >= 0 else -1), len(x)
+
+
+class LastSteps:
+    """The last steps of sequences and their targets, as layers are given them that take all steps as rows.
+
+    Used on the worker thread only.
+    """
+
+    def __init__(self) -> None:
+        self._rows: deque[npt.NDArray[np.float32]] = deque()
+
+    def take(
+        self, site: str, columns: int, steps: int, values: npt.NDArray[np.float32], *, numbers: bool
+    ) -> dict[str, dict[str, float]]:
+        """Return which number of the last step is the target, counted from that of the first.
+
+        Args:
+            site: Of the loss.
+            columns: Numbers of each step.
+            steps: Steps of a sequence.
+            values: The last step if time is the first dimension, the same if samples are, and the targets.
+            numbers: Whether targets are numbers and no classes.
+        """
+        self._rows.append(values)
+        while sum(map(len, self._rows)) - len(self._rows[0]) >= POOL or self._rows[0].shape != values.shape:
+            self._rows.popleft()
+        rows = np.concatenate(self._rows).astype(np.float64)
+        y = rows[:, 2 * columns :]
+        if steps * columns < LEAST * y.shape[1]:
+            return {}
+        told = [
+            copies(rows[:, order * columns : (order + 1) * columns], y, (0, 0), numbers=numbers) for order in (0, 1)
+        ]
+        column, compared = max(told)
+        place = (steps - 1) * columns + column if column >= 0 else -1
+        return {"target.column": {site: float(place)}, "target.compared": {site: float(compared)}}
+
+
+def _places(x: Floats, steps: tuple[int, int]) -> npt.NDArray[np.int64]:
+    """Return the columns in which a target has no business: all of a table, those of the last step of a sequence."""
+    rows, columns = steps
+    every = np.arange(x.shape[1])
+    if rows > 1:  # which of the two is time is not known
+        chosen = (every >= len(every) - columns) | (every % columns == columns - 1)
+    else:
+        chosen = (every == len(every) - 1) | (not _is_window(x))
+    return np.asarray(np.flatnonzero(chosen), dtype=np.int64)
+
+
+def _is_window(x: Floats) -> bool:
+    """Whether rows are windows of one series: numbers that stand in one column stand in the next one as well."""
+    shared = [np.isin(before, after).mean() for before, after in zip(x.T[:8], x.T[1:9], strict=False)]
+    return bool(np.median(shared) > SHARED)
+
+
+def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], *, numbers: bool) -> int:
+    """Return the first of some columns that is the target, -1 for none."""
+    values, counts = np.unique(y, return_counts=True)
+    continuous = numbers and len(values) >= VALUES
+    if not continuous and (
+        len(values) < 2 or np.sort(counts)[-2] < MEMBERS or not np.array_equal(values, values.round())
+    ):
+        return -1
+    chosen = x[:, places]
+    same = (chosen == y[:, None]).all(axis=0)
+    if continuous:
+        a, b = chosen - chosen.mean(axis=0), y - y.mean()
+        size = np.square(a).sum(axis=0)
+        slope = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
+        same |= np.abs(b[:, None] - a * slope).max(axis=0) <= ROUNDING * b.std()
+    return int(places[same][0]) if same.any() else -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakedTarget(Check):
+    """Find targets that are among the inputs: a column of the table, or the last step of the window.
+
+    Samples of inputs and targets are compared number by number. A column that is the target in each of at least
+    ``samples`` different ones, to the last bit or but for one factor and one offset, is no coincidence.
+
+    Why it is bad:
+        The model reads the answer. The loss on training and on held-out data goes to nothing, and where the answer is
+        not known yet the model knows nothing.
+
+    Example:
+        x = table  # the price is still one of its columns
+        y = table[:, PRICE]
+        loss = F.mse_loss(model(x), y[:, None])
+
+    Use instead:
+        y = table[:, PRICE]
+        x = torch.cat([table[:, :PRICE], table[:, PRICE + 1 :]], dim=1)
+        loss = F.mse_loss(model(x), y[:, None])
+
+    Not reported:
+        Targets that are the inputs as a whole, or more than a quarter of them; earlier steps of a sequence; a target
+        that follows from several columns together; fewer than 128 different samples; fewer than 4 columns; images.
+
+    Attributes:
+        samples: Fewest different samples.
+    """
+
+    samples: int = ROWS
+    patience: int = 2
+
+    name: ClassVar[str] = "leaked-target"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.LEAKAGE,)
+    evidence: ClassVar[tuple[str, ...]] = ("target.column",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Judge the samples read so far."""
+        for site in layers_of(record, "target.column"):
+            column, rows = seen(record, "target.column", site), seen(record, "target.compared", site) or 0.0
+            if column is None or column < 0 or rows < self.samples:
+                continue
+            return (
+                Finding(
+                    IssueType.LEAKAGE,
+                    Severity.HIGH,
+                    ("input",),
+                    rows,
+                    float(self.samples),
+                    f"Column {number(column)} of the inputs is the target, in each of {number(rows)} different "
+                    "samples: the model reads the answer.",
+                    f"take it out of the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], dim=1)"
+                    ", or end the window one step before the target; whatever else was made of the target must go too.",
+                    cause="leaked target",
+                    origin="the target is among the inputs",
+                ),
+            )
+        return ()
