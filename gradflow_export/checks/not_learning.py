@@ -43,7 +43,7 @@ class NotLearning(Check):
             loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        Another issue explains it; the loss falls against its own noise; the first 120 steps; losses that are not known
+        Another issue explains it; the loss falls against its own noise; the first 80 steps; losses that are not known
         as a whole; players of a game and policies, whose losses tell nothing by their size.
 
     Attributes:
@@ -56,7 +56,7 @@ class NotLearning(Check):
         heal: Many; what chance lets fall for a few readings is not learned.
     """
 
-    settle: int = 120
+    settle: int = 80
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
