@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.redundant_layers import Pair
 from gradflow_export.metrics.answers import meant
-from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses
+from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses, sense
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
 from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.records.statistics import distinct, median
@@ -228,6 +228,7 @@ class Remembered:
             out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant
+            out["loss.sense"] = sense(kind, predictions, targets, y)
         if kind in {"squared", "absolute", "huber"}:
             size = float(np.sqrt(np.square(targets).mean()))
             out["target.rms"] = size

@@ -20,6 +20,8 @@ from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 
+_CHOSEN = ("IndexBackward", "IndexSelectBackward", "MaskedSelectBackward")
+"""What makes a tensor of some of the samples of another."""
 BESIDE = 64
 """Calls of the members of one list that are remembered of a pass."""
 
@@ -130,7 +132,7 @@ class Calls:
             self._strange.append((path, weakref.ref(module)))
 
     def _compare(self, name: str, given: Tensor) -> None:
-        """Notice where two members of one list are given the same tensor, or different numbers of samples."""
+        """Notice where members of one list are given the same tensor, different numbers of samples, or chosen ones."""
         kin = pattern(name)
         before = self._given.setdefault(kin, [])
         known = self._beside.get(kin, Wiring(0))
@@ -138,7 +140,7 @@ class Calls:
             return
         rows = given.shape[0] if given.dim() else 1
         others = [(count != rows, tensor) for other, tensor, count in before if other != name]
-        if any(apart for apart, _ in others):
+        if type(given.grad_fn).__name__.startswith(_CHOSEN) or any(apart for apart, _ in others):
             self._beside[kin] = Wiring.BESIDE | Wiring.ROUTED
         elif not known and any(tensor() is given for _, tensor in others):
             self._beside[kin] = Wiring.BESIDE

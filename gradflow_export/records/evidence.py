@@ -34,7 +34,7 @@ class Wiring(enum.IntFlag):
     LOOKED = 2048
     """Its module was called while gradients were off."""
     ROUTED = 4096
-    """Its module is one of a list of which two were given different numbers of samples in one pass."""
+    """Its module is one of a list whose members are given some of the samples: chosen ones, or different numbers."""
 
 
 Value = float | bool | Wiring | None
