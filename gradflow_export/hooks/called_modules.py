@@ -20,7 +20,7 @@ from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 
-_CHOSEN = ("IndexBackward", "IndexSelectBackward", "MaskedSelectBackward")
+_CHOSEN = frozenset(("Index", "IndexSelect", "MaskedSelect"))
 """What makes a tensor of some of the samples of another."""
 BESIDE = 64
 """Calls of the members of one list that are remembered of a pass."""
@@ -140,7 +140,7 @@ class Calls:
             return
         rows = given.shape[0] if given.dim() else 1
         others = [(count != rows, tensor) for other, tensor, count in before if other != name]
-        if type(given.grad_fn).__name__.startswith(_CHOSEN) or any(apart for apart, _ in others):
+        if type(given.grad_fn).__name__.split("Back")[0] in _CHOSEN or any(apart for apart, _ in others):
             self._beside[kin] = Wiring.BESIDE | Wiring.ROUTED
         elif not known and any(tensor() is given for _, tensor in others):
             self._beside[kin] = Wiring.BESIDE
