@@ -14,8 +14,7 @@ from torch import nn
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.hooks.discover import check_blocks
 from gradflow_export.hooks.gradient_hooks import GradientStore
-from gradflow_export.hooks.module_calls import ModuleCalls
-from gradflow_export.instruments.blocks import output_tensor
+from gradflow_export.hooks.module_calls import ModuleCalls, output_tensor
 from gradflow_export.metrics.gains import AMPLIFYING, DAMPING, EPS, gains, log_gains, summary_stats
 from gradflow_export.writers.gain_advice import gain_advice
 

@@ -110,6 +110,13 @@ def rate_300th(p: Parts) -> bool:
     return True
 
 
+@operator("LEARNING_RATE NOT_LEARNING STAGNATION", degree=True)
+def rate_30th(p: Parts) -> bool:
+    """The learning rate is 30 times too small."""
+    p.rate /= 30
+    return True
+
+
 @operator("LEARNING_RATE NOT_LEARNING NOT_TRAINING", degree=True)
 def rate_fades(p: Parts) -> bool:
     """The schedule multiplies the rate by 0.7 at every step, as if steps were epochs."""
@@ -222,6 +229,23 @@ def without_gradient(p: Parts) -> bool:
     return True
 
 
+@operator("NOT_TRAINING STAGNATION LEARNING_RATE NOT_LEARNING")
+def average_put_back(p: Parts) -> bool:
+    """A slow average of the weights is copied into the model before each pass."""
+    slow: list[Tensor] = []
+
+    def put_back(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            held = list(p.model.parameters())
+            slow.extend(q.clone() for q in held[len(slow) :])
+            for old, q in zip(slow, held, strict=True):
+                q.copy_(old.lerp_(q, 0.003))
+        return x, y
+
+    p.batch = put_back
+    return p.recipe.loop not in {"closure", "accumulation"}
+
+
 @operator("NOT_TRAINING STAGNATION")
 def of_a_copy(p: Parts) -> bool:
     """The optimizer holds the parameters of a copy."""
@@ -289,6 +313,14 @@ def permuted(p: Parts) -> bool:
     return True
 
 
+@operator("BAD_TARGETS NOT_LEARNING", "target", "", "loss", "input")
+def sorted_apart(p: Parts) -> bool:
+    """Targets were sorted, and inputs were not."""
+    y = p.data.targets[:-TEST]
+    p.data.targets[:-TEST] = y[y.reshape(len(y), -1).float().mean(1).argsort(stable=True)].clone()
+    return True
+
+
 @operator("BAD_TARGETS", "target", "", "loss", "input")
 def next_batch(p: Parts) -> bool:
     """Inputs meet the targets of the next batch."""
@@ -348,6 +380,31 @@ def inputs_1000th(p: Parts) -> bool:
     """Inputs are 1,000 times too small."""
     p.data.inputs.div_(1000) if not p.data.tokens else None
     return not p.data.tokens
+
+
+@operator("DATA_SCALE BAD_INIT SATURATION UNSTABLE", "input", "", "stem", degree=True)
+def inputs_far(p: Parts) -> bool:
+    """Inputs have a mean of 40 times their spread."""
+    p.data.inputs.add_(40 * p.data.inputs.std()) if not p.data.tokens else None
+    return not p.data.tokens
+
+
+@operator("NOT_LEARNING DATA_SCALE WRONG_LOSS CAPACITY BAD_TARGETS", "input", "target", "stem", "", "loss")
+def samples_mixed(p: Parts) -> bool:
+    """Batch and features are changed by a reshape, where a transpose was meant."""
+    if p.data.tokens or p.data.inputs.dim() != 2:
+        return False
+    p.model.before = lambda x: x.t().reshape(x.shape)
+    return True
+
+
+@operator("WRONG_LOSS NOT_LEARNING BOTTLENECK VANISHING NOT_TRAINING CAPACITY", "head", "", "loss")
+def norm_of_one(p: Parts) -> bool:
+    """A LayerNorm stands behind a head of one unit, whose answer is then a constant."""
+    if p.data.outputs != 1:
+        return False
+    p.model.head = nn.Sequential(p.model.head, nn.LayerNorm(1))  # type: ignore[arg-type]
+    return True
 
 
 @operator("DATA_SCALE", "target", "", "loss", degree=True)

@@ -17,7 +17,7 @@ from gradflow_export.analyzers.objective import Objective
 from gradflow_export.analyzers.vector import twice_differentiable
 from gradflow_export.errors import MissingPackageError
 from gradflow_export.hooks.chains import NamedModule
-from gradflow_export.instruments.blocks import output_tensor
+from gradflow_export.hooks.module_calls import output_tensor
 from gradflow_export.metrics.jacobian import Linearized, Spectrum, spectrum
 from gradflow_export.rules.base import number
 

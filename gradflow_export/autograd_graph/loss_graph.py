@@ -70,6 +70,7 @@ _ARITHMETIC = frozenset(
         Op.RESHAPE_ALIAS,
         Op.RSUB,
         Op.SELECT,
+        Op.SQRT,
         Op.SQUEEZE,
         Op.STACK,
         Op.SUB,

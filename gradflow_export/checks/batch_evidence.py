@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from gradflow_export.autograd_graph.answers import Answer, Answers
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layers_behind
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
@@ -70,6 +71,7 @@ class InputInstrument(Instrument):
         self._ends: dict[str, LastSteps] = {}
         self._entered: dict[str, StorageWeakRef] = {}
         self._drawn: frozenset[int] | None = None
+        self._answers = Answers(guard=guard)
 
     @classmethod
     def make(cls, setting: Setting) -> InputInstrument:
@@ -84,7 +86,9 @@ class InputInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack gives up everything it holds."""
-        stack = contextlib.ExitStack()
+        stack, model = contextlib.ExitStack(), self._model()
+        if model is not None:
+            stack.enter_context(self._answers.attach(model))
         stack.callback(self._remembered.clear)
         stack.callback(self._ends.clear)
         stack.callback(self._entered.clear)
@@ -94,11 +98,14 @@ class InputInstrument(Instrument):
 
     def arm(self, *, on: bool) -> None:
         """Begin to look, or with ``on=False`` look no more."""
+        if on != self.armed:
+            self._answers.arm(on=on)
         self.armed = on
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
         self._out, self._passes = [], 0
+        self._answers.forget()
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
@@ -132,6 +139,13 @@ class InputInstrument(Instrument):
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)
                 self._take(term, layers, pairs, whole=whole, single=_is_alone(root.grad_fn, term.node))
+            known = any(term.targets is not None for term in terms)
+            for answer in self._answers.given if not known else ():
+                layers = layers_behind(answer.node, names)
+                layers.first = _entering(layers.first, states)
+                pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
+                self._await(answer, layers, pairs)
+            self._answers.forget()
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -153,6 +167,38 @@ class InputInstrument(Instrument):
             self._drawn = frozenset(size for loader in instances(DataLoader) if (size := _drawn_by(loader)))
         gone = before is not None and bool(before.expired())  # type: ignore[no-untyped-call]
         return gone and count in self._drawn
+
+    def _await(self, answer: Answer, layers: Layers, pairs: tuple[Pair, ...]) -> None:
+        """Have the gradient of an answer taken to what it was to be, where the loss itself is not known."""
+        first, rows = _widest(layers.first), answer.rows
+        entered = None if first is None or first.entered is None else _rows_of(first.entered, len(rows))
+        given = None if entered is None or len(entered) != len(rows) else _thinned(entered).to(torch.float32)
+        found = Found(
+            graded=True,
+            site=layers.last,
+            inputs=0 if given is None else given.shape[1],
+            outputs=rows.shape[1],
+            input_site="" if first is None else first.name,
+            normalised=first is not None and first.normalised,
+            run=layers.run if layers.whole else (),
+            pairs=pairs,
+            bends=layers.bends or not layers.whole,
+            idle=0 if layers.bends else self._activations(layers),
+            tokens=first is not None and first.tokens,
+            own=layers.own and not layers.foreign,
+            whole=not layers.foreign,
+            count=len(rows),
+            answers=not layers.foreign,
+            anew=first is not None and given is not None and self._is_anew(first, len(rows)),
+        )
+        memory, said = self._remembered.setdefault(layers.last, Remembered()), _rows(rows).float()
+
+        def take(gradient: Tensor) -> None:
+            values = torch.cat([*([] if given is None else [given]), said, _rows(gradient).float()], dim=1)
+            sample = ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
+            self._out.append(sample)
+
+        answer.take = take
 
     def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, single: bool) -> None:
         """Copy rows of one term and of the widest input behind it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy.typing as npt
 from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.redundant_layers import Pair
-from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses
+from gradflow_export.metrics.answers import meant
+from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses, sense
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
 from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.records.statistics import distinct, median
@@ -37,6 +38,8 @@ FEW = 16
 """Fewest rows of which quartiles are taken."""
 ROUNDING = 1e-5
 """Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
+OUTPUTS = 64
+"""Most columns of targets that are kept of an answer."""
 BUCKETS = 64
 """Words are counted by their number modulo this."""
 
@@ -68,6 +71,7 @@ class Found:
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
         anew: Whether the whole batch is here, and was drawn anew since the last reading.
+        graded: Whether the columns after the inputs are answers, and then their gradients, of a loss that is not known.
     """
 
     kind: Kind | None = None
@@ -92,6 +96,7 @@ class Found:
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
     anew: bool = False
+    graded: bool = False
 
 
 class Remembered:
@@ -114,6 +119,8 @@ class Remembered:
             values: Shape: ``[rows, inputs + 2 * outputs]``.
         """
         rows = np.asarray(values, dtype=np.float64)
+        if found.graded:
+            found, rows = _understood(found, rows)
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
         mistakes = dict(found.mistakes)
@@ -227,6 +234,7 @@ class Remembered:
             out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant
+            out["loss.sense"] = sense(kind, predictions, targets, y)
         if kind in {"squared", "absolute", "huber"}:
             size = float(np.sqrt(np.square(targets).mean()))
             out["target.rms"] = size
@@ -266,6 +274,19 @@ class Remembered:
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out
+
+
+def _understood(found: Found, rows: Floats) -> tuple[Found, Floats]:
+    """Return what the columns are once answers and their gradients have been read, and predictions and targets."""
+    x, answers, gradients = np.split(rows, [found.inputs, found.inputs + found.outputs], axis=1)
+    read = meant(answers, gradients)
+    if read is None:
+        return replace(found, outputs=0, graded=False), x
+    some = np.linspace(0, read.targets.shape[1] - 1, min(read.targets.shape[1], OUTPUTS)).astype(int)
+    parts = np.full((2, len(rows), len(some)), np.nan)  # what has no gradient does not count
+    parts[0, read.rows], parts[1, read.rows] = read.predictions[:, some], read.targets[:, some]
+    known = replace(found, kind=read.kind, outputs=len(some), graded=False)
+    return known, np.concatenate([x, parts[0], parts[1]], axis=1)
 
 
 def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:

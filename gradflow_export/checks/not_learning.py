@@ -43,7 +43,8 @@ class NotLearning(Check):
             loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        Another issue explains it; the loss falls against its own noise; the first 120 steps; losses that are not known
+        Another issue explains it; the loss falls against its own noise; predictions go with their targets all the
+        same; the first 80 steps; losses that are not known
         as a whole; players of a game and policies, whose losses tell nothing by their size.
 
     Attributes:
@@ -56,7 +57,7 @@ class NotLearning(Check):
         heal: Many; what chance lets fall for a few readings is not learned.
     """
 
-    settle: int = 120
+    settle: int = 80
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
@@ -68,7 +69,13 @@ class NotLearning(Check):
     name: ClassVar[str] = "not-learning"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.uniform_share", "target.dependence")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "loss.over_constant",
+        "loss.sense",
+        "target.uniform_share",
+        "target.dependence",
+    )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses of this record."""
@@ -79,11 +86,7 @@ class NotLearning(Check):
             share = no_better(history, site, self.level, self.readings)
             if not seen(record, "loss.known", site) or (share is not None and share > self.wild and fell(history)):
                 return ()
-            tests = past(history, "target.dependence", site)
-            if record.step < self.patient and len(tests) and tests[-1] < self.sure:
-                return ()  # it may be the targets' fault, and soon be told as such
-            uniform = past(history, "target.uniform_share", site)
-            if share is None or (len(uniform) and uniform[-1] > 0.5):
+            if share is None or self._excused(record, history, site):
                 return ()
             shares[site] = share
         if not shares:
@@ -102,6 +105,17 @@ class NotLearning(Check):
                 "rate or the optimizer is at fault, else the data; then try ten times and a tenth of the rate.",
                 follows_from=_OTHERS,
             ),
+        )
+
+    def _excused(self, record: StepRecord, history: History, site: str) -> bool:
+        """Whether something is learned, however little, or targets are to be judged first."""
+        tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
+        uniform = past(history, "target.uniform_share", site)
+        return (
+            # It may be the targets' fault, and soon be told as such.
+            (record.step < self.patient and len(tests) > 0 and bool(tests[-1] < self.sure))
+            or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
+            or (len(uniform) > 0 and bool(uniform[-1] > 0.5))
         )
 
 

@@ -1,4 +1,4 @@
-"""Training that is put back to its first weights."""
+"""Training that is put back: to its first weights, or to what the weights were before a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ ENTRIES = 256
 class ReloadInstrument(Instrument):
     """Counts calls of ``load_state_dict`` that put the weights of the first step back, while one optimizer goes on.
 
-    An optimizer that is made anew begins another training, as for the next fold of a cross-validation.
+    An optimizer that is made anew begins another training, as for the next fold of a cross-validation. While armed it
+    reads too how much of a step is still there at the next one: the greatest change of an entry as a share of the
+    greatest that the step made. What is pruned or clamped again is a part of the entries, and others stay changed.
 
     Args:
         model: The unwrapped model; only weak references are kept.
@@ -47,6 +49,9 @@ class ReloadInstrument(Instrument):
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._back: list[Tensor] = []
         self._waiting: list[Tensor] = []
+        self._moved: list[tuple[Slot, Tensor, Tensor]] = []
+        self._begun: list[Tensor] = []
+        self._stayed: list[Tensor] = []
         self._armed = False
 
     @classmethod
@@ -86,22 +91,43 @@ class ReloadInstrument(Instrument):
                 places = {} if model is None else {id(p): slot for slot, p in slots(model)}
                 kept = [(places[id(p)], p) for p in largest if id(p) in places]
                 self._first = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in kept]
-            self._back, self._waiting = [], []
+            self._back, self._waiting, self._moved = [], [], []
         elif self._waiting:
             self._back, self._waiting = [*self._back, *self._waiting][-64:], []
+        with torch.no_grad():
+            moved, self._moved = self._moved, []
+            now = [(slot(), before, after) for slot, before, after in moved]
+            parts = [
+                ((even_sample(p, ENTRIES) - b).abs().amax(), (a - b).abs().amax()) for p, b, a in now if p is not None
+            ]
+            if parts:
+                left, made = (torch.stack(list(sizes)).double().amax() for sizes in zip(*parts, strict=True))
+                self._stayed = [left / made]
+            self._begun = [even_sample(p, ENTRIES).clone() for p in self._followed()] if self._armed else []
 
-    def after(self, step: OptimizerStep) -> None:
-        """Read nothing."""
+    def after(self, step: OptimizerStep) -> None:  # noqa: ARG002 - one signature
+        """Remember what a step made of some entries."""
+        begun, self._begun = self._begun, []
+        held = self._followed()
+        if begun and len(held) == len(begun):
+            with torch.no_grad():
+                made = [even_sample(p, ENTRIES).clone() for p in held]
+            self._moved = list(zip((slot for slot, _ in self._first), begun, made, strict=True))
 
-    def skip(self, step: OptimizerStep) -> None:
-        """Read nothing."""
+    def _followed(self) -> list[Tensor]:
+        return [p for p in (slot() for slot, _ in self._first) if p is not None]
+
+    def skip(self, step: OptimizerStep) -> None:  # noqa: ARG002 - one signature
+        """Forget the step."""
+        self._begun = []
 
     def drain(self) -> Drained:
-        """Give out how often the first weights came back, while that may have changed."""
-        if not self._back or not self._armed:
-            return []
-        total = torch.stack(self._back).sum()
-        return [Clue("wiring.reloads", (RUN_SITE,), total.reshape(1).double())]
+        """Give out how much of a step has stayed, and how often the first weights came back, while that may change."""
+        out: Drained = [Clue("wiring.stayed", (RUN_SITE,), share.reshape(1)) for share in self._stayed]
+        self._stayed = []
+        if self._back and self._armed:
+            out.append(Clue("wiring.reloads", (RUN_SITE,), torch.stack(self._back).sum().reshape(1).double()))
+        return out
 
     def forget(self) -> None:
         """Keep everything: it concerns the whole run."""
@@ -117,7 +143,7 @@ class ReloadInstrument(Instrument):
 
 @dataclass(frozen=True, kw_only=True)
 class Reloaded(Check):
-    """Find training that begins anew from its first weights again and again, under the same optimizer.
+    """Find training that begins anew from its first weights again and again, or after each step from those before it.
 
     Why it is bad:
         What was learned since the last time is lost, and the optimizer goes on with moments of weights that are gone.
@@ -134,24 +160,31 @@ class Reloaded(Check):
 
     Not reported:
         A new optimizer begins with the weights, as for the next fold of a cross-validation; weights that are not the
-        first ones, as of an early stop; once.
+        first ones, as of an early stop; once; steps of which some entries stay, as where others are pruned or clamped.
 
     Attributes:
         times: Least number of times.
+        stayed: Greatest share of a step that is still there at the next one, where it is taken back.
+        readings: Fewest readings in which all of it was.
         patience: One; the times are the patience.
     """
 
     times: int = 2
+    stayed: float = 0.05
+    readings: int = 12
     patience: int = 1
     heal: int = 1000
 
     name: ClassVar[str] = "reloaded"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
-    evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads",)
+    evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads", "wiring.stayed")
+    remembers: ClassVar[tuple[str, ...]] = ("wiring.stayed",)
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
-        """Judge how often the first weights came back."""
-        count = seen(record, "wiring.reloads")
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge how often the first weights came back, and what stays of a step."""
+        count, shares = seen(record, "wiring.reloads"), history.run("wiring.stayed").values[-self.readings :]
+        if len(shares) == self.readings and float(shares.max()) <= self.stayed:
+            return (_undone(float(shares.max()), self.stayed),)
         if count is None or not count >= self.times:
             return ()
         message = (
@@ -169,3 +202,19 @@ class Reloaded(Check):
                 origin=cause,
             ),
         )  # fmt: skip
+
+
+def _undone(share: float, limit: float) -> Finding:
+    return Finding(
+        IssueType.NOT_TRAINING,
+        Severity.HIGH,
+        ("",),
+        share,
+        limit,
+        f"of what a step changes {number(100 * share)} % at most is left at the next one: something writes the old "
+        "weights, or nearly these, back after step().",
+        "find what writes to the parameters in between, such as an average that is copied into the model: evaluate a "
+        "copy that has the average, torch.optim.swa_utils.AveragedModel(model), and let the model itself train.",
+        cause="taken back",
+        origin="taken back",
+    )

@@ -20,6 +20,8 @@ from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 
+_CHOSEN = frozenset(("Index", "IndexSelect", "MaskedSelect"))
+"""What makes a tensor of some of the samples of another."""
 BESIDE = 64
 """Calls of the members of one list that are remembered of a pass."""
 
@@ -40,7 +42,7 @@ class Calls:
         self._seen = WeakIdKeyDictionary()  # by identity: a module's own == may return a tensor
         self._looked_at = WeakIdKeyDictionary()  # called while gradients are off
         self._given: dict[str, list[tuple[str, Callable[[], Tensor | None], int]]] = {}
-        self._beside: set[str] = set()
+        self._beside: dict[str, Wiring] = {}
         self._names: dict[int, str] = {}
         self._codes: dict[str, int] = {}
         self._stack: list[int] = []
@@ -72,7 +74,7 @@ class Calls:
         for name, module in model.named_modules():
             site = site_name(name)
             code = Wiring.CALLED if module in self._seen else Wiring.UNCALLED
-            code |= Wiring.LOOKED * (module in self._looked_at) | Wiring.BESIDE * (pattern(site) in self._beside)
+            code |= Wiring.LOOKED * (module in self._looked_at) | self._beside.get(pattern(site), 0)
             self._codes[site] = int(code)
         return self._codes
 
@@ -130,14 +132,18 @@ class Calls:
             self._strange.append((path, weakref.ref(module)))
 
     def _compare(self, name: str, given: Tensor) -> None:
-        """Notice where two members of one list are given the same tensor, or different numbers of samples."""
+        """Notice where members of one list are given the same tensor, different numbers of samples, or chosen ones."""
         kin = pattern(name)
         before = self._given.setdefault(kin, [])
-        if kin == name or kin in self._beside or len(before) >= BESIDE:
+        known = self._beside.get(kin, Wiring(0))
+        if kin == name or Wiring.ROUTED in known or len(before) >= BESIDE:
             return
         rows = given.shape[0] if given.dim() else 1
-        if any(other != name and (count != rows or tensor() is given) for other, tensor, count in before):
-            self._beside.add(kin)
+        others = [(count != rows, tensor) for other, tensor, count in before if other != name]
+        if type(given.grad_fn).__name__.split("Back")[0] in _CHOSEN or any(apart for apart, _ in others):
+            self._beside[kin] = Wiring.BESIDE | Wiring.ROUTED
+        elif not known and any(tensor() is given for _, tensor in others):
+            self._beside[kin] = Wiring.BESIDE
         before.append((name, briefly(given), rows))
 
     def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode, Reading
+from gradflow_export.metrics.outputs import is_floating
 
 _log = logging.getLogger("gradflow_export")
 
+_PREFERRED_KEYS = ("last_hidden_state", "hidden_states", "logits", "sample")
 UNSEEN_STEPS = 5
 """Sampled steps without any call after which that is reported."""
 
@@ -153,3 +155,31 @@ class ModuleCalls:
                 handler(module, args, output)
         elif self.on_transformed is not None:
             self.on_transformed(module)
+
+
+def output_tensor(output: Any) -> Tensor | None:
+    """Choose the tensor of a block's output whose gradient is measured.
+
+    Args:
+        output: A tensor, or a tuple, list, mapping or Hugging Face output that holds one, nested or not.
+
+    Returns:
+        The first floating tensor that requires a gradient; in mappings the keys ``last_hidden_state``,
+        ``hidden_states``, ``logits`` and ``sample`` come first. ``None`` when there is none.
+    """
+    if isinstance(output, Tensor):
+        learns = output.requires_grad and is_floating(output)
+        # A fake one has a shape alone.
+        return output if learns and not isinstance(output, torch_private.FakeTensor) else None
+    for part in _parts(output):
+        chosen = output_tensor(part)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _parts(output: Any) -> Iterable[Any]:
+    if isinstance(output, Mapping):
+        first = [output[key] for key in _PREFERRED_KEYS if key in output]
+        return [*first, *(value for key, value in output.items() if key not in _PREFERRED_KEYS)]
+    return output if isinstance(output, (tuple, list)) else ()

@@ -19,9 +19,9 @@ from gradflow_export.hooks.discover import is_compiled, site_name
 from gradflow_export.hooks.forward_trace import Call, ForwardPasses
 from gradflow_export.hooks.function_spy import attention_spies
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.module_calls import output_tensor
 from gradflow_export.hooks.readings import Drained, Pending, stack_scalars
 from gradflow_export.instruments.base import Cost, Instrument, Need, Setting
-from gradflow_export.instruments.blocks import output_tensor
 from gradflow_export.metrics.attention import (
     SAMPLES,
     Rows,

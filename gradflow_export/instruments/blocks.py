@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,48 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.junctions import LOSS, Junctions
-from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.chains import Choice, NamedModule
 from gradflow_export.hooks.compiled_calls import Reading
 from gradflow_export.hooks.gradient_hooks import GradientStore
 from gradflow_export.hooks.guards import Guard, Part, unguarded
-from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.hooks.module_calls import ModuleCalls, output_tensor
 from gradflow_export.hooks.output_stats import SentOutputs
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.hooks.site_buffer import Places
-from gradflow_export.metrics.outputs import is_floating
 from gradflow_export.records.catalog import MetricSpec, spec
 
-_PREFERRED_KEYS = ("last_hidden_state", "hidden_states", "logits", "sample")
 UNKNOWN = -2
-
-
-def output_tensor(output: Any) -> Tensor | None:
-    """Choose the tensor of a block's output whose gradient is measured.
-
-    Args:
-        output: A tensor, or a tuple, list, mapping or Hugging Face output that holds one, nested or not.
-
-    Returns:
-        The first floating tensor that requires a gradient; in mappings the keys ``last_hidden_state``,
-        ``hidden_states``, ``logits`` and ``sample`` come first. ``None`` when there is none.
-    """
-    if isinstance(output, Tensor):
-        learns = output.requires_grad and is_floating(output)
-        # A fake one has a shape alone.
-        return output if learns and not isinstance(output, torch_private.FakeTensor) else None
-    for part in _parts(output):
-        chosen = output_tensor(part)
-        if chosen is not None:
-            return chosen
-    return None
-
-
-def _parts(output: Any) -> Iterable[Any]:
-    if isinstance(output, Mapping):
-        first = [output[key] for key in _PREFERRED_KEYS if key in output]
-        return [*first, *(value for key, value in output.items() if key not in _PREFERRED_KEYS)]
-    return output if isinstance(output, (tuple, list)) else ()
 
 
 class BlockInstrument:

@@ -226,9 +226,13 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _parallel_gap(a: Tensor, b: Tensor) -> Tensor | None:
-    """Return how far two parameters are apart, NaN where their gradients are not parallel; ``None`` without any."""
+    """Return how far two parameters are apart, NaN where their gradients are not parallel; ``None`` without any.
+
+    What is the same in all entries of a gradient, as that of a penalty, tensors share that have nothing in common.
+    """
     if a.grad is None or b.grad is None or a.grad.is_sparse or b.grad.is_sparse:
         return None
     one, other = (even_sample(local(g), ENTRIES).double() for g in (a.grad, b.grad))
+    one, other = one - one.mean(), other - other.mean()
     cosine = torch.dot(one, other) / (one.norm() * other.norm())
     return torch.where(cosine.abs() >= PARALLEL, _gap(a, b), torch.full_like(cosine, torch.nan))

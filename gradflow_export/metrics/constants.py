@@ -75,6 +75,31 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
     return np.asarray(np.where(distance < 1.0, 0.5 * distance**2, distance - 0.5).mean(axis=1))
 
 
+def sense(kind: Kind, predictions: Floats, targets: Floats, known: Floats) -> float:
+    """Return how surely predictions go with their targets, in standard deviations of chance; NaN where nobody can tell.
+
+    Sample by sample, so that what the targets scatter by is no noise of the comparison as it is of the loss.
+
+    Args:
+        kind: As above. Classes by what each is likelier than its share, others by the correlation.
+        predictions: Shape: ``[n, outputs]``.
+        targets: Shape: ``[n, outputs]``.
+        known: All targets read so far. Shape: ``[m, outputs]``.
+    """
+    n = len(targets)
+    if n < 4 or kind in {"margin", "soft"}:
+        return float("nan")
+    if kind == "classes":
+        classes, counts = np.unique(known[:, 0], return_counts=True)
+        gain = predictions[:, 0] - np.log(counts / counts.sum())[np.searchsorted(classes, targets[:, 0])]
+        spread = float(gain.std())
+        return float(gain.mean() / spread * n**0.5) if spread > 1e-6 else 0.0
+    p, y = predictions - predictions.mean(axis=0), targets - targets.mean(axis=0)
+    size = np.sqrt(np.square(p).mean(axis=0) * np.square(y).mean(axis=0))
+    some = size > 1e-12
+    return float(((p * y).mean(axis=0)[some] / size[some]).mean() * n**0.5) if some.any() else 0.0
+
+
 def _entropy(shares: Floats) -> float:
     positive = shares[shares > 0]
     return float(-(positive * np.log(positive)).sum())

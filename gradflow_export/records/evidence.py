@@ -33,6 +33,8 @@ class Wiring(enum.IntFlag):
     """Its module is one of a list of which two were given the same tensor, or different numbers of samples."""
     LOOKED = 2048
     """Its module was called while gradients were off."""
+    ROUTED = 4096
+    """Its module is one of a list whose members are given some of the samples: chosen ones, or different numbers."""
 
 
 Value = float | bool | Wiring | None

@@ -12,7 +12,7 @@ from torch.nn.modules import module as module_globals
 from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, GradientGainMonitor, MemoryWriter
-from gradflow_export.instruments.blocks import output_tensor
+from gradflow_export.hooks.module_calls import output_tensor
 from gradflow_export.monitor import label
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

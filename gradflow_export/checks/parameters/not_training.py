@@ -51,8 +51,9 @@ class NotTraining(Check):
         self.heads = nn.ModuleList([nn.Linear(64, 10) for _ in range(3)])
 
     Not reported:
-        Parameters without a gradient that no optimizer holds; modules that are called rarely, or of which only some are
-        chosen (experts), for the first ``rare`` steps; units that are shut, which are DEAD or SATURATION; a recurrent
+        Parameters without a gradient that no optimizer holds; modules that are called rarely, for the first ``rare``
+        steps; modules that are never called, where their like are called in turns or with different numbers of samples
+        (experts of a router), which STAGNATION tells as LOW; units that are shut (DEAD, SATURATION); a recurrent
         cell called once or twice in a step. A target network or moving average: it changes without a gradient, or began
         as a copy of what learns and is called while gradients are off. Layers frozen before the rest (a backbone).
 
@@ -213,12 +214,15 @@ class NotTraining(Check):
             return
         moved = _moved(history.at_sites("parameter.weight_norm"))
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
-        turns, routed = taking_turns(history), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
+        turns, beside = taking_turns(history), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
+        # What no router ever chose received nothing: that tells nothing of a cut, however long it lasts.
+        sent = turns | {pattern(name) for name in _chosen(sites, (ever & Wiring.ROUTED) > 0)}
         names = tuple(
             name
             for name in _chosen(sites, cut & ~follows(history, sites, ever))
             if name not in moved
-            and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | routed))
+            and (called[name] or pattern(name) not in sent)
+            and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
         used = tuple(name for name in names if called[name])
         unused = tuple(name for name in names if not called[name])

@@ -1,0 +1,130 @@
+"""Targets read off the gradient that comes back to the answers, whoever wrote the loss out."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.metrics.answers import meant
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _read(answers: Tensor, loss: Loss, y: Tensor):
+    z = answers.clone().requires_grad_()
+    loss(z, y).backward()
+    assert z.grad is not None
+    rows = (z.detach().reshape(len(z), -1), z.grad.reshape(len(z), -1))
+    return meant(*(np.asarray(part, dtype=np.float64) for part in rows))
+
+
+def _log_softmax(z: Tensor) -> Tensor:
+    e = (z - z.amax(1, keepdim=True)).exp()
+    return (e / e.sum(1, keepdim=True)).log()
+
+
+def _focal(z: Tensor, y: Tensor) -> Tensor:
+    picked = _log_softmax(z).gather(1, y[:, None])[:, 0]
+    return -((1 - picked.exp()) ** 2 * picked).mean()
+
+
+CLASSES: dict[str, Loss] = {
+    "library": functional.cross_entropy,
+    "by hand": lambda z, y: -_log_softmax(z)[torch.arange(len(y)), y].sum(),
+    "focal": _focal,
+    "weighted": lambda z, y: functional.cross_entropy(z, y, weight=torch.tensor([1.0, 3.0, 0.2])[: z.shape[1]]),
+    "masked": lambda z, y: functional.cross_entropy(z[5:], y[5:]),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_classes_are_read_off_the_gradient(name: str, classes: int, spread: float) -> None:
+    """The class that a cross-entropy wants, and the logarithm of its probability, in whatever form it is written."""
+    torch.manual_seed(0)
+    z, y = spread * torch.randn(64, classes), torch.randint(classes, (64,))
+    read = _read(z, CLASSES[name], y)
+    assert read is not None
+    assert read.kind == "classes"
+    assert read.targets[:, 0].tolist() == y[read.rows].tolist()
+    likely = z.double().log_softmax(1).gather(1, y[:, None])[read.rows, 0]
+    assert np.allclose(read.predictions[:, 0], likely, atol=1e-5)
+
+
+@pytest.mark.parametrize("shown", ["softmax", "log_softmax"])
+def test_probabilities_are_read_like_logits(shown: str) -> None:
+    """A model may end with its softmax, or the logarithm of it, and the loss take it from there."""
+    torch.manual_seed(0)
+    z, y = torch.randn(64, 4), torch.randint(4, (64,))
+    p = z.softmax(1) if shown == "softmax" else z.log_softmax(1)
+    loss = (lambda q, t: -q.log().gather(1, t[:, None]).mean()) if shown == "softmax" else functional.nll_loss
+    read = _read(p, loss, y)
+    assert read is not None
+    assert read.targets[:, 0].tolist() == y.tolist()
+
+
+BINARY: dict[str, Loss] = {
+    "library": functional.binary_cross_entropy_with_logits,
+    "by hand": lambda z, y: -(y * functional.logsigmoid(z) + (1 - y) * functional.logsigmoid(-z)).sum(),
+    "weighted": lambda z, y: functional.binary_cross_entropy_with_logits(z, y, pos_weight=torch.tensor(4.0)),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_binary_targets_are_read_off_the_gradient(name: str, outputs: int) -> None:
+    """Each entry is pulled to the side of its target, by its distance from there."""
+    torch.manual_seed(0)
+    z, y = 2 * torch.randn(64, outputs), torch.randint(2, (64, outputs)).float()
+    read = _read(z, BINARY[name], y)
+    assert read is not None
+    assert read.kind == "binary"
+    assert read.targets.tolist() == y.tolist()
+    assert np.allclose(read.predictions, z.double().sigmoid(), atol=1e-6)
+
+
+OTHERS: dict[str, Loss] = {
+    "squared": lambda z, y: (z - y[:, None]).square().mean(),
+    "absolute": lambda z, y: (z - y[:, None] + 0.5).abs().mean(),
+    "returns": lambda z, y: -(z.log_softmax(1).gather(1, y[:, None])[:, 0] * torch.rand(len(y)) * 9).mean(),
+    "advantages": lambda z, y: -(z.log_softmax(1).gather(1, y[:, None])[:, 0] * torch.randn(len(y))).mean(),
+    "chosen action": lambda z, y: (z.gather(1, y[:, None])[:, 0] - 1).square().mean(),
+    "ranks": lambda z, _y: functional.softplus(z[:, :1] - z[:, 1:]).mean() + z.square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("spread", [0.1, 2.0])
+def test_other_losses_are_not_taken_for_a_cross_entropy(name: str, spread: float) -> None:
+    """Distances, what a policy's returns multiply, values of chosen actions and comparisons tell no class."""
+    torch.manual_seed(0)
+    read = _read(spread * torch.randn(64, 3), OTHERS[name], torch.randint(3, (64,)))
+    assert read is None
+
+
+@pytest.mark.parametrize("written", ["library", "focal", "by hand"])
+def test_a_loss_written_out_tells_as_much_as_the_library(written: str) -> None:
+    """Inputs, targets and the level of a constant answer are read however the loss is written."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer, writer = torch.optim.Adam(model.parameters(), 1e-2), MemoryWriter()
+    x = torch.randn(256, 6)
+    y = x[:, :3].argmax(1)
+    with Exporter(model, backends=[writer], verbose=0) as exporter:
+        exporter.watch()
+        for step in range(12):
+            rows = torch.arange(32) + 8 * step
+            optimizer.zero_grad()
+            CLASSES[written](model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    seen = [record.fact("loss.over_constant", "2") for record in writer.records]
+    level = [value for value in seen if value is not None]
+    assert len(level) >= 10
+    assert 0.5 < float(level[0]) < 2.0
+    assert any(record.fact("input.rms", "0") is not None for record in writer.records)
+    assert any(record.fact("target.dependence", "2") is not None for record in writer.records)
