@@ -33,7 +33,7 @@ from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import find_blocks, given_blocks, site_name, unwrap
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
-from gradflow_export.hooks.shard_layout import is_spread, this_rank
+from gradflow_export.hooks.shard_layout import fsdp_class, is_spread, this_rank
 from gradflow_export.instruments.base import Setting, overrides
 from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.copies import Copies
@@ -186,7 +186,7 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     """
     if not is_spread():
         return
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+    if any(isinstance(module, fsdp_class("FullyShardedDataParallel")) for module in model.modules()):
         _log.warning(
             "gradflow: FullyShardedDataParallel hides how its parameters lie; each rank reads its own part only. Use "
             "torch.distributed.fsdp.fully_shard for readings of the whole model."
