@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.autograd_graph.layer_graph import Straight
-from gradflow_export.checks.redundant_layers import Pair
+from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
 from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED

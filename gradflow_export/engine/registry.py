@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, partialmethod
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from gradflow_export.checks import below
 from gradflow_export.extensions import Extension, extensions, made
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.readings import Clue, ClueSample, Drained, Pending, Sample
@@ -48,21 +49,27 @@ REGISTRY = (
     Entry("instruments.attention:AttentionInstrument"),
     Entry("instruments.policy:PolicyInstrument"),
     Entry("instruments.recurrent:RecurrentInstrument", RECURRENT),
-    Entry("checks.batch_evidence:InputInstrument"),
-    Entry("checks.structure:StructureInstrument"),
-    Entry("checks.mode_reader:ModeInstrument"),
     Entry("instruments.architecture:PictureInstrument"),
-    Entry("checks.repeated_layers:RepeatedInstrument"),
     Entry("instruments.discrete.updates:DiscreteInstrument"),
     Entry("instruments.replicas:ReplicaInstrument"),
     Entry("instruments.copies:CopyInstrument"),
-    Entry("checks.connectivity:WiringInstrument"),
-    Entry("checks.arrival_reader:ArrivalInstrument"),
-    Entry("checks.loss_accumulation:SumInstrument"),
-    Entry("checks.initial_weights:InitialInstrument"),
-    Entry("checks.reloads:ReloadInstrument"),
 )
-"""Every instrument that looks on sampled steps, in the order in which they are armed, called and drained."""
+"""The instruments that read metrics, in the order in which they are armed, called and drained.
+
+After them come the readers of checks, which are found where they lie: ``gradflow_export.checks.below(Instrument)``.
+"""
+
+
+def kinds(types: Collection[type[nn.Module]] | None = None) -> Iterator[type[Instrument]]:
+    """Yield the classes of all instruments that come with the package, in order.
+
+    Args:
+        types: Kinds of the modules of a model; those that read other kinds alone are then left out.
+    """
+    for entry in REGISTRY:
+        if types is None or not entry.types or any(issubclass(each, entry.types) for each in types):
+            yield entry.load()
+    yield from below(Instrument)
 
 
 def make_instruments(setting: Setting) -> tuple[Instrument, ...]:
@@ -76,9 +83,7 @@ def make_instruments(setting: Setting) -> tuple[Instrument, ...]:
         ArgumentTypeError: An argument of ``watch()`` has the wrong type.
     """
     types = {type(module) for module in setting.model.modules()}
-    wanted = (entry for entry in REGISTRY if not entry.types or any(issubclass(each, entry.types) for each in types))
-    kinds = (entry.load() for entry in wanted)
-    own = (kind.make(setting) for kind in kinds if _can_run(kind, setting))
+    own = (kind.make(setting) for kind in kinds(types) if _can_run(kind, setting))
     return tuple(each for each in (*own, *_further(setting)) if each.modules)
 
 
@@ -89,7 +94,7 @@ def stepped(instrument: Instrument) -> bool:
 
 def taken() -> frozenset[str]:
     """Return the arguments of ``observe()`` that instruments of ours take, whether this model has them or not."""
-    return frozenset(entry.load().takes for entry in REGISTRY if not entry.types) - {""}
+    return frozenset(kind.takes for kind in kinds(())) - {""}
 
 
 def _can_run(kind: type[Instrument], setting: Setting) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -176,7 +177,7 @@ def _same(tensors: Sequence[tuple[Tensor, object]]) -> Iterable[list[int]]:
     groups = torch.unique(some, dim=0, return_inverse=True)[1]
     flat = (some == some[:, :1]).all(dim=1)
     places: dict[tuple[int, object], list[int]] = defaultdict(list)
-    told = torch.stack([groups, flat.to(groups)]).to("cpu").numpy()  # one wait for all of them, once in a run
+    told = np.asarray(torch.stack([groups, flat.to(groups)]).to("cpu"))  # one wait for all of them, once in a run
     for place, (group, one) in enumerate(told.T):
         places[int(group), tensors[place][1] if one else None].append(place)
     return (same for same in places.values() if len(same) > 1)

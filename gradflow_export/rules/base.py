@@ -101,6 +101,10 @@ class Check(Rule):
 
     raises: ClassVar[tuple[IssueType, ...]]
     """Types of the issues that it opens."""
+    order: ClassVar[int] = 50
+    """Checks are asked in this order, and by name: of two that find one type in one record the first is reported."""
+    late: ClassVar[bool] = False
+    """Whether it is asked after all rules, because what they find explains what it finds."""
 
 
 def number(value: float) -> str:

@@ -70,6 +70,7 @@ class NotTraining(Check):
     heal: int = 2
 
     name: ClassVar[str] = "not-training"
+    order: ClassVar[int] = 40
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
