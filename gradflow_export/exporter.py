@@ -1,4 +1,4 @@
-"""The facade: the only place where taps, rules and writers meet."""
+"""The facade: the only place where instruments, rules and writers meet."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Exporter(Reports):
         )  # fmt: skip
         loop.steps, loop.pace.worker = self._start_step, self._worker
         join_ranks(model, loop, self._worker)
-        self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)
+        self._worker.describe(loop.instruments.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
         self._loop = loop
         self._reference = _Watched(model)
@@ -242,7 +242,7 @@ class Exporter(Reports):
                 numbers on ``grids``, before rounding and in the unit of the grid's width).
         """
         if self._loop is not None and not self._closed:
-            self._loop.taps.observe(tensors, self._guard.part)
+            self._loop.instruments.observe(tensors, self._guard.part)
 
     def step(self) -> None:
         """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""

@@ -184,7 +184,7 @@ class Analyzer:
 
     def _observe(self, loop: TrainingLoop, output: Any, losses: Losses) -> None:  # noqa: ARG002 - for subclasses
         """Hand over to the instruments what hooks cannot see; called after every forward pass."""
-        loop.taps.loss.observe({"loss": losses[0]})
+        loop.instruments.loss.observe({"loss": losses[0]})
 
     def _examine(self, objective: Objective, recording: Recording) -> None:
         """Look closer once the passes are over; issues found here are added to ``recording.found``."""

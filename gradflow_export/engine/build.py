@@ -105,9 +105,9 @@ def make_loop(
     given = {"pairs": pairs, "grids": grids, "copies": copies}
     armed = make_instruments(Setting(model, code, part, names, told.append, given))
     origin = OriginInstrument(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
-    seeing = [("origin", origin.see), *((tap.instrument, tap.see) for tap in armed if overrides(tap, "see"))]
+    seeing = [("origin", origin.see), *((each.instrument, each.see) for each in armed if overrides(each, "see"))]
     see = [part(name)(look) for name, look in seeing]
-    noticing = [lonely.noticed, *(tap.noticed for tap in armed if overrides(tap, "noticed"))]
+    noticing = [lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
 
     def on_root(root: Tensor) -> None:
         for look in see:
@@ -119,7 +119,7 @@ def make_loop(
         origin.start_over()
 
     calls.on_transformed = part("wiring")(lonely.transformed)
-    taps = Instruments(
+    instruments = Instruments(
         block,
         GradientInstrument(),
         UpdateInstrument(reference),
@@ -136,23 +136,23 @@ def make_loop(
         origin,
         MomentInstrument(),
         clipping,
-        tuple(tap for tap in armed if not stepped(tap)),
-        tuple(tap for tap in armed if stepped(tap)),
-        taken() | {tap.takes for tap in armed},
+        tuple(each for each in armed if not stepped(each)),
+        tuple(each for each in armed if stepped(each)),
+        taken() | {each.takes for each in armed},
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
-    for tap in taps.armed:
-        sites[tap.instrument] = max(tap.modules, sites.get(tap.instrument, 0))
-    loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
+    for each in instruments.armed:
+        sites[each.instrument] = max(each.modules, sites.get(each.instrument, 0))
+    loop = TrainingLoop(instruments, settings.schedule.for_sites(sites), guard, hand_over, lonely)
     loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
-    taps.gradients.flagged = loop.pace.flagged
+    instruments.gradients.flagged = loop.pace.flagged
 
     def foreign(stranger: Optimizer) -> None:
         for notice in noticing:
             notice(stranger)
-        taps.loss.passes.note_step()
+        instruments.loss.passes.note_step()
 
     loop.optimizers = OptimizerSteps(
         reference,

@@ -72,15 +72,15 @@ class Instruments:
         """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""
         code = self.blocks.calls.code
         if code is None or not code.found:  # compiled code was made with the hooks that there were
-            others = [placed for tap in self.armed for placed in tap.placed]
+            others = [placed for each in self.armed for placed in each.placed]
             yield lay_aside((*self.origin.placed, *self.loss.placed, *others))
         yield self.loss.rest()
 
     def hand(self, name: str, value: object) -> None:
         """Hand something over to the instruments that take it."""
-        for tap in self.armed:
-            if tap.takes == name:
-                tap.take(value)
+        for each in self.armed:
+            if each.takes == name:
+                each.take(value)
 
     def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
         """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
@@ -92,7 +92,7 @@ class Instruments:
     @property
     def news(self) -> bool:
         """Whether an instrument holds what no further step may come to report."""
-        return any(tap.news for tap in self.armed)
+        return any(each.news for each in self.armed)
 
     @property
     def hooked(
@@ -107,8 +107,8 @@ class Instruments:
         self.blocks.forget()
         self.clipping.forget()
         self.loss.passes.note_step()
-        for tap in self.stepped:
-            tap.skip(step)
+        for each in self.stepped:
+            each.skip(step)
 
     def arm(self, due: frozenset[str]) -> None:
         """Have those look that are due, and no others."""
@@ -116,8 +116,8 @@ class Instruments:
         self.clipping.armed = "clipping" in due
         self.blocks.sample_rows = "ranks" in due
         self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
-        for tap in self.armed:
-            tap.arm(on=tap.instrument in due)
+        for each in self.armed:
+            each.arm(on=each.instrument in due)
 
 
 class _Drains(Protocol):
@@ -135,13 +135,13 @@ class TrainingLoop:
 
     def __init__(
         self,
-        taps: Instruments,
+        instruments: Instruments,
         schedule: Schedule,
         guard: Guard,
         hand_over: Callable[[Bundle], None],
         lonely: LonelyPasses,
     ) -> None:
-        self.taps, self.lonely = taps, lonely
+        self.instruments, self.lonely = instruments, lonely
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
@@ -152,7 +152,9 @@ class TrainingLoop:
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
         self._partners = Partners()
-        self._players = Players(self._partners, taps.loss, taps.clipping, taps.hooked, guard.part("loss"))
+        self._players = Players(
+            self._partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
+        )
         self._due: frozenset[str] = frozenset()
         self._recorded = True
         self._collected = 0.0
@@ -162,39 +164,41 @@ class TrainingLoop:
         # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
         part = guard.part
         named: tuple[tuple[str, _Drains], ...] = (
-            ("gradients", taps.gradients),
-            ("updates", taps.updates),
-            ("moments", taps.moments),
-            ("loss", taps.loss),
-            ("blocks", taps.blocks),
-            ("origin", taps.origin),
-            *(("" if tap.every_step else tap.instrument, tap) for tap in taps.armed),
+            ("gradients", instruments.gradients),
+            ("updates", instruments.updates),
+            ("moments", instruments.moments),
+            ("loss", instruments.loss),
+            ("blocks", instruments.blocks),
+            ("origin", instruments.origin),
+            *(("" if each.every_step else each.instrument, each) for each in instruments.armed),
         )
-        self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
+        self._drains = [(name, part(name or "passes")(partial(_drain, each))) for name, each in named]
         self._due_drains = [drain for _, drain in self._drains]
-        self._drain_clipping = part("clipping")(partial(_drain, taps.clipping))
-        self._used = UsedGradients(taps.gradients, taps.origin, taps.clipping, part("origin"), part("clipping"))
+        self._drain_clipping = part("clipping")(partial(_drain, instruments.clipping))
+        self._used = UsedGradients(
+            instruments.gradients, instruments.origin, instruments.clipping, part("origin"), part("clipping")
+        )
         self._read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
-        self._updates_before = part("updates")(taps.updates.before)
-        self._read_moments = part("moments")(taps.moments.after)
-        self._updates_after = part("updates")(taps.updates.after)
-        self._looks = frozenset(tap.instrument for tap in taps.stepped)
-        self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
-        self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
-        self._read_memory = part("memory")(lambda scalars: scalars.update(taps.runtime.read()))
+        self._updates_before = part("updates")(instruments.updates.before)
+        self._read_moments = part("moments")(instruments.moments.after)
+        self._updates_after = part("updates")(instruments.updates.after)
+        self._looks = frozenset(each.instrument for each in instruments.stepped)
+        self._look_before = [part(each.instrument)(each.before) for each in instruments.stepped]
+        self._look_after = [part(each.instrument)(each.after) for each in instruments.stepped]
+        self._read_memory = part("memory")(lambda scalars: scalars.update(instruments.runtime.read()))
         self._transfer = part("transfer")(_pack)
-        self._settle_updates = part("updates")(partial(taps.updates.settle, self._transfer))
-        self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
+        self._settle_updates = part("updates")(partial(instruments.updates.settle, self._transfer))
+        self._held = HeldStep(instruments.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
-        self.taps.loss.on_pass = self.taps.blocks.store.on_backward = self.notice_lonely
+        self.instruments.loss.on_pass = self.instruments.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
-            for tap in self.taps.hooked:
-                stack.enter_context(tap.attach())
+            for each in self.instruments.hooked:
+                stack.enter_context(each.attach())
             if self.optimizers is not None:
                 stack.enter_context(self.optimizers.attach(self.quiet.steps))
                 stack.callback(self.quiet.end)
@@ -210,7 +214,7 @@ class TrainingLoop:
         if not self._recorded:
             return
         if step.closure:
-            self.taps.loss.passes.enter()
+            self.instruments.loss.passes.enter()
         else:
             self._read_gradients(step, self._due)
         if "updates" in self._due:
@@ -261,7 +265,7 @@ class TrainingLoop:
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
-        self.taps.skip(step)
+        self.instruments.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook reports; the updates are those since the last call."""
@@ -285,7 +289,7 @@ class TrainingLoop:
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
-        if self.open is None and self._recorded and self.taps.news:
+        if self.open is None and self._recorded and self.instruments.news:
             self._collect({})
         if self.open is not None:
             self._finish()
@@ -296,7 +300,11 @@ class TrainingLoop:
     def notice_lonely(self) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         # What reaches a block while a pass is under way belongs to that pass.
-        if self.clock.last is None and self.open is None and not (self.lonely.over or self.taps.loss.passes.under):
+        if (
+            self.clock.last is None
+            and self.open is None
+            and not (self.lonely.over or self.instruments.loss.passes.under)
+        ):
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:
@@ -313,19 +321,19 @@ class TrainingLoop:
         self._collected = now
         if not self._recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
-            for called in self.taps.hooked:
+            for called in self.instruments.hooked:
                 called.forget()
             return
         self._read_memory(scalars)
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
-        self.taps.clipping.stepped = True
-        if self.taps.clipping.found:
+        self.instruments.clipping.stepped = True
+        if self.instruments.clipping.found:
             self._drain_clipping(drained)
         while self.told:
             bundle.told.append(self.told.popleft())
-        scalars.update(self.taps.loss.scalars())
+        scalars.update(self.instruments.loss.scalars())
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:
             scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
@@ -341,7 +349,7 @@ class TrainingLoop:
         if bundle is not None and self._recorded:
             times = {**self.quiet.lap(self._collected, sampled=bool(self._due)), **planned}
             if "blocks" in self._due:
-                self.taps.blocks.calls.notice_silence()
+                self.instruments.blocks.calls.notice_silence()
             scalars = {**bundle.scalars, **times}
             if self._stepped_for > 0:
                 scalars["runtime.optimizer_time"] = self._stepped_for
@@ -361,7 +369,7 @@ class TrainingLoop:
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
         spacing = self.quiet.spacing(step)
         self._recorded = self.pace.begin(step, self.schedule, spacing=spacing, paused=self.paused, alone=self.alone)
-        self.taps.clipping.recorded = self._recorded
+        self.instruments.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
             stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
@@ -374,7 +382,7 @@ class TrainingLoop:
         self._due_drains = [
             drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
         ]
-        self.taps.arm(self._due)
+        self.instruments.arm(self._due)
 
 
 def _pack(drained: Drained, bundle: Bundle) -> None:
@@ -383,8 +391,8 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
             bundle.packed.extend(pack(drained))
 
 
-def _drain(tap: _Drains, into: Drained) -> None:
-    into.extend(tap.drain())
+def _drain(each: _Drains, into: Drained) -> None:
+    into.extend(each.drain())
 
 
 def _learning_rate(optimizer: object) -> dict[str, float]:

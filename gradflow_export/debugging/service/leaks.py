@@ -118,7 +118,7 @@ class MemoryWatch:
     """
 
     def __init__(self, scan_interval: int = 0) -> None:
-        self._tap, self._total = RuntimeInstrument(), psutil.virtual_memory().total / MEGABYTE
+        self._memory, self._total = RuntimeInstrument(), psutil.virtual_memory().total / MEGABYTE
         self._judge = Judge((MemoryLeak(),))
         self._interval = scan_interval
         self.census = TensorCensus()
@@ -137,7 +137,7 @@ class MemoryWatch:
         """
         if self._interval and step % self._interval == 1 % self._interval:
             self.census.take()
-        here, device = self._tap.read(), self._tap.read_device()
+        here, device = self._memory.read(), self._memory.read_device()
         rss = here["runtime.rss"]
         self.peak = max(self.peak, rss)
         names = ("runtime.rss", "runtime.cuda_allocated")
