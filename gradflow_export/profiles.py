@@ -76,7 +76,8 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
     chosen = _checked(thresholds or {})
     if name == "seed":
         return (Numerical(), *_fixed({key: chosen.get(key, THRESHOLDS[key]) for key in THRESHOLDS if key not in _SAME}))
-    checks = sorted((found() for found in below(Check)), key=lambda check: (check.order, check.name))
+    found: tuple[type[Check], ...] = below(Check)  # type: ignore[type-abstract]  # only such as can be made
+    checks = sorted((kind() for kind in found), key=lambda check: (check.order, check.name))
     return (
         Numerical(),
         *(check for check in checks if not check.late),

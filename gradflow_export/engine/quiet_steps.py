@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.engine.instruments import gathered
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
@@ -77,7 +78,10 @@ class QuietSteps:
     def last_step(self, transfer: Callable[[Drained, Bundle], None]) -> Bundle:
         """Return what is known of the last step, which was passed by: not its loss, but the weights that it left."""
         bundle = Bundle(self._loop.steps, time.time())
-        self._guard.part("updates")(self._loop.instruments.updates.finish)(transfer, bundle)
+        drained: Drained = []
+        for _, ask in gathered(self._loop.instruments.armed, "last", self._guard.part):
+            ask(drained.extend)
+        transfer(drained, bundle)
         return bundle
 
     def lap(self, now: float, *, sampled: bool) -> dict[str, float]:

@@ -45,6 +45,10 @@ class Entry:
 
 
 REGISTRY = (
+    Entry("instruments.origin:OriginInstrument"),
+    Entry("instruments.updates:UpdateInstrument"),
+    Entry("instruments.moments:MomentInstrument"),
+    Entry("instruments.runtime:RuntimeInstrument"),
     Entry("instruments.activations.modules:ActivationInstrument"),
     Entry("instruments.attention:AttentionInstrument"),
     Entry("instruments.policy:PolicyInstrument"),
@@ -104,7 +108,7 @@ def _can_run(kind: type[Instrument], setting: Setting) -> bool:
 
 def _further(setting: Setting) -> Iterator[Instrument]:
     """Yield the instruments of installed packages; one that fails is left out, and one line says so."""
-    names = set(INTERVALS)
+    names = {*INTERVALS, *(kind.instrument for kind in kinds(()))}
 
     def make(extension: Extension) -> Instrument | None:
         kind = extension.made
@@ -141,14 +145,17 @@ def _shielded(kind: type[Instrument], part: Part) -> type[Instrument]:
             elif callable(found):
                 shields[name] = partialmethod(_call, part, found, default)
     shields["attach"] = partialmethod(_attach, part, kind.attach)
-    shields["drain"] = partialmethod(_drain, part, kind.drain)
+    for name, shield in (("drain", _drain), ("complete", _drain), ("last", _drain), ("numbers", _numbers)):
+        if getattr(kind, name) is not getattr(Instrument, name):
+            shields[name] = partialmethod(shield, part, getattr(kind, name))
     return type(kind.__name__, (kind,), shields)
 
 
 _EVENTS: Mapping[str, Any] = MappingProxyType(
     {
         "modules": 0, "specs": (), "news": False, "waits": False, "arm": None, "forget": None, "see": None,
-        "take": None, "noticed": None, "before": None, "after": None, "skip": None, "settle": None,
+        "take": None, "cleared": None, "wants": False, "used": None, "noticed": None, "before": None, "after": None,
+        "skip": None, "settle": None,
     }
 )  # fmt: skip
 """What the loop asks an instrument, and the answer of one that failed."""
@@ -190,6 +197,25 @@ def _drain(self: Instrument, part: Part, drain: Callable[[Any], Drained]) -> Dra
     return found
 
 
+def _numbers(self: Instrument, part: Part, numbers: Callable[[Any], Mapping[str, float]]) -> Mapping[str, float]:
+    def checked() -> dict[str, float]:
+        return {_own(metric): float(value) for metric, value in numbers(self).items()}
+
+    found: Mapping[str, float] = _kept(part, checked, {})
+    return found
+
+
+def _own(metric: str) -> str:
+    """Return the name of a metric of somebody's own.
+
+    Raises:
+        ValueError: It has not the prefix of such metrics.
+    """
+    if not metric.startswith(CUSTOM_PREFIX):
+        raise ValueError(f"the metric of an own instrument begins with {CUSTOM_PREFIX!r}, got {metric!r}")
+    return metric
+
+
 def _checked(item: Any) -> Any:
     """Return what an instrument gave out.
 
@@ -202,8 +228,8 @@ def _checked(item: Any) -> Any:
     if isinstance(item, (Clue, ClueSample)):
         if "." not in item.metric:
             raise ValueError(f"a fact is called kind.name, got {item.metric!r}")
-    elif not item.metric.startswith(CUSTOM_PREFIX):
-        raise ValueError(f"the metric of an own instrument begins with {CUSTOM_PREFIX!r}, got {item.metric!r}")
+    else:
+        _own(item.metric)
     if isinstance(item, Pending):
         count = len(item.sites) if item.where is None else len(item.where)
         if tuple(item.values.shape) != (count,):

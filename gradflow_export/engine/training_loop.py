@@ -6,10 +6,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.checks.missing_step import LonelyPasses
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
+from gradflow_export.engine.instruments import Instruments, gathered, guarded
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.optimizer_groups import Partners
 from gradflow_export.engine.optimizer_shares import Players
@@ -25,19 +25,9 @@ from gradflow_export.engine.pace import Pace
 from gradflow_export.engine.quiet_steps import QuietSteps
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.transfer import Bundle, pack
-from gradflow_export.hooks.guards import Part
-from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
-from gradflow_export.instruments.base import Instrument
-from gradflow_export.instruments.blocks import BlockInstrument
-from gradflow_export.instruments.gradients.clipping import ClippingInstrument
-from gradflow_export.instruments.gradients.parameters import GradientInstrument
-from gradflow_export.instruments.loss import LossInstrument
-from gradflow_export.instruments.moments import MomentInstrument
-from gradflow_export.instruments.origin import OriginInstrument
-from gradflow_export.instruments.runtime import RuntimeInstrument
-from gradflow_export.instruments.updates import UpdateInstrument
+from gradflow_export.instruments.base import overrides
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
@@ -45,79 +35,6 @@ _log = logging.getLogger("gradflow_export")
 
 TOLD = 1000
 """Issues of others that may wait for a record; the oldest go first."""
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """The instruments of one exporter."""
-
-    blocks: BlockInstrument
-    gradients: GradientInstrument
-    updates: UpdateInstrument
-    loss: LossInstrument
-    runtime: RuntimeInstrument
-    origin: OriginInstrument
-    moments: MomentInstrument
-    clipping: ClippingInstrument
-    sampled: tuple[Instrument, ...] = ()
-    stepped: tuple[Instrument, ...] = ()
-    takes: frozenset[str] = frozenset()
-
-    @property
-    def armed(self) -> tuple[Instrument, ...]:
-        """Those that look on sampled steps only, when they are armed."""
-        return (*self.sampled, *self.stepped)
-
-    def rest(self) -> Iterator[Callable[[], None]]:
-        """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""
-        code = self.blocks.calls.code
-        if code is None or not code.found:  # compiled code was made with the hooks that there were
-            others = [placed for each in self.armed for placed in each.placed]
-            yield lay_aside((*self.origin.placed, *self.loss.placed, *others))
-        yield self.loss.rest()
-
-    def hand(self, name: str, value: object) -> None:
-        """Hand something over to the instruments that take it."""
-        for each in self.armed:
-            if each.takes == name:
-                each.take(value)
-
-    def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
-        """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
-        for name in self.takes & tensors.keys():
-            part(name)(self.hand)(name, tensors[name])
-        rest = {name: value for name, value in tensors.items() if name not in self.takes}
-        part("observe")(self.loss.observe)(rest)
-
-    @property
-    def news(self) -> bool:
-        """Whether an instrument holds what no further step may come to report."""
-        return any(each.news for each in self.armed)
-
-    @property
-    def hooked(
-        self,
-    ) -> tuple[BlockInstrument | LossInstrument | OriginInstrument | ClippingInstrument | Instrument, ...]:
-        """Those that see calls."""
-        return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
-
-    def skip(self, step: OptimizerStep) -> None:
-        """Forget gradients that are used for nothing; the loss counts."""
-        self.gradients.forget(step.optimizer)
-        self.blocks.forget()
-        self.clipping.forget()
-        self.loss.passes.note_step()
-        for each in self.stepped:
-            each.skip(step)
-
-    def arm(self, due: frozenset[str]) -> None:
-        """Have those look that are due, and no others."""
-        self.loss.want_logits = "logits" in due
-        self.clipping.armed = "clipping" in due
-        self.blocks.sample_rows = "ranks" in due
-        self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
-        for each in self.armed:
-            each.arm(on=each.instrument in due)
 
 
 class _Drains(Protocol):
@@ -157,38 +74,29 @@ class TrainingLoop:
         )
         self._due: frozenset[str] = frozenset()
         self._recorded = True
-        self._collected = 0.0
         self.clock = StepClock()
         self._told = False
-        self._step_began = self._stepped_for = 0.0
-        # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
-        part = guard.part
+        self._step_began = self._stepped_for = self._collected = 0.0
+        part, drained = guard.part, [each for each in instruments.armed if overrides(each, "drain")]
         named: tuple[tuple[str, _Drains], ...] = (
             ("gradients", instruments.gradients),
-            ("updates", instruments.updates),
-            ("moments", instruments.moments),
             ("loss", instruments.loss),
             ("blocks", instruments.blocks),
-            ("origin", instruments.origin),
-            *(("" if each.every_step else each.instrument, each) for each in instruments.armed),
+            *(("" if each.every_step else each.instrument, each) for each in drained),
         )
         self._drains = [(name, part(name or "passes")(partial(_drain, each))) for name, each in named]
         self._due_drains = [drain for _, drain in self._drains]
         self._drain_clipping = part("clipping")(partial(_drain, instruments.clipping))
-        self._used = UsedGradients(
-            instruments.gradients, instruments.origin, instruments.clipping, part("origin"), part("clipping")
-        )
-        self._read_gradients = part("gradients")(self._used.read)
-        self._end_gradients = part("gradients")(self._used.end)
-        self._updates_before = part("updates")(instruments.updates.before)
-        self._read_moments = part("moments")(instruments.moments.after)
-        self._updates_after = part("updates")(instruments.updates.after)
+        self._used = UsedGradients(instruments.gradients, instruments.clipping, instruments.armed, part)
+        self._read_gradients, self._end_gradients = map(part("gradients"), (self._used.read, self._used.end))
         self._looks = frozenset(each.instrument for each in instruments.stepped)
-        self._look_before = [part(each.instrument)(each.before) for each in instruments.stepped]
-        self._look_after = [part(each.instrument)(each.after) for each in instruments.stepped]
-        self._read_memory = part("memory")(lambda scalars: scalars.update(instruments.runtime.read()))
+        self._look_before = guarded(instruments.stepped, "before", part)
+        self._look_after = guarded(instruments.stepped, "after", part)
+        by_hand = [each for each in instruments.stepped if each.by_hand]
+        self._hand_before, self._hand_after = guarded(by_hand, "before", part), guarded(by_hand, "after", part)
+        self._numbers = gathered(instruments.armed, "numbers", part)
+        self._complete = gathered(instruments.armed, "complete", part)
         self._transfer = part("transfer")(_pack)
-        self._settle_updates = part("updates")(partial(instruments.updates.settle, self._transfer))
         self._held = HeldStep(instruments.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
 
@@ -217,8 +125,6 @@ class TrainingLoop:
             self.instruments.loss.passes.enter()
         else:
             self._read_gradients(step, self._due)
-        if "updates" in self._due:
-            self._updates_before(step)
         if self._looks_at(step):
             for look in self._look_before:
                 look(step)
@@ -251,10 +157,6 @@ class TrainingLoop:
             self._stepped_for += time.perf_counter() - self._step_began
         if self._used.waits:
             self._end_gradients(step)
-        if "updates" in self._due:
-            self._updates_after(step)
-        if "moments" in self._due:
-            self._read_moments(step)
         if self._looks_at(step):
             for look in self._look_after:
                 look(step)
@@ -278,14 +180,15 @@ class TrainingLoop:
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
             self._read_gradients(step, self._due)
-            self._updates_after(step)
+            for look in self._hand_after:
+                look(step)
             self._held.step_by_hand(step)
         self._collect({})
         if self.open is not None and not self.alone:
             self.open.layouts.append(step.owned.layout)
         self._finish()
-        if "updates" in self._due:
-            self._updates_before(step)
+        for look in self._hand_before:
+            look(step)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
@@ -324,7 +227,8 @@ class TrainingLoop:
             for called in self.instruments.hooked:
                 called.forget()
             return
-        self._read_memory(scalars)
+        for _, read in self._numbers:
+            read(scalars.update)
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
@@ -357,8 +261,12 @@ class TrainingLoop:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
             bundle.kind = int(bool(self._due)) if self.steps > SETTLING_STEPS else None
-            if "updates" in self._due:
-                self._settle_updates(bundle)
+            drained: Drained = []
+            for name, complete in self._complete:
+                if name in self._due:
+                    complete(drained.extend)
+            if drained:
+                self._transfer(drained, bundle)
             self._held.put(bundle)
         self._stepped_for = 0.0
         self.plan()

@@ -211,7 +211,7 @@ def _root_mean_squares(record: StepRecord) -> dict[str, float]:
     }
 
 
-def _chained(sites: list[str], sizes: dict[str, float]) -> Chain:
+def _chained(sites: list[str], sizes: Mapping[str, float]) -> Chain:
     return Chain(tuple(sites), np.log(np.array([sizes[site] for site in sites], dtype=np.float64)))
 
 

@@ -27,18 +27,24 @@ from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.gradients.clipping import ClippingInstrument
 from gradflow_export.instruments.gradients.parameters import GradientInstrument
 from gradflow_export.instruments.loss import LossInstrument
-from gradflow_export.instruments.moments import MomentInstrument
 from gradflow_export.instruments.runtime import RuntimeInstrument
-from gradflow_export.instruments.updates import UpdateInstrument
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.schedule import INTERVALS
 
 ENTRIES = {kind.__name__: kind for kind in kinds()}
-TAPS = ("blocks", "loss", "gradients", "updates", "moments", "clipping", *ENTRIES)
+TAPS = ("blocks", "loss", "gradients", "clipping", *ENTRIES)
 """Those that the loop itself asks, and every entry of the registry."""
-SELDOM = {"PictureInstrument", "ReloadInstrument", "StructureInstrument", "ModeInstrument", "CopyInstrument"}
-"""What gives out a note, or something only where there is a mistake or weights were loaded.
+SELDOM = {
+    "OriginInstrument",
+    "RuntimeInstrument",
+    "PictureInstrument",
+    "ReloadInstrument",
+    "StructureInstrument",
+    "ModeInstrument",
+    "CopyInstrument",
+}
+"""What gives out a note or numbers, or something only where there is a mistake or weights were loaded.
 
 What finds nothing to read in the model below reads in the programs of its checks, ``tests/checks/fixtures``.
 """
@@ -120,24 +126,24 @@ class Rig:
             return tap
         if self.name == "clipping":
             return ClippingInstrument(lambda: self.model, guard=self.guard)
-        if self.name == "moments":
-            return MomentInstrument()
-        return GradientInstrument() if self.name == "gradients" else UpdateInstrument(lambda: self.model)
+        return GradientInstrument()
 
     def before(self, step):
         """Read what is read before the optimizer steps."""
         if self.name == "gradients":
             self.results.append(self.tap.read(step, statistics=True, histograms=True))
-        elif self.name == "updates" or self.name in ENTRIES:
+        elif self.name in ENTRIES:
+            norms = l2_norms([p.grad for p in step.owned.parameters])
+            self.results.append(self.tap.used(step, norms, None, stepped=False))
             self.results.append(self.tap.before(step))
         elif self.name == "clipping":
             self.results.append(self.tap.compare(step, l2_norms([p.grad for p in step.owned.parameters])))
 
     def after(self, step):
         """Read what is read after it."""
-        if self.name in {"updates", "moments"} or self.name in ENTRIES:
+        if self.name in ENTRIES:
             self.results.append(self.tap.after(step))
-        if self.name in ENTRIES:  # which a loop asks for once the next forward pass has used the weights
+            # which a loop asks for once the next forward pass has used the weights
             self.results.append(self.tap.settle())
 
     @property
@@ -225,7 +231,7 @@ def test_specs_are_in_the_catalogue(rig):
 def test_the_runtime_tap_declares_what_it_reads():
     """Memory figures are declared, in the catalogue, and positive."""
     tap = RuntimeInstrument()
-    read = tap.read()
+    read = tap.numbers()
     assert set(read) <= {spec.name for spec in tap.specs}
     assert all(CATALOG[spec.name] is spec for spec in tap.specs)
     assert all(value > 0 for value in read.values())
@@ -315,7 +321,7 @@ def test_an_instrument_declares_when_it_reads(name):
     """Its class has a name and an interval, that of the settings; what it costs and needs is known."""
     kind = ENTRIES[name]
     assert issubclass(kind, Instrument)
-    assert kind.interval == INTERVALS[kind.instrument]
+    assert kind.interval == INTERVALS.get(kind.instrument, 1)
     assert kind.cost in get_args(Cost)
     assert kind.needs <= set(get_args(Need))
 
@@ -348,7 +354,8 @@ def test_what_an_instrument_overrides_is_what_it_is_told_of():
     made = make_instruments(Setting(model, CompiledCode(model), lambda _: lambda hook: hook, given={"pairs": "rows"}))
     assert [type(one).__name__ for one in made if overrides(one, "settle")] == ["DiscreteInstrument"]
     assert {type(one).__name__ for one in made if stepped(one)} == {
-        "DiscreteInstrument", "CopyInstrument", "WiringInstrument", "ArrivalInstrument", "SumInstrument", "InitialInstrument", "ReloadInstrument",
+        "UpdateInstrument", "MomentInstrument", "DiscreteInstrument", "CopyInstrument", "WiringInstrument", "ArrivalInstrument",
+        "SumInstrument", "InitialInstrument", "ReloadInstrument",
     }  # fmt: skip
     assert taken() == {"policy", "intended"}
 

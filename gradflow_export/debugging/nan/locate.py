@@ -79,7 +79,7 @@ class Locator:
         model = self._model()
         readings: list[Pending] = []
         if model is not None and named:
-            self._origin.inspect(_as_step(model, named, self), norms)
+            self._origin.used(_as_step(model, named, self), norms, None, stepped=False)
             readings = [item for item in self._origin.drain() if isinstance(item, Pending)]
         self._origin.forget()
         found = next((item for item in readings), None)
