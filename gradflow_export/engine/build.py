@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.checks.missing_step import LonelyPasses
@@ -103,10 +103,6 @@ def make_loop(
     cleared = [each.cleared for each in armed if overrides(each, "cleared")]
     noticing = [lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
 
-    def on_root(root: Tensor) -> None:
-        for look in see:
-            look(root)
-
     def start_over() -> None:
         block.store.clear()
         clipping.start_over()
@@ -123,7 +119,7 @@ def make_loop(
             on_over=clipping.over,
             on_cleared=start_over,
             on_loss=follow,
-            on_root=on_root,
+            on_root=see,
             guard=part("loss"),
         ),
         clipping,
