@@ -88,7 +88,8 @@ class TrainingLoop:
         self._due_drains = [drain for _, drain in self._drains]
         self._drain_clipping = part("clipping")(partial(_drain, instruments.clipping))
         self._used = UsedGradients(instruments.gradients, instruments.clipping, instruments.armed, part)
-        self._read_gradients, self._end_gradients = map(part("gradients"), (self._used.read, self._used.end))
+        self._read_gradients = part("gradients")(self._used.read)
+        self._end_gradients = part("gradients")(self._used.end)
         self._looks = frozenset(each.instrument for each in instruments.stepped)
         self._look_before = guarded(instruments.stepped, "before", part)
         self._look_after = guarded(instruments.stepped, "after", part)

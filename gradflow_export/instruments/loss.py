@@ -95,8 +95,7 @@ class LossInstrument:
         self._sites: tuple[str, ...] = ()
         self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
-        self.want_logits = False
-        self.seen = False
+        self.want_logits = self.seen = False
         self.on_pass: Callable[[], None] = lambda: None
         self._components = LossComponents()
         self._called_at: float | None = None
