@@ -93,7 +93,18 @@ class Renaming:
             def item(self: Any, key: Any) -> Any:
                 return kind.__getitem__(self, names.get(key, key) if isinstance(key, str) else key)  # type: ignore[attr-defined]
 
+            def give(self: Any, *args: Any, **kwargs: Any) -> Any:
+                state = kind.state_dict(self, *args, **kwargs)  # type: ignore[attr-defined]
+                inner = args or kwargs.get("destination") is not None  # what holds this one translates
+                return state if inner else {self._plainly(key): value for key, value in state.items()}
+
+            def load(self: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+                state = {self._named(key): value for key, value in state.items()}
+                return kind.load_state_dict(self, state, *args, **kwargs)  # type: ignore[attr-defined]
+
             body: dict[str, Any] = {"__getattr__": find, "__setattr__": put, "__module__": kind.__module__}
+            body |= {"state_dict": give, "load_state_dict": load}
+            body |= {"_plainly": staticmethod(self.translate), "_named": staticmethod(self.named)}
             if hasattr(kind, "__getitem__"):
                 body["__getitem__"] = item
             self._classes[kind] = type(self._name(kind.__name__), (kind,), body)
@@ -119,6 +130,8 @@ def issues(run: Callable[[], Said], seed: int | None) -> list[str]:
     unchanged.watched = renamed
     try:
         return sorted(renaming.translate(line) for line in run()["issues"])
+    except Exception as error:  # a program that cannot run by other names is a difference, and the others are to run
+        return [f"{type(error).__name__}: {error}"]
     finally:
         unchanged.watched = watched
 

@@ -1,4 +1,4 @@
-"""The facade: the only place where taps, rules and writers meet."""
+"""The facade: the only place where instruments, rules and writers meet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
-from gradflow_export.instruments.runtime import MEGABYTE, RuntimeInstrument
+from gradflow_export.instruments.runtime import MEGABYTE, device_memory
 from gradflow_export.profiles import Profile, Thresholds
 from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue
@@ -146,12 +146,11 @@ class Exporter(Reports):
         self._closed = False
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
-        self._runtime = RuntimeInstrument()
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info = describe(inner, self.settings)
         self._judge = make_judge(self.settings, strict=strict)
         self._writers = make_outlets(self.settings, info, backends, self.logdir, wandb, self._verdict)
-        device, on_issue = partial(_read_memory, self._runtime, self._writers), self._on_issue
+        device, on_issue = partial(_read_memory, self._writers), self._on_issue
         self._worker = Worker(
             info, self._judge, self._writers, device=device, on_issue=on_issue, strict=strict,
             synchronous=self.settings.synchronous,
@@ -211,12 +210,12 @@ class Exporter(Reports):
         if model is None:
             raise ArgumentError("the model of this Exporter is gone; keep a reference to the model that is trained.")
         loop = make_loop(
-            model, self.settings, self._guard, self._worker.put, runtime=self._runtime, criterion=criterion,
-            optimizer=optimizer, blocks=blocks, pairs=pairs, grids=grids, copies=copies, compiled=self._compiled,
+            model, self.settings, self._guard, self._worker.put, criterion=criterion, optimizer=optimizer,
+            blocks=blocks, pairs=pairs, grids=grids, copies=copies, compiled=self._compiled,
         )  # fmt: skip
         loop.steps, loop.pace.worker = self._start_step, self._worker
         join_ranks(model, loop, self._worker)
-        self._worker.describe(loop.taps.blocks.names, loop.schedule.intervals)
+        self._worker.describe(loop.instruments.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
         self._loop = loop
         self._reference = _Watched(model)
@@ -242,7 +241,7 @@ class Exporter(Reports):
                 numbers on ``grids``, before rounding and in the unit of the grid's width).
         """
         if self._loop is not None and not self._closed:
-            self._loop.taps.observe(tensors, self._guard.part)
+            self._loop.instruments.observe(tensors, self._guard.part)
 
     def step(self) -> None:
         """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""
@@ -277,7 +276,6 @@ class Exporter(Reports):
                 self._worker.put(Bundle(self._loop.steps + 1, time.time(), told=list(self._loop.told)))
         self._closed = True
         self._hooks.close()
-        self._runtime.close()
         if self._loop is not None:
             self._finalizer.detach()
             self._worker.close(CLOSE_SECONDS)
@@ -332,7 +330,7 @@ def _close_earlier(model: nn.Module, now: Exporter) -> None:
             earlier.close()
 
 
-def _read_memory(runtime: RuntimeInstrument, writers: Sequence[Writer]) -> dict[str, float]:
+def _read_memory(writers: Sequence[Writer]) -> dict[str, float]:
     """Return the memory of the device, and what writers keep of the run, in MB."""
     kept = sum(getattr(writer, "kept_bytes", 0) for writer in writers)
-    return runtime.read_device() | ({"runtime.kept": kept / MEGABYTE} if kept else {})
+    return device_memory() | ({"runtime.kept": kept / MEGABYTE} if kept else {})

@@ -1,4 +1,4 @@
-"""Named sets of rules, and the fixed thresholds a user may add by name."""
+"""Named sets of rules, with every check that lies in ``checks/``, and the fixed thresholds a user may add by name."""
 
 from __future__ import annotations
 
@@ -8,32 +8,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Literal, TypedDict
 
-from gradflow_export.checks.bad_targets import (
-    ConstantTargets,
-    CopiedTargets,
-    EmptyLoss,
-    SortedTargets,
-    UnrelatedTargets,
-)
-from gradflow_export.checks.collapse import Collapse
-from gradflow_export.checks.data_scale import DataScale, TargetScale
-from gradflow_export.checks.detached import CutOff
-from gradflow_export.checks.discarded import DiscardedActivation
-from gradflow_export.checks.evaluation_modes import WrongMode
-from gradflow_export.checks.leakage import SeenAnswers
-from gradflow_export.checks.leaked_columns import LeakedTarget
-from gradflow_export.checks.linear_layers import LinearLimit, NoBend
-from gradflow_export.checks.loss_accumulation import NestedLosses
-from gradflow_export.checks.not_learning import BatchForTime, NotLearning
-from gradflow_export.checks.parameters.bad_init import BadInit
-from gradflow_export.checks.parameters.left_frozen import LeftFrozen
-from gradflow_export.checks.parameters.not_training import NotTraining
-from gradflow_export.checks.reloads import Reloaded
-from gradflow_export.checks.repeated_layers import RepeatedLayer
-from gradflow_export.checks.same_batch import SameBatch
-from gradflow_export.checks.stale_gradients import ClearedGradients, StaleGradient
-from gradflow_export.checks.underflow import Underflow
-from gradflow_export.checks.wrong_loss import WrongLoss
+from gradflow_export.checks import below
 from gradflow_export.config import THRESHOLDS
 from gradflow_export.errors import ArgumentError, nearest
 from gradflow_export.extensions import Extension, extensions, made
@@ -101,23 +76,11 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
     chosen = _checked(thresholds or {})
     if name == "seed":
         return (Numerical(), *_fixed({key: chosen.get(key, THRESHOLDS[key]) for key in THRESHOLDS if key not in _SAME}))
+    found: tuple[type[Check], ...] = below(Check)  # type: ignore[type-abstract]  # only such as can be made
+    checks = sorted((kind() for kind in found), key=lambda check: (check.order, check.name))
     return (
         Numerical(),
-        WrongLoss(),
-        DataScale(),
-        TargetScale(),
-        ConstantTargets(),
-        SortedTargets(),
-        UnrelatedTargets(),
-        CopiedTargets(),
-        SameBatch(),
-        SeenAnswers(),
-        LeakedTarget(),
-        CutOff(),
-        RepeatedLayer(),
-        DiscardedActivation(),
-        NoBend(),
-        LinearLimit(),
+        *(check for check in checks if not check.late),
         Vanishing(),
         VanishingParameters(),
         ExplodingDepth(),
@@ -144,24 +107,12 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         ExcessExploration(),
         Rotation(),
         Desync(),
-        NotTraining(),
-        LeftFrozen(),
-        Reloaded(),
         RoundedUpdates(),
-        ClearedGradients(),
-        StaleGradient(),
-        NestedLosses(),
-        WrongMode(),
         LearningRate(),
         WeightDecay(),
-        BadInit(),
-        Underflow(),
-        Collapse(),
         MemoryUsage(),
         MemoryLeak(),
-        BatchForTime(),
-        NotLearning(),
-        EmptyLoss(),
+        *(check for check in checks if check.late),
         *_fixed(chosen),
         *made((*extensions("rules"), *extensions("checks")), _further),
     )

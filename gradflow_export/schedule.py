@@ -109,6 +109,9 @@ class Schedule:
         Args:
             step: Counted from 1.
             spacing: Of how many steps that would be recorded one is, to stay within a budget.
+
+        >>> [step for step in range(1, 25) if Schedule(every=10).recorded(step)]
+        [1, 10, 20]
         """
         return step == 1 or step % (self.every * spacing) == 0
 

@@ -31,7 +31,6 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.exporter import suspended
 from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
-from gradflow_export.instruments.runtime import RuntimeInstrument
 from gradflow_export.profiles import profile
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
 from gradflow_export.report.summary import RunSummary, issue_lines
@@ -184,7 +183,7 @@ class Analyzer:
 
     def _observe(self, loop: TrainingLoop, output: Any, losses: Losses) -> None:  # noqa: ARG002 - for subclasses
         """Hand over to the instruments what hooks cannot see; called after every forward pass."""
-        loop.taps.loss.observe({"loss": losses[0]})
+        loop.instruments.loss.observe({"loss": losses[0]})
 
     def _examine(self, objective: Objective, recording: Recording) -> None:
         """Look closer once the passes are over; issues found here are added to ``recording.found``."""
@@ -205,7 +204,6 @@ class Analyzer:
             self.settings,
             Guard(),
             recording.take,
-            runtime=RuntimeInstrument(),
             optimizer=optimizers or None,
             blocks=self.blocks,
             compiled=is_compiled(self.model),

@@ -171,7 +171,7 @@ class RLPolicyAnalyzer(Analyzer):
                 + "; return None for what there is not."
             )
         found = {name: part for name, part in zip(_PARTS, parts, strict=True) if isinstance(part, Tensor)}
-        loop.taps.hand("policy", {name: found[name] for name in ("logits", "std") if name in found})
+        loop.instruments.hand("policy", {name: found[name] for name in ("logits", "std") if name in found})
         self._last = {name: part.detach() for name, part in found.items()} if self.track_distributions else {}
 
     def _statistics(self, recording: Recording) -> PolicyStats:

@@ -233,12 +233,12 @@ class RecurrentAnalyzer(Analyzer):
         super()._examine(objective, recording)
         if not self.track_hidden_states:
             return
-        tap = RecurrentInstrument(ModuleCalls(enabled=not is_compiled(self.model)), unwrap(self.model))
-        with tap.attach():
-            tap.arm(on=True)
+        reader = RecurrentInstrument(ModuleCalls(enabled=not is_compiled(self.model)), unwrap(self.model))
+        with reader.attach():
+            reader.arm(on=True)
             objective.evaluate(objective.input_fn())
             kept: dict[str, Trajectory] = {}
-            for sample in tap.drain():
+            for sample in reader.drain():
                 unrolled = getattr(sample, "analyse", None)
                 if isinstance(unrolled, Unrolled):
                     groups = unrolled.trajectories(torch.as_tensor(sample.values).cpu().numpy())

@@ -178,11 +178,11 @@ class TransformerAnalyzer(Analyzer):
         super()._examine(objective, recording)
         if not self.track_attention_weights:
             return
-        tap = AttentionInstrument(unwrap(self.model), enabled=not is_compiled(self.model), keep_weights=True)
-        with tap.attach():
-            tap.arm(on=True)
+        reader = AttentionInstrument(unwrap(self.model), enabled=not is_compiled(self.model), keep_weights=True)
+        with reader.attach():
+            reader.arm(on=True)
             objective.evaluate(objective.input_fn())
-            self._weights = MappingProxyType({site: kept.cpu().numpy() for site, kept in tap.weights.items()})
+            self._weights = MappingProxyType({site: kept.cpu().numpy() for site, kept in reader.weights.items()})
 
 
 def _statistics(recording: Recording, weights: Mapping[str, Weights]) -> AttentionStats:

@@ -1,1 +1,39 @@
-"""Evidence of silent mistakes: one file for each family (floor 3, torch)."""
+"""One file per silent mistake, or family of them: what reads its evidence, and what judges that.
+
+A file is found because it lies here; nothing names it elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@functools.cache
+def modules() -> tuple[ModuleType, ...]:
+    """Return the modules of this package and of the packages within it, by name."""
+    found = pkgutil.walk_packages(__path__, f"{__name__}.")
+    return tuple(import_module(name) for name in sorted(each.name for each in found))
+
+
+def below(base: type[T]) -> tuple[type[T], ...]:
+    """Return the public classes with a base that files of this package define, by file and place in it.
+
+    Args:
+        base: :class:`~gradflow_export.rules.base.Check` or :class:`~gradflow_export.instruments.base.Instrument`.
+    """
+    held = ((module, value) for module in modules() for value in vars(module).values())
+    return tuple(
+        value
+        for module, value in held
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and issubclass(value, base)
+        and not (inspect.isabstract(value) or value.__name__.startswith("_"))
+    )

@@ -199,6 +199,7 @@ class UnrelatedTargets(Check):
     patience: int = 2
 
     name: ClassVar[str] = "unrelated-targets"
+    order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.dependence",)
     remembers: ClassVar[tuple[str, ...]] = (
@@ -338,6 +339,7 @@ class EmptyLoss(Check):
     heal: int = 1
 
     name: ClassVar[str] = "empty-loss"
+    late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm")

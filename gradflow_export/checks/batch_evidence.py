@@ -22,8 +22,8 @@ from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layer
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
 from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
+from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
-from gradflow_export.checks.redundant_layers import Pair, pairs_of
 from gradflow_export.checks.target_reader import by_hand, same_words
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.autograd_graph.layer_graph import Straight
+from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.checks.leaked_columns import copies
-from gradflow_export.checks.redundant_layers import Pair
 from gradflow_export.metrics.answers import meant
 from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses, sense
 from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent

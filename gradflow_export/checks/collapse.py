@@ -66,6 +66,7 @@ class Collapse(Check):
     patience: int = 3
 
     name: ClassVar[str] = "collapse"
+    late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.COLLAPSE,)
     needs: ClassVar[tuple[str, ...]] = ("block.output_spread",)
     remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", "block.output_spread", "block.output_rms")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.nodes import sources
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.called_modules import Calls
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
@@ -130,7 +131,7 @@ class WiringInstrument(Instrument):
             owned |= {id(p): False for p in step.owned.parameters}
         parameters = list(model.parameters())
         if self._steps == 1:
-            self._first = _first_entries([(names[id(p)][1], p) for p in parameters])
+            self._first = [*_first_entries([(names[id(p)][1], p) for p in parameters]), *_input_weights(model, names)]
         self._search_waiting(parameters, owned)
         waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
         if self._steps == LOOKS:
@@ -285,6 +286,19 @@ def _first_entries(named: Iterable[tuple[str, Tensor]]) -> Drained:
         numbers = [_number(even_sample(p, SAMPLED).double()) for _, p in members]
         told = torch.stack([number.to(numbers[0].device) for number in numbers])
     return [Clue("parameter.first_entries", tuple(name for name, _ in members), told)]
+
+
+def _input_weights(model: nn.Module, names: Mapping[int, tuple[int, str]]) -> Drained:
+    """Return which layer of its stack each input weight of a recurrent module belongs to, counted from 0."""
+    stacks = (m for m in model.modules() if isinstance(m, nn.RNNBase) and m.num_layers > 1)
+    held = {
+        names[id(p)][1]: layer
+        for m in stacks
+        for own in (dict(torch_private.parameters(m)),)
+        for layer in range(m.num_layers)
+        if id(p := own.get(f"weight_ih_l{layer}")) in names
+    }
+    return [_pending("parameter.recurrent_layer", held)] if held else []
 
 
 def _number(entries: Tensor) -> Tensor:

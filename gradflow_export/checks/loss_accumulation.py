@@ -217,6 +217,7 @@ class NestedLosses(Check):
     heal: int = 3
 
     name: ClassVar[str] = "nested-losses"
+    order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)
     remembers: ClassVar[tuple[str, ...]] = ("loss.nested",)

@@ -67,6 +67,7 @@ class NotLearning(Check):
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
+    late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
     remembers: ClassVar[tuple[str, ...]] = (
@@ -152,6 +153,7 @@ class BatchForTime(Check):
     heal: int = 100
 
     name: ClassVar[str] = "batch-for-time"
+    late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)
     remembers: ClassVar[tuple[str, ...]] = ("layer.taken_steps", "layer.taken_sequences", "loss.samples")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.checks.detached import Draws, cut_off
-from gradflow_export.checks.discarded import Activations
+from gradflow_export.checks.layers.discarded import Activations
 from gradflow_export.checks.leakage import graph_behind, samples_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode

@@ -61,6 +61,7 @@ class Underflow(Check):
     patience: int = 2
 
     name: ClassVar[str] = "underflow"
+    late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.UNDERFLOW,)
     needs: ClassVar[tuple[str, ...]] = ("parameter.zero_share",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)

@@ -263,6 +263,7 @@ class WrongLoss(Check):
     heal: int = 3
 
     name: ClassVar[str] = "wrong-loss"
+    order: ClassVar[int] = 10
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
     remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.checks.missing_step import LonelyPasses
@@ -22,10 +22,11 @@ from gradflow_export.config import Settings
 from gradflow_export.distributed.rank_transport import Exchange
 from gradflow_export.engine.external_issues import ToldJudge
 from gradflow_export.engine.forked import new_session
+from gradflow_export.engine.instruments import Instruments
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.registry import make_instruments, stepped, taken
 from gradflow_export.engine.step_timer import StepClock
-from gradflow_export.engine.training_loop import TOLD, Instruments, TrainingLoop
+from gradflow_export.engine.training_loop import TOLD, TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.hooks import torch_private
@@ -33,7 +34,7 @@ from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import find_blocks, given_blocks, site_name, unwrap
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
-from gradflow_export.hooks.shard_layout import is_spread, this_rank
+from gradflow_export.hooks.shard_layout import fsdp_class, is_spread, this_rank
 from gradflow_export.instruments.base import Setting, overrides
 from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.copies import Copies
@@ -42,10 +43,6 @@ from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.gradients.clipping import ClippingInstrument
 from gradflow_export.instruments.gradients.parameters import GradientInstrument
 from gradflow_export.instruments.loss import LossInstrument
-from gradflow_export.instruments.moments import MomentInstrument
-from gradflow_export.instruments.origin import OriginInstrument
-from gradflow_export.instruments.runtime import RuntimeInstrument
-from gradflow_export.instruments.updates import UpdateInstrument
 from gradflow_export.profiles import profile as rules_of
 from gradflow_export.records.step_record import Issue, Note, RunInfo
 
@@ -58,7 +55,6 @@ def make_loop(
     guard: Guard,
     hand_over: Callable[[Bundle], None],
     *,
-    runtime: RuntimeInstrument,
     criterion: nn.Module | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
@@ -74,7 +70,6 @@ def make_loop(
         settings: When instruments are read.
         guard: Keeps their errors out of the user's loop.
         hand_over: Takes a finished step.
-        runtime: Reads the memory of the process.
         criterion: The loss module, if there is one.
         optimizer: Count only the steps of these.
         blocks: Names or modules in depth order; found when ``None``.
@@ -102,57 +97,49 @@ def make_loop(
     block.choices = choice.choices
     follow, lonely = part("blocks")(block.follow), LonelyPasses(reference)
     told: deque[Issue | Note] = deque(maxlen=TOLD)
-    given = {"pairs": pairs, "grids": grids, "copies": copies}
+    given = {"pairs": pairs, "grids": grids, "copies": copies, "rerun_nonfinite": settings.rerun_nonfinite}
     armed = make_instruments(Setting(model, code, part, names, told.append, given))
-    origin = OriginInstrument(reference, rerun=settings.rerun_nonfinite, guard=part("origin"))
-    seeing = [("origin", origin.see), *((tap.instrument, tap.see) for tap in armed if overrides(tap, "see"))]
-    see = [part(name)(look) for name, look in seeing]
-    noticing = [lonely.noticed, *(tap.noticed for tap in armed if overrides(tap, "noticed"))]
-
-    def on_root(root: Tensor) -> None:
-        for look in see:
-            look(root)
+    see = [part(each.instrument)(each.see) for each in armed if overrides(each, "see")]
+    cleared = [each.cleared for each in armed if overrides(each, "cleared")]
+    noticing = [lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
 
     def start_over() -> None:
         block.store.clear()
         clipping.start_over()
-        origin.start_over()
+        for forget in cleared:
+            forget()
 
     calls.on_transformed = part("wiring")(lonely.transformed)
-    taps = Instruments(
+    instruments = Instruments(
         block,
         GradientInstrument(),
-        UpdateInstrument(reference),
         LossInstrument(
             criterion,
             model=reference,
             on_over=clipping.over,
             on_cleared=start_over,
             on_loss=follow,
-            on_root=on_root,
+            on_root=see,
             guard=part("loss"),
         ),
-        runtime,
-        origin,
-        MomentInstrument(),
         clipping,
-        tuple(tap for tap in armed if not stepped(tap)),
-        tuple(tap for tap in armed if stepped(tap)),
-        taken() | {tap.takes for tap in armed},
+        tuple(each for each in armed if not stepped(each)),
+        tuple(each for each in armed if stepped(each)),
+        taken() | {each.takes for each in armed},
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
-    sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
-    for tap in taps.armed:
-        sites[tap.instrument] = max(tap.modules, sites.get(tap.instrument, 0))
-    loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)
+    sites = {"blocks": len(chosen), "statistics": tensors, "clipping": tensors}
+    for each in (each for each in instruments.armed if each.instrument in settings.schedule.intervals):
+        sites[each.instrument] = max(each.modules, sites.get(each.instrument, 0))
+    loop = TrainingLoop(instruments, settings.schedule.for_sites(sites), guard, hand_over, lonely)
     loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
-    taps.gradients.flagged = loop.pace.flagged
+    instruments.gradients.flagged = loop.pace.flagged
 
     def foreign(stranger: Optimizer) -> None:
         for notice in noticing:
             notice(stranger)
-        taps.loss.passes.note_step()
+        instruments.loss.passes.note_step()
 
     loop.optimizers = OptimizerSteps(
         reference,
@@ -186,7 +173,7 @@ def join_ranks(model: nn.Module, loop: TrainingLoop, worker: Worker) -> None:
     """
     if not is_spread():
         return
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+    if any(isinstance(module, fsdp_class("FullyShardedDataParallel")) for module in model.modules()):
         _log.warning(
             "gradflow: FullyShardedDataParallel hides how its parameters lie; each rank reads its own part only. Use "
             "torch.distributed.fsdp.fully_shard for readings of the whole model."

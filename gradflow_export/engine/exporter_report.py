@@ -45,7 +45,9 @@ def say_unwatched(wanted: bool, model: weakref.ref[Any]) -> None:
 def _tree(run: RunInfo | None, loop: TrainingLoop | None) -> BlockTree:
     """Return the blocks of a run, none before it begins."""
     name = "a model" if run is None else run.model
-    return BlockTree(name, *(((), ()) if loop is None else (loop.taps.blocks.in_order()[0], loop.taps.blocks.choices)))
+    return BlockTree(
+        name, *(((), ()) if loop is None else (loop.instruments.blocks.in_order()[0], loop.instruments.blocks.choices))
+    )
 
 
 class Reports:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.instruments.base import Instrument, overrides
 from gradflow_export.instruments.gradients.clipping import ClippingInstrument
 from gradflow_export.instruments.gradients.parameters import GradientInstrument
-from gradflow_export.instruments.origin import OriginInstrument
 
 
 class UsedGradients:
@@ -16,22 +17,22 @@ class UsedGradients:
 
     Args:
         gradients: Reads them.
-        origin: Finds where NaN began.
         clipping: Compares with the gradients of the backward pass.
-        origin_part: Guards ``origin``.
-        clipping_part: Guards ``clipping``.
+        others: Of these, those that look at gradients as they are used.
+        part: Returns what guards a part by name.
     """
 
     def __init__(
         self,
         gradients: GradientInstrument,
-        origin: OriginInstrument,
         clipping: ClippingInstrument,
-        origin_part: Part,
-        clipping_part: Part,
+        others: Sequence[Instrument],
+        part: Callable[[str], Part],
     ) -> None:
-        self._gradients, self._origin, self._clipping = gradients, origin, clipping
-        self._find_origin, self._compare = origin_part(origin.inspect), clipping_part(clipping.compare)
+        self._gradients, self._clipping = gradients, clipping
+        self._compare = part("clipping")(clipping.compare)
+        looking = [each for each in others if overrides(each, "used")]
+        self._looks = [(each.wants, part(each.instrument)(each.used)) for each in looking]
 
     @property
     def waits(self) -> bool:
@@ -56,10 +57,12 @@ class UsedGradients:
         self._judge(step, stepped=True)
 
     def _judge(self, step: OptimizerStep, *, stepped: bool) -> None:
-        gradients = self._gradients
-        if self._origin.is_healthy(gradients.total) and not self._clipping.waits:
+        total = self._gradients.total
+        wanted = [look for wants, look in self._looks if wants(total)]
+        if not wanted and not self._clipping.waits:
             return  # nearly every step: nobody asks for the norms themselves
-        norms = gradients.take_norms()
+        norms = self._gradients.take_norms()
         if norms is not None:
-            self._find_origin(step, norms, gradients.total, stepped=stepped)
+            for look in wanted:
+                look(step, norms, total, stepped=stepped)
             self._compare(step, norms)

@@ -16,7 +16,7 @@ class HeldStep:
     """Hands steps over in order, one step late where an update is still to show.
 
     Args:
-        taps: Of these, those that wait for forward passes are asked.
+        instruments: Of these, those that wait for forward passes are asked.
         guard: Wraps what they do.
         transfer: Packs readings into a bundle.
         hand_over: Takes a finished step.
@@ -24,14 +24,14 @@ class HeldStep:
 
     def __init__(
         self,
-        taps: Sequence[Instrument],
+        instruments: Sequence[Instrument],
         guard: Guard,
         transfer: Callable[[Drained, Bundle], None],
         hand_over: Callable[[Bundle], None],
     ) -> None:
-        self._taps = [tap for tap in taps if overrides(tap, "settle")]
-        self._settle = [guard.part(tap.instrument)(tap.settle) for tap in self._taps]
-        self._by_hand = [guard.part(tap.instrument)(tap.after) for tap in self._taps]
+        self._instruments = [each for each in instruments if overrides(each, "settle")]
+        self._settle = [guard.part(each.instrument)(each.settle) for each in self._instruments]
+        self._by_hand = [guard.part(each.instrument)(each.after) for each in self._instruments]
         self._transfer, self._hand_over = transfer, hand_over
         self._held: Bundle | None = None
         self._trains: threading.Thread | None = None
@@ -43,14 +43,14 @@ class HeldStep:
 
     def begin(self) -> None:
         """Hand over the step that is held: an optimizer is about to step, in this thread."""
-        if self._taps:
+        if self._instruments:
             self._trains = threading.current_thread()
             self.release()
 
     def put(self, bundle: Bundle) -> None:
         """Hand over a step, now or once its update has shown."""
         self.release()
-        if any(tap.waits for tap in self._taps):
+        if any(each.waits for each in self._instruments):
             self._held = bundle
         else:
             self._hand_over(bundle)
@@ -61,9 +61,9 @@ class HeldStep:
         if bundle is None:
             return
         drained: Drained = []
-        for tap, settle in zip(self._taps, self._settle, strict=True):
+        for each, settle in zip(self._instruments, self._settle, strict=True):
             settle()
-            drained.extend(tap.drain())
+            drained.extend(each.drain())
         self._transfer(drained, bundle)
         self._hand_over(bundle)
 

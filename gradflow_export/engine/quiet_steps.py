@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.engine.instruments import gathered
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
@@ -50,7 +51,7 @@ class QuietSteps:
         count = PAUSED if loop.paused else loop.schedule.next_recorded(step, self.spacing(step)) - step
         if count > 0 and loop.optimizers is not None and isinstance(optimizer, Optimizer):
             self._resting.enter_context(self._guard.suspended())
-            for end in loop.taps.rest():
+            for end in loop.instruments.rest():
                 self._resting.callback(end)
             self.steps.begin(count, optimizer, loop.optimizers.strangers, self._passed)
 
@@ -69,7 +70,7 @@ class QuietSteps:
         loop = self._loop
         self._resting.close()
         loop.pace.pass_by(count, loop.steps + 1, loop.schedule, paused=loop.paused)
-        for called in loop.taps.hooked:
+        for called in loop.instruments.hooked:
             called.forget()
         loop.steps += count
         loop.plan()
@@ -77,7 +78,10 @@ class QuietSteps:
     def last_step(self, transfer: Callable[[Drained, Bundle], None]) -> Bundle:
         """Return what is known of the last step, which was passed by: not its loss, but the weights that it left."""
         bundle = Bundle(self._loop.steps, time.time())
-        self._guard.part("updates")(self._loop.taps.updates.finish)(transfer, bundle)
+        drained: Drained = []
+        for _, ask in gathered(self._loop.instruments.armed, "last", self._guard.part):
+            ask(drained.extend)
+        transfer(drained, bundle)
         return bundle
 
     def lap(self, now: float, *, sampled: bool) -> dict[str, float]:

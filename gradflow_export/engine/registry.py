@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, partialmethod
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from gradflow_export.checks import below
 from gradflow_export.extensions import Extension, extensions, made
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.readings import Clue, ClueSample, Drained, Pending, Sample
@@ -44,25 +45,35 @@ class Entry:
 
 
 REGISTRY = (
+    Entry("instruments.origin:OriginInstrument"),
+    Entry("instruments.updates:UpdateInstrument"),
+    Entry("instruments.moments:MomentInstrument"),
+    Entry("instruments.runtime:RuntimeInstrument"),
     Entry("instruments.activations.modules:ActivationInstrument"),
     Entry("instruments.attention:AttentionInstrument"),
     Entry("instruments.policy:PolicyInstrument"),
     Entry("instruments.recurrent:RecurrentInstrument", RECURRENT),
-    Entry("checks.batch_evidence:InputInstrument"),
-    Entry("checks.structure:StructureInstrument"),
-    Entry("checks.mode_reader:ModeInstrument"),
     Entry("instruments.architecture:PictureInstrument"),
-    Entry("checks.repeated_layers:RepeatedInstrument"),
     Entry("instruments.discrete.updates:DiscreteInstrument"),
     Entry("instruments.replicas:ReplicaInstrument"),
     Entry("instruments.copies:CopyInstrument"),
-    Entry("checks.connectivity:WiringInstrument"),
-    Entry("checks.arrival_reader:ArrivalInstrument"),
-    Entry("checks.loss_accumulation:SumInstrument"),
-    Entry("checks.initial_weights:InitialInstrument"),
-    Entry("checks.reloads:ReloadInstrument"),
 )
-"""Every instrument that looks on sampled steps, in the order in which they are armed, called and drained."""
+"""The instruments that read metrics, in the order in which they are armed, called and drained.
+
+After them come the readers of checks, which are found where they lie: ``gradflow_export.checks.below(Instrument)``.
+"""
+
+
+def kinds(types: Collection[type[nn.Module]] | None = None) -> Iterator[type[Instrument]]:
+    """Yield the classes of all instruments that come with the package, in order.
+
+    Args:
+        types: Kinds of the modules of a model; those that read other kinds alone are then left out.
+    """
+    for entry in REGISTRY:
+        if types is None or not entry.types or any(issubclass(each, entry.types) for each in types):
+            yield entry.load()
+    yield from below(Instrument)
 
 
 def make_instruments(setting: Setting) -> tuple[Instrument, ...]:
@@ -76,9 +87,7 @@ def make_instruments(setting: Setting) -> tuple[Instrument, ...]:
         ArgumentTypeError: An argument of ``watch()`` has the wrong type.
     """
     types = {type(module) for module in setting.model.modules()}
-    wanted = (entry for entry in REGISTRY if not entry.types or any(issubclass(each, entry.types) for each in types))
-    kinds = (entry.load() for entry in wanted)
-    own = (kind.make(setting) for kind in kinds if _can_run(kind, setting))
+    own = (kind.make(setting) for kind in kinds(types) if _can_run(kind, setting))
     return tuple(each for each in (*own, *_further(setting)) if each.modules)
 
 
@@ -89,7 +98,7 @@ def stepped(instrument: Instrument) -> bool:
 
 def taken() -> frozenset[str]:
     """Return the arguments of ``observe()`` that instruments of ours take, whether this model has them or not."""
-    return frozenset(entry.load().takes for entry in REGISTRY if not entry.types) - {""}
+    return frozenset(kind.takes for kind in kinds(())) - {""}
 
 
 def _can_run(kind: type[Instrument], setting: Setting) -> bool:
@@ -99,7 +108,7 @@ def _can_run(kind: type[Instrument], setting: Setting) -> bool:
 
 def _further(setting: Setting) -> Iterator[Instrument]:
     """Yield the instruments of installed packages; one that fails is left out, and one line says so."""
-    names = set(INTERVALS)
+    names = {*INTERVALS, *(kind.instrument for kind in kinds(()))}
 
     def make(extension: Extension) -> Instrument | None:
         kind = extension.made
@@ -136,14 +145,17 @@ def _shielded(kind: type[Instrument], part: Part) -> type[Instrument]:
             elif callable(found):
                 shields[name] = partialmethod(_call, part, found, default)
     shields["attach"] = partialmethod(_attach, part, kind.attach)
-    shields["drain"] = partialmethod(_drain, part, kind.drain)
+    for name, shield in (("drain", _drain), ("complete", _drain), ("last", _drain), ("numbers", _numbers)):
+        if getattr(kind, name) is not getattr(Instrument, name):
+            shields[name] = partialmethod(shield, part, getattr(kind, name))
     return type(kind.__name__, (kind,), shields)
 
 
 _EVENTS: Mapping[str, Any] = MappingProxyType(
     {
         "modules": 0, "specs": (), "news": False, "waits": False, "arm": None, "forget": None, "see": None,
-        "take": None, "noticed": None, "before": None, "after": None, "skip": None, "settle": None,
+        "take": None, "cleared": None, "wants": False, "used": None, "noticed": None, "before": None, "after": None,
+        "skip": None, "settle": None,
     }
 )  # fmt: skip
 """What the loop asks an instrument, and the answer of one that failed."""
@@ -185,6 +197,25 @@ def _drain(self: Instrument, part: Part, drain: Callable[[Any], Drained]) -> Dra
     return found
 
 
+def _numbers(self: Instrument, part: Part, numbers: Callable[[Any], Mapping[str, float]]) -> Mapping[str, float]:
+    def checked() -> dict[str, float]:
+        return {_own(metric): float(value) for metric, value in numbers(self).items()}
+
+    found: Mapping[str, float] = _kept(part, checked, {})
+    return found
+
+
+def _own(metric: str) -> str:
+    """Return the name of a metric of somebody's own.
+
+    Raises:
+        ValueError: It has not the prefix of such metrics.
+    """
+    if not metric.startswith(CUSTOM_PREFIX):
+        raise ValueError(f"the metric of an own instrument begins with {CUSTOM_PREFIX!r}, got {metric!r}")
+    return metric
+
+
 def _checked(item: Any) -> Any:
     """Return what an instrument gave out.
 
@@ -197,8 +228,8 @@ def _checked(item: Any) -> Any:
     if isinstance(item, (Clue, ClueSample)):
         if "." not in item.metric:
             raise ValueError(f"a fact is called kind.name, got {item.metric!r}")
-    elif not item.metric.startswith(CUSTOM_PREFIX):
-        raise ValueError(f"the metric of an own instrument begins with {CUSTOM_PREFIX!r}, got {item.metric!r}")
+    else:
+        _own(item.metric)
     if isinstance(item, Pending):
         count = len(item.sites) if item.where is None else len(item.where)
         if tuple(item.values.shape) != (count,):

@@ -6,10 +6,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.checks.missing_step import LonelyPasses
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
+from gradflow_export.engine.instruments import Instruments, gathered, guarded
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.optimizer_groups import Partners
 from gradflow_export.engine.optimizer_shares import Players
@@ -25,19 +25,9 @@ from gradflow_export.engine.pace import Pace
 from gradflow_export.engine.quiet_steps import QuietSteps
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.transfer import Bundle, pack
-from gradflow_export.hooks.guards import Part
-from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
-from gradflow_export.instruments.base import Instrument
-from gradflow_export.instruments.blocks import BlockInstrument
-from gradflow_export.instruments.gradients.clipping import ClippingInstrument
-from gradflow_export.instruments.gradients.parameters import GradientInstrument
-from gradflow_export.instruments.loss import LossInstrument
-from gradflow_export.instruments.moments import MomentInstrument
-from gradflow_export.instruments.origin import OriginInstrument
-from gradflow_export.instruments.runtime import RuntimeInstrument
-from gradflow_export.instruments.updates import UpdateInstrument
+from gradflow_export.instruments.base import overrides
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
@@ -45,79 +35,6 @@ _log = logging.getLogger("gradflow_export")
 
 TOLD = 1000
 """Issues of others that may wait for a record; the oldest go first."""
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """The instruments of one exporter."""
-
-    blocks: BlockInstrument
-    gradients: GradientInstrument
-    updates: UpdateInstrument
-    loss: LossInstrument
-    runtime: RuntimeInstrument
-    origin: OriginInstrument
-    moments: MomentInstrument
-    clipping: ClippingInstrument
-    sampled: tuple[Instrument, ...] = ()
-    stepped: tuple[Instrument, ...] = ()
-    takes: frozenset[str] = frozenset()
-
-    @property
-    def armed(self) -> tuple[Instrument, ...]:
-        """Those that look on sampled steps only, when they are armed."""
-        return (*self.sampled, *self.stepped)
-
-    def rest(self) -> Iterator[Callable[[], None]]:
-        """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""
-        code = self.blocks.calls.code
-        if code is None or not code.found:  # compiled code was made with the hooks that there were
-            others = [placed for tap in self.armed for placed in tap.placed]
-            yield lay_aside((*self.origin.placed, *self.loss.placed, *others))
-        yield self.loss.rest()
-
-    def hand(self, name: str, value: object) -> None:
-        """Hand something over to the instruments that take it."""
-        for tap in self.armed:
-            if tap.takes == name:
-                tap.take(value)
-
-    def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
-        """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
-        for name in self.takes & tensors.keys():
-            part(name)(self.hand)(name, tensors[name])
-        rest = {name: value for name, value in tensors.items() if name not in self.takes}
-        part("observe")(self.loss.observe)(rest)
-
-    @property
-    def news(self) -> bool:
-        """Whether an instrument holds what no further step may come to report."""
-        return any(tap.news for tap in self.armed)
-
-    @property
-    def hooked(
-        self,
-    ) -> tuple[BlockInstrument | LossInstrument | OriginInstrument | ClippingInstrument | Instrument, ...]:
-        """Those that see calls."""
-        return (self.blocks, *self.armed, self.loss, self.origin, self.clipping)
-
-    def skip(self, step: OptimizerStep) -> None:
-        """Forget gradients that are used for nothing; the loss counts."""
-        self.gradients.forget(step.optimizer)
-        self.blocks.forget()
-        self.clipping.forget()
-        self.loss.passes.note_step()
-        for tap in self.stepped:
-            tap.skip(step)
-
-    def arm(self, due: frozenset[str]) -> None:
-        """Have those look that are due, and no others."""
-        self.loss.want_logits = "logits" in due
-        self.clipping.armed = "clipping" in due
-        self.blocks.sample_rows = "ranks" in due
-        self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
-        for tap in self.armed:
-            tap.arm(on=tap.instrument in due)
 
 
 class _Drains(Protocol):
@@ -135,13 +52,13 @@ class TrainingLoop:
 
     def __init__(
         self,
-        taps: Instruments,
+        instruments: Instruments,
         schedule: Schedule,
         guard: Guard,
         hand_over: Callable[[Bundle], None],
         lonely: LonelyPasses,
     ) -> None:
-        self.taps, self.lonely = taps, lonely
+        self.instruments, self.lonely = instruments, lonely
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
@@ -152,49 +69,45 @@ class TrainingLoop:
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
         self._partners = Partners()
-        self._players = Players(self._partners, taps.loss, taps.clipping, taps.hooked, guard.part("loss"))
+        self._players = Players(
+            self._partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
+        )
         self._due: frozenset[str] = frozenset()
         self._recorded = True
-        self._collected = 0.0
         self.clock = StepClock()
         self._told = False
-        self._step_began = self._stepped_for = 0.0
-        # Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
-        part = guard.part
+        self._step_began = self._stepped_for = self._collected = 0.0
+        part, drained = guard.part, [each for each in instruments.armed if overrides(each, "drain")]
         named: tuple[tuple[str, _Drains], ...] = (
-            ("gradients", taps.gradients),
-            ("updates", taps.updates),
-            ("moments", taps.moments),
-            ("loss", taps.loss),
-            ("blocks", taps.blocks),
-            ("origin", taps.origin),
-            *(("" if tap.every_step else tap.instrument, tap) for tap in taps.armed),
+            ("gradients", instruments.gradients),
+            ("loss", instruments.loss),
+            ("blocks", instruments.blocks),
+            *(("" if each.every_step else each.instrument, each) for each in drained),
         )
-        self._drains = [(name, part(name or "passes")(partial(_drain, tap))) for name, tap in named]
+        self._drains = [(name, part(name or "passes")(partial(_drain, each))) for name, each in named]
         self._due_drains = [drain for _, drain in self._drains]
-        self._drain_clipping = part("clipping")(partial(_drain, taps.clipping))
-        self._used = UsedGradients(taps.gradients, taps.origin, taps.clipping, part("origin"), part("clipping"))
+        self._drain_clipping = part("clipping")(partial(_drain, instruments.clipping))
+        self._used = UsedGradients(instruments.gradients, instruments.clipping, instruments.armed, part)
         self._read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
-        self._updates_before = part("updates")(taps.updates.before)
-        self._read_moments = part("moments")(taps.moments.after)
-        self._updates_after = part("updates")(taps.updates.after)
-        self._looks = frozenset(tap.instrument for tap in taps.stepped)
-        self._look_before = [part(tap.instrument)(tap.before) for tap in taps.stepped]
-        self._look_after = [part(tap.instrument)(tap.after) for tap in taps.stepped]
-        self._read_memory = part("memory")(lambda scalars: scalars.update(taps.runtime.read()))
+        self._looks = frozenset(each.instrument for each in instruments.stepped)
+        self._look_before = guarded(instruments.stepped, "before", part)
+        self._look_after = guarded(instruments.stepped, "after", part)
+        by_hand = [each for each in instruments.stepped if each.by_hand]
+        self._hand_before, self._hand_after = guarded(by_hand, "before", part), guarded(by_hand, "after", part)
+        self._numbers = gathered(instruments.armed, "numbers", part)
+        self._complete = gathered(instruments.armed, "complete", part)
         self._transfer = part("transfer")(_pack)
-        self._settle_updates = part("updates")(partial(taps.updates.settle, self._transfer))
-        self._held = HeldStep(taps.stepped, guard, self._transfer, hand_over)
+        self._held = HeldStep(instruments.stepped, guard, self._transfer, hand_over)
         self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
-        self.taps.loss.on_pass = self.taps.blocks.store.on_backward = self.notice_lonely
+        self.instruments.loss.on_pass = self.instruments.blocks.store.on_backward = self.notice_lonely
         with contextlib.ExitStack() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
-            for tap in self.taps.hooked:
-                stack.enter_context(tap.attach())
+            for each in self.instruments.hooked:
+                stack.enter_context(each.attach())
             if self.optimizers is not None:
                 stack.enter_context(self.optimizers.attach(self.quiet.steps))
                 stack.callback(self.quiet.end)
@@ -210,11 +123,9 @@ class TrainingLoop:
         if not self._recorded:
             return
         if step.closure:
-            self.taps.loss.passes.enter()
+            self.instruments.loss.passes.enter()
         else:
             self._read_gradients(step, self._due)
-        if "updates" in self._due:
-            self._updates_before(step)
         if self._looks_at(step):
             for look in self._look_before:
                 look(step)
@@ -247,10 +158,6 @@ class TrainingLoop:
             self._stepped_for += time.perf_counter() - self._step_began
         if self._used.waits:
             self._end_gradients(step)
-        if "updates" in self._due:
-            self._updates_after(step)
-        if "moments" in self._due:
-            self._read_moments(step)
         if self._looks_at(step):
             for look in self._look_after:
                 look(step)
@@ -261,7 +168,7 @@ class TrainingLoop:
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
-        self.taps.skip(step)
+        self.instruments.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook reports; the updates are those since the last call."""
@@ -274,18 +181,19 @@ class TrainingLoop:
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
             self._read_gradients(step, self._due)
-            self._updates_after(step)
+            for look in self._hand_after:
+                look(step)
             self._held.step_by_hand(step)
         self._collect({})
         if self.open is not None and not self.alone:
             self.open.layouts.append(step.owned.layout)
         self._finish()
-        if "updates" in self._due:
-            self._updates_before(step)
+        for look in self._hand_before:
+            look(step)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
-        if self.open is None and self._recorded and self.taps.news:
+        if self.open is None and self._recorded and self.instruments.news:
             self._collect({})
         if self.open is not None:
             self._finish()
@@ -296,7 +204,11 @@ class TrainingLoop:
     def notice_lonely(self) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         # What reaches a block while a pass is under way belongs to that pass.
-        if self.clock.last is None and self.open is None and not (self.lonely.over or self.taps.loss.passes.under):
+        if (
+            self.clock.last is None
+            and self.open is None
+            and not (self.lonely.over or self.instruments.loss.passes.under)
+        ):
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:
@@ -313,19 +225,20 @@ class TrainingLoop:
         self._collected = now
         if not self._recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
-            for called in self.taps.hooked:
+            for called in self.instruments.hooked:
                 called.forget()
             return
-        self._read_memory(scalars)
+        for _, read in self._numbers:
+            read(scalars.update)
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
-        self.taps.clipping.stepped = True
-        if self.taps.clipping.found:
+        self.instruments.clipping.stepped = True
+        if self.instruments.clipping.found:
             self._drain_clipping(drained)
         while self.told:
             bundle.told.append(self.told.popleft())
-        scalars.update(self.taps.loss.scalars())
+        scalars.update(self.instruments.loss.scalars())
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:
             scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
@@ -341,7 +254,7 @@ class TrainingLoop:
         if bundle is not None and self._recorded:
             times = {**self.quiet.lap(self._collected, sampled=bool(self._due)), **planned}
             if "blocks" in self._due:
-                self.taps.blocks.calls.notice_silence()
+                self.instruments.blocks.calls.notice_silence()
             scalars = {**bundle.scalars, **times}
             if self._stepped_for > 0:
                 scalars["runtime.optimizer_time"] = self._stepped_for
@@ -349,8 +262,12 @@ class TrainingLoop:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
             bundle.kind = int(bool(self._due)) if self.steps > SETTLING_STEPS else None
-            if "updates" in self._due:
-                self._settle_updates(bundle)
+            drained: Drained = []
+            for name, complete in self._complete:
+                if name in self._due:
+                    complete(drained.extend)
+            if drained:
+                self._transfer(drained, bundle)
             self._held.put(bundle)
         self._stepped_for = 0.0
         self.plan()
@@ -361,7 +278,7 @@ class TrainingLoop:
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
         spacing = self.quiet.spacing(step)
         self._recorded = self.pace.begin(step, self.schedule, spacing=spacing, paused=self.paused, alone=self.alone)
-        self.taps.clipping.recorded = self._recorded
+        self.instruments.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
             stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
@@ -374,7 +291,7 @@ class TrainingLoop:
         self._due_drains = [
             drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
         ]
-        self.taps.arm(self._due)
+        self.instruments.arm(self._due)
 
 
 def _pack(drained: Drained, bundle: Bundle) -> None:
@@ -383,8 +300,8 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
             bundle.packed.extend(pack(drained))
 
 
-def _drain(tap: _Drains, into: Drained) -> None:
-    into.extend(tap.drain())
+def _drain(each: _Drains, into: Drained) -> None:
+    into.extend(each.drain())
 
 
 def _learning_rate(optimizer: object) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Only names that are public are replaced, in a process that ends with the run: ``nn.Module.__call__``,
 ``torch.autograd.backward``, ``functional.dropout``, ``DataLoader.__iter__``, ``torch.compile`` and those of
-:mod:`~gradflow_export.experiments.function_taps`.
+:mod:`~gradflow_export.experiments.replaced_functions`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import DataLoader
 
 from gradflow_export.experiments.facts import Facts
-from gradflow_export.experiments.function_taps import FunctionTaps
 from gradflow_export.experiments.interventions import FrozenWeights, Intervention
+from gradflow_export.experiments.replaced_functions import ReplacedFunctions
 
 MEASURED = 8
 """Steps over which the effect is measured."""
@@ -89,7 +89,7 @@ class Patient:
         self._backward = torch.autograd.backward
         self._dropout = functional.dropout
         self._batches = DataLoader.__iter__
-        self._taps = FunctionTaps(self._active, lambda: self._opened)
+        self._functions = ReplacedFunctions(self._active, lambda: self._opened)
         self._opened = self._steady = False
 
     def attach(self) -> None:
@@ -111,7 +111,7 @@ class Patient:
         functional.dropout = self._drop
         torch.compile = _not_compiled
         DataLoader.__iter__ = self._iterated  # type: ignore[method-assign, assignment]
-        self._taps.attach()
+        self._functions.attach()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.shard_layout import fsdp_class
 
 LEAST_BLOCKS = 3
 LEAST_ALIKE = 4
@@ -235,7 +236,7 @@ def choice(place: str, members: Sequence[nn.Module], why: str, *, chosen: bool) 
 def kind_of(module: nn.Module) -> type:
     """Return the class of a module, without the one that ``fully_shard`` puts before it."""
     kind = type(module)
-    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
+    return kind.__bases__[1] if kind.__bases__[0] in fsdp_class("FSDPModule") else kind
 
 
 def _widths(module: nn.Module) -> Widths | tuple[()]:

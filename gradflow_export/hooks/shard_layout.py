@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,10 +90,20 @@ def batches_of(model: nn.Module) -> int:
         return world
     deepest = max(len(shape) for shape, _ in meshes)
     shape = next(shape for shape, _ in meshes if len(shape) == deepest)
-    if not any(type(module).__name__.startswith("FSDP") for module in model.modules()):
+    if not any(issubclass(type(module), fsdp_class("FSDPModule")) for module in model.modules()):
         same = int(np.prod(shape))
     elif deepest == 1 or (deepest == 2 and all(placements[0].is_replicate() for _, placements in meshes)):
         same = 1
     else:
         same = shape[-1]
     return max(world // same, 1)
+
+
+def fsdp_class(name: str) -> tuple[type, ...]:
+    """Return a class of ``torch.distributed.fsdp``; empty while nobody has imported that, so that nothing is one.
+
+    Args:
+        name: ``"FSDPModule"`` or ``"FullyShardedDataParallel"``.
+    """
+    found = getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
+    return () if found is None else (found,)

@@ -69,9 +69,9 @@ class PictureInstrument(Instrument):
     @classmethod
     def make(cls, setting: Setting) -> PictureInstrument:
         """Make one for a model."""
-        tap = cls(setting.model, setting.blocks, calls=not setting.code.found, guard=setting.part(cls.instrument))
-        tap.tell = setting.note
-        return tap
+        made = cls(setting.model, setting.blocks, calls=not setting.code.found, guard=setting.part(cls.instrument))
+        made.tell = setting.note
+        return made
 
     @property
     def modules(self) -> int:

@@ -37,7 +37,7 @@ class Setting:
         part: Returns the decorator for hooks of a part, by name: an error is logged once and the part is disabled.
         blocks: Names of the blocks whose gains are measured, from input to output.
         note: Takes a remark for the record of the step under way.
-        given: Further arguments of :meth:`gradflow_export.Exporter.watch` by name.
+        given: Further arguments of :class:`gradflow_export.Exporter` and its ``watch`` by name.
     """
 
     model: nn.Module
@@ -58,13 +58,15 @@ class Instrument:
     instrument: ClassVar[str]
     """Its name: of its interval, in the settings and in messages. Several may share one."""
     interval: ClassVar[int]
-    """Steps between two readings once training has settled."""
+    """Steps between two readings once training has settled; 1 for one that reads at every recorded step."""
     cost: ClassVar[Cost] = "c"
     """What a step costs at which it reads."""
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Without which it is left out."""
     every_step: ClassVar[bool] = False
     """Whether it is drained at each recorded step, due or not."""
+    by_hand: ClassVar[bool] = False
+    """Whether what lies between two calls of :meth:`gradflow_export.Exporter.step` is a step for it."""
     takes: ClassVar[str] = ""
     """The argument of :meth:`gradflow_export.Exporter.observe` that :meth:`take` is handed."""
 
@@ -124,11 +126,44 @@ class Instrument:
         """Give out what was collected since the last call, and forget it."""
         return []
 
+    def complete(self) -> Drained:
+        """Give out what shows once all optimizers of a record have stepped; asked where it is due."""
+        return []
+
+    def last(self) -> Drained:
+        """Give out the state in which training has ended, where its last step made no record."""
+        return []
+
+    def numbers(self) -> Mapping[str, float]:
+        """Return metrics of the run that the host knows, as a record is made; no device is asked."""
+        return {}
+
     def see(self, root: Tensor) -> None:
         """Look at a loss that is about to be propagated back, of whose graph nothing has been freed."""
 
     def take(self, value: Any) -> None:
         """Take what the user hands over with ``observe(<takes>=value)``."""
+
+    def cleared(self) -> None:
+        """Forget the backward passes so far: their gradients were cleared, and no optimizer has used one."""
+
+    def wants(self, total: float | None) -> bool:  # noqa: ARG002 - most never do
+        """Return whether :meth:`used` is to be called in this step.
+
+        Args:
+            total: Sum of the norms of the gradients; ``None`` where nobody knows it without asking the device.
+        """
+        return False
+
+    def used(self, step: OptimizerStep, norms: Tensor, total: float | None, *, stepped: bool) -> None:
+        """Look at the gradients that an optimizer uses.
+
+        Args:
+            step: The optimizer.
+            norms: Norms of its gradients. Shape: ``[n]``, in the order of ``step.owned`` without those that have none.
+            total: Their sum, where it is known.
+            stepped: Whether they have been used already.
+        """
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
@@ -123,23 +125,27 @@ class CopyInstrument(Instrument):
         self._out = []
 
     def _alike(self) -> list[_Held]:
-        """Find pairs of parameters of like names, each of one shape and with the same entries, once at the start."""
+        """Find parameters with the same entries, once at the start.
+
+        Where the entries are all one number, as of normalisations, only parameters of one place in one kind of layer
+        are taken for copies of each other.
+        """
         model = self._model()
         groups: dict[tuple[object, ...], list[tuple[str, Slot, Tensor]]] = defaultdict(list)
         places = {} if model is None else {id(p): slot for slot, p in slots(model)}
+        roles = {} if model is None else _roles(model)
         for name, parameter in () if model is None else model.named_parameters():
             if parameter.numel() >= LEAST and parameter.requires_grad and not hasattr(parameter, "placements"):
-                last = name.rpartition(".")[2]
-                groups[last, tuple(parameter.shape), parameter.dtype, parameter.device].append(
-                    (name, places[id(parameter)], parameter)
+                groups[tuple(parameter.shape), parameter.dtype, parameter.device].append(
+                    (site_name(name), places[id(parameter)], parameter)
                 )
         pairs: list[_Held] = []
         for members in groups.values():
-            first, here, one = members[0]
-            for name, there, other in members[1:]:
-                if len(pairs) < FOUND and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES)):
-                    pairs.append((f"{site_name(name)} = {site_name(first)}", here, there))
-        return pairs
+            alike = _same([(p, roles[id(p)]) for _, _, p in members]) if len(members) > 1 else ()
+            for same in alike:
+                first, here, _ = members[same[0]]
+                pairs += [(f"{members[i][0]} = {first}", here, members[i][1]) for i in same[1:]]
+        return pairs[:FOUND]
 
     def _untied(self) -> list[_Held]:
         """Find heads that begin with the entries of an embedding: two kinds of layers do so by intention only."""
@@ -156,6 +162,25 @@ class CopyInstrument(Instrument):
                 both = f"{site_name(head)}.weight = {site_name(table)}.weight"
                 found.append((both, Slot(left, "weight"), Slot(right, "weight")))
         return found[:FOUND]
+
+
+def _roles(model: nn.Module) -> dict[int, tuple[type, int]]:
+    """Return by ``id`` of each parameter the kind of its module, and which parameter of that it is."""
+    own = ((type(m), list(torch_private.parameters(m))) for m in model.modules())
+    return {id(p): (kind, place) for kind, held in own for place, (_, p) in enumerate(held)}
+
+
+def _same(tensors: Sequence[tuple[Tensor, object]]) -> Iterable[list[int]]:
+    """Return the places of tensors of one shape with the same entries; those of one number must have one role."""
+    rows = [even_sample(t, ENTRIES) for t, _ in tensors]
+    some = torch.stack([torch.view_as_real(row).reshape(-1) if row.is_complex() else row for row in rows]).double()
+    groups = torch.unique(some, dim=0, return_inverse=True)[1]
+    flat = (some == some[:, :1]).all(dim=1)
+    places: dict[tuple[int, object], list[int]] = defaultdict(list)
+    told = np.asarray(torch.stack([groups, flat.to(groups)]).to("cpu"))  # one wait for all of them, once in a run
+    for place, (group, one) in enumerate(told.T):
+        places[int(group), tensors[place][1] if one else None].append(place)
+    return (same for same in places.values() if len(same) > 1)
 
 
 def _weight_of(module: nn.Module, kind: type[nn.Module]) -> list[Tensor]:

@@ -65,7 +65,7 @@ class LossInstrument:
         on_over: Called after each backward pass of the model.
         on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
         on_loss: Called with each loss that has a graph.
-        on_root: Called with each tensor on which ``backward`` is called for this model.
+        on_root: Each is called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.
 
     Attributes:
@@ -80,7 +80,7 @@ class LossInstrument:
         on_over: Callable[[], None] = lambda: None,
         on_cleared: Callable[[], None] = lambda: None,
         on_loss: Callable[[Tensor], None] = lambda _loss: None,
-        on_root: Callable[[Tensor], None] = lambda _root: None,
+        on_root: Sequence[Callable[[Tensor], None]] = (),
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
@@ -95,8 +95,7 @@ class LossInstrument:
         self._sites: tuple[str, ...] = ()
         self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
-        self.want_logits = False
-        self.seen = False
+        self.want_logits = self.seen = False
         self.on_pass: Callable[[], None] = lambda: None
         self._components = LossComponents()
         self._called_at: float | None = None
@@ -287,7 +286,8 @@ class LossInstrument:
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
             if not self.seen:
                 self._on_loss(root)
-            self._on_root(root)
+            for see in self._on_root:
+                see(root)
 
     def _pass_over(self, seconds: float | None) -> None:
         passes = self.passes

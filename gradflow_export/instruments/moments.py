@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Drained, Pending, stack_scalars
+from gradflow_export.instruments.base import Instrument
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.norms import dense_entries, l2_norms
 from gradflow_export.metrics.arrays.samples import scattered
@@ -71,8 +72,11 @@ class _Adam:
         return stack_scalars([value.double() for value in found])
 
 
-class MomentInstrument:
+class MomentInstrument(Instrument):
     """Reads the state of the optimizer after its step: of Adam and its kin, and the momentum of SGD."""
+
+    instrument: ClassVar[str] = "moments"
+    interval: ClassVar[int] = 100
 
     def __init__(self) -> None:
         self._out: Drained = []
@@ -85,7 +89,7 @@ class MomentInstrument:
     def after(self, step: OptimizerStep) -> None:
         """Read the state of one optimizer right after it stepped."""
         optimizer, owned = step.optimizer, step.owned
-        if not isinstance(optimizer, Optimizer):
+        if not self.armed or not isinstance(optimizer, Optimizer):
             return
         first: dict[int, Tensor] = {}
         adam: dict[int, _Adam] = {}
@@ -107,6 +111,10 @@ class MomentInstrument:
                 for name, values in zip(NAMES, _statistics(list(adam.values()), step.scale), strict=True):
                     if not name.endswith("_error") or any(some):
                         self._give(name, step, list(adam), values)
+
+    def forget(self) -> None:
+        """Forget what was read: the step makes no record."""
+        self._out = []
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""

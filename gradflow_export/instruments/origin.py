@@ -7,7 +7,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, i
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.instruments.rerun import Repeatable, before_step, repeat
 from gradflow_export.metrics.arrays.finite import looks_broken
 from gradflow_export.metrics.arrays.local import local
@@ -62,7 +63,7 @@ Found = tuple[str, Sequence[str], int]
 """Kind, sites and number of the micro-batch."""
 
 
-class OriginInstrument:
+class OriginInstrument(Instrument):
     """Says at which module, parameter or input the first NaN or Inf arose, and in which micro-batch.
 
     Nothing of the user's is called. Where ``backward`` is called on a loss that is not finite, the graph of autograd
@@ -81,6 +82,9 @@ class OriginInstrument:
         guard: Wraps the hooks.
     """
 
+    instrument: ClassVar[str] = "origin"
+    interval: ClassVar[int] = 1
+
     def __init__(
         self, model: Callable[[], nn.Module | None], *, rerun: bool | None = None, guard: Guard = unguarded
     ) -> None:
@@ -93,7 +97,13 @@ class OriginInstrument:
         self._mark = f"gradflow_output_{id(self)}"
         self._found: Found | None = None
         self._out: Drained = []
-        self.placed: list[Placed] = []
+        self.placed: Sequence[Placed] = ()
+
+    @classmethod
+    def make(cls, setting: Setting) -> OriginInstrument:
+        """Make one for a model."""
+        rerun = setting.given.get("rerun_nonfinite")
+        return cls(weakref.ref(setting.model), rerun=rerun, guard=setting.part(cls.instrument))
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -108,14 +118,14 @@ class OriginInstrument:
             begin = ModuleHook(self._guard(self._repeatable if self._rerun else self._entered))
             self.placed = [hook_calls([(model, begin)], before=True, with_kwargs=True)]
             if not self._rerun:
-                self.placed.append(hook_calls([(model, ModuleHook(self._guard(self._left_model)))]))
+                self.placed = [*self.placed, hook_calls([(model, ModuleHook(self._guard(self._left_model)))])]
             for placed in self.placed:
                 stack.callback(placed)
         return stack
 
-    def is_healthy(self, total: float | None) -> bool:
-        """Whether gradients need no look at them, as their norms tell that add up to ``total``, and did not before."""
-        return total is not None and not self._broken and self._found is None and math.isfinite(total)
+    def wants(self, total: float | None) -> bool:
+        """Return whether gradients need a look: their norms do not add up to a number, or did not before."""
+        return total is None or self._broken or self._found is not None or not math.isfinite(total)
 
     def see(self, root: Tensor) -> None:
         """Look at a loss before its backward pass.
@@ -137,7 +147,7 @@ class OriginInstrument:
             self._found = self._behind(root, model)
         self._unread += self._found is None
 
-    def inspect(self, step: OptimizerStep, norms: Tensor, total: float | None = None, *, stepped: bool = False) -> None:
+    def used(self, step: OptimizerStep, norms: Tensor, total: float | None, *, stepped: bool) -> None:
         """Look whether the gradients that are about to be used are finite, and if not, tell where that began.
 
         Args:
@@ -174,7 +184,7 @@ class OriginInstrument:
         self._held = self._number = self._roots = self._unread = self._gone = 0
         self._found = None
 
-    def start_over(self) -> None:
+    def cleared(self) -> None:
         """Forget the backward passes so far, not what has entered the model since: their gradients were cleared."""
         while self._passes and self._passes[0].number <= self._gone:
             self._passes.popleft()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from gradflow_export.instruments.base import Instrument
 from gradflow_export.records.catalog import MetricSpec, spec
 
 if TYPE_CHECKING:
@@ -21,17 +23,25 @@ _PAGE = mmap.PAGESIZE
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-class RuntimeInstrument:
-    """Reads memory figures in MB (2^20 bytes)."""
+class RuntimeInstrument(Instrument):
+    """Reads memory figures in MB (2^20 bytes), at every recorded step."""
+
+    instrument: ClassVar[str] = "memory"
+    interval: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self._limit = memory_limit() / MEGABYTE
-        self._cuda_total: float | None = None
         self._statm = _STATM.open("rb", buffering=0) if _STATM.is_file() else None
         self._pid = os.getpid()
         self._process: psutil.Process | None = None
         if self._statm is not None:
             weakref.finalize(self, self._statm.close)
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack closes what is open."""
+        stack = super().attach()
+        stack.callback(self.close)
+        return stack
 
     def close(self) -> None:
         """Close what is open; memory can be asked for all the same."""
@@ -45,7 +55,7 @@ class RuntimeInstrument:
         names = ("rss", "vms", "memory_limit", "cuda_allocated", "cuda_reserved", "cuda_peak", "cuda_limit")
         return tuple(spec(f"runtime.{name}") for name in names)
 
-    def read(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float]:
         """Return the memory of the process, at the moment of asking: some microseconds, on the training thread."""
         rss, vms = self._memory()
         return {
@@ -68,21 +78,18 @@ class RuntimeInstrument:
         size, resident, *_ = os.pread(self._statm.fileno(), 128, 0).split()
         return int(resident) * _PAGE, int(size) * _PAGE
 
-    def read_device(self) -> dict[str, float]:
-        """Return the memory of the current CUDA device, empty without one; asked for on the worker thread."""
-        if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-            return {}
-        return {
-            "runtime.cuda_allocated": torch.cuda.memory_allocated() / MEGABYTE,
-            "runtime.cuda_reserved": torch.cuda.memory_reserved() / MEGABYTE,
-            "runtime.cuda_limit": self._cuda_limit(),
-            "runtime.cuda_peak": torch.cuda.max_memory_allocated() / MEGABYTE,
-        }
 
-    def _cuda_limit(self) -> float:
-        if self._cuda_total is None:
-            self._cuda_total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / MEGABYTE
-        return self._cuda_total
+def device_memory() -> dict[str, float]:
+    """Return the memory of the current CUDA device in MB, empty without one; for another thread than training's."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return {}
+    whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return {
+        "runtime.cuda_allocated": torch.cuda.memory_allocated() / MEGABYTE,
+        "runtime.cuda_reserved": torch.cuda.memory_reserved() / MEGABYTE,
+        "runtime.cuda_limit": whole / MEGABYTE,
+        "runtime.cuda_peak": torch.cuda.max_memory_allocated() / MEGABYTE,
+    }
 
 
 def memory_limit() -> int:

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.instruments.change_check import Checksums
 from gradflow_export.metrics.arrays.change import Kept, Values, joined
 from gradflow_export.metrics.arrays.local import PLAIN, local
@@ -129,13 +130,18 @@ def _rows(optimizer: object, parameter: Tensor, room: int) -> tuple[Tensor, bool
     return (none, False) if found is None else (found, False)
 
 
-class UpdateInstrument:
+class UpdateInstrument(Instrument):
     """Weight norms, update norms and what each parameter's learning rate is.
 
     Args:
         model: Returns the model, ``None`` where it is gone.
         entries: Entries that may be copied in one step.
     """
+
+    instrument: ClassVar[str] = "updates"
+    interval: ClassVar[int] = 50
+    cost: ClassVar[Cost] = "P"
+    by_hand: ClassVar[bool] = True
 
     def __init__(self, model: Callable[[], nn.Module | None], entries: int = ENTRIES) -> None:
         self._model = model
@@ -144,6 +150,17 @@ class UpdateInstrument:
         self._checksums = Checksums(model)
         self._moved: set[str] = set()
         self._out: Drained = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> UpdateInstrument:
+        """Make one for a model."""
+        return cls(weakref.ref(setting.model))
+
+    @property
+    def modules(self) -> int:
+        """Parameters are read by few calls for all of them."""
+        model = self._model()
+        return max(0 if model is None else sum(1 for _ in model.parameters()) // 2, 1)
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -162,6 +179,8 @@ class UpdateInstrument:
 
     def before(self, step: OptimizerStep) -> None:
         """Keep the weights, or what identifies them, before the step."""
+        if not self.armed:
+            return
         with torch.no_grad():
             self._checksums.begin()
             plan = self._plan(step)
@@ -179,26 +198,31 @@ class UpdateInstrument:
         plan.copies = plan.kept = None
         self._tell_rates(step)
 
-    def settle(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
-        """Tell which parameters have changed since the last record with updates; all optimizers have stepped."""
+    def complete(self) -> Drained:
+        """Give out which parameters have changed since the last record with updates; all optimizers have stepped."""
         moved, self._moved = self._moved, set()
-        tell(self._checksums.compare(moved), bundle)
+        return self._checksums.compare(moved)
+
+    def forget(self) -> None:
+        """Forget what was measured: the step makes no record."""
+        self._out = []
 
     def drain(self) -> Drained:
         """Give out what was measured since the last call."""
         out, self._out = self._out, []
         return out
 
-    def finish(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
-        """Tell the norms of the weights as they are now, of all parameters: the state in which training ended."""
+    def last(self) -> Drained:
+        """Give out the norms of the weights as they are now, of all parameters: the state in which training ended."""
         model = self._model()
         named = [] if model is None else [(site_name(name), local(p)) for name, p in model.named_parameters()]
         where = [place for place, (_, p) in enumerate(named) if p.is_floating_point() or p.is_complex()]
-        if where:
-            with torch.no_grad():
-                norms = l2_norms([dense_entries(named[place][1]).reshape(-1) for place in where])
-            sites = tuple(site for site, _ in named)
-            tell([Pending("parameter.weight_norm", sites, norms, np.array(where, dtype=np.int64))], bundle)
+        if not where:
+            return []
+        with torch.no_grad():
+            norms = l2_norms([dense_entries(named[place][1]).reshape(-1) for place in where])
+        sites = tuple(site for site, _ in named)
+        return [Pending("parameter.weight_norm", sites, norms, np.array(where, dtype=np.int64))]
 
     def _plan(self, step: OptimizerStep) -> _Plan:
         known = self._plans.get(step.optimizer)

@@ -152,7 +152,11 @@ def cosine_of(parts: Sequence[Products]) -> tuple[Tensor, Tensor] | tuple[float,
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine of the angle between two vectors, NaN when either is zero. Shape: ``[n]``; scalar."""
+    """Return the cosine of the angle between two vectors, NaN when either is zero. Shape: ``[n]``; scalar.
+
+    >>> float(cosine(torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0])))
+    1.0
+    """
     found, _ = cosine_of([Products(products(a[None], b[None]))])
     return torch.as_tensor(found)
 

@@ -69,5 +69,8 @@ def signal_to_noise(error: float) -> float:
 
     Returns:
         Infinite for an exact update, 0 for a lost one.
+
+    >>> signal_to_noise(0.01), signal_to_noise(0.0)
+    (20.0, inf)
     """
     return float(-10.0 * torch.tensor(error, dtype=torch.float64).log10())

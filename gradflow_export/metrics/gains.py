@@ -26,6 +26,9 @@ def gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | None]
     Returns:
         ``gamma_i = norms[i-1] / norms[i]``; entry k is the transition k to k+1. ``None`` if either norm is missing,
         inf where the denominator is below ``eps``, NaN where either norm is NaN or both are inf. Shape: ``[n - 1]``.
+
+    >>> gains([4.0, 2.0, 2.0, None, 0.0])
+    [2.0, 1.0, None, None]
     """
     return [_gain(before, after, eps) for before, after in itertools.pairwise(norms)]
 
@@ -58,6 +61,9 @@ def log_gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | N
     """Return ``ln norms[i-1] - ln norms[i]``, each norm clamped to at least ``eps``.
 
     ``None``, inf and NaN stand where :func:`gains` has them. Shape: ``[n - 1]``.
+
+    >>> log_gains([4.0, 2.0, 2.0, 0.0])
+    [0.6931471805599453, 0.0, inf]
     """
     logs = [math.nan if norm is None else math.log(max(norm, eps)) for norm in norms]
     return [

@@ -16,6 +16,9 @@ def noise_moments(small: float, big: float, ratio: int) -> tuple[float, float]:
         Single estimates scatter and may be negative; average each over steps before dividing.
 
     Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
+
+    >>> noise_moments(small=5.0, big=2.0, ratio=4)
+    (1.0, 4.0)
     """
     return (ratio * big - small) / (ratio - 1), (small - big) / (1 - 1 / ratio)
 

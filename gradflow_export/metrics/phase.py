@@ -44,7 +44,11 @@ def polar_changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wrap(angle: Tensor) -> Tensor:
-    """Return angles wrapped to (-pi, pi]. Shape: that of ``angle``. Unit: radian."""
+    """Return angles wrapped to (-pi, pi]. Shape: that of ``angle``. Unit: radian.
+
+    >>> wrap(torch.tensor([0.5, 2.0 * torch.pi + 0.5]))
+    tensor([0.5000, 0.5000])
+    """
     wrapped = math.pi - torch.remainder(math.pi - angle, 2 * math.pi)
     return torch.where(angle.abs() < math.pi, angle, wrapped)  # so that small angles keep all their digits
 

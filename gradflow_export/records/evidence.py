@@ -74,7 +74,11 @@ class Evidence:
 
 
 def facts_of(evidence: Iterable[Evidence]) -> dict[str, dict[str, Value]]:
-    """Return the values by ``kind.name`` and layer."""
+    """Return the values by ``kind.name`` and layer.
+
+    >>> facts_of([Evidence("mode", "drop", 1, {"training": True})])
+    {'mode.training': {'drop': True}}
+    """
     out: dict[str, dict[str, Value]] = {}
     for each in evidence:
         for name, value in each.values.items():

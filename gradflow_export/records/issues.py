@@ -121,7 +121,10 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
         "not fall"
     ),
     "BAD_INIT": "units that are copies of each other, layers that stay at zero, first weights far too large or small",
-    "CAPACITY": "layers without a non-linearity between them, where the data want one, or one layer in place of many",
+    "CAPACITY": (
+        "layers that do less than they seem to: several that are one, because nothing stands between them or they are "
+        "the same, or one that lets nothing through"
+    ),
     "STALE_GRAD": "gradients of earlier steps are in `.grad` when the next are added",
     "EVAL_RANDOM": "dropout or other noise acts in evaluation, or dropout no longer acts in training",
     "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant answer",

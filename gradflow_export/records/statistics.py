@@ -108,6 +108,9 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
         The slope in units of y per x; NaN with fewer than two different positions.
 
     Source: Theil 1950; Sen 1968, JASA 63.
+
+    >>> float(theil_sen(np.arange(5.0), np.array([0.0, 2.0, 4.0, 6.0, 99.0])))
+    2.0
     """
     slopes = pair_slopes(x, y)
     return median(slopes)

@@ -101,17 +101,29 @@ class Check(Rule):
 
     raises: ClassVar[tuple[IssueType, ...]]
     """Types of the issues that it opens."""
+    order: ClassVar[int] = 50
+    """Checks are asked in this order, and by name: of two that find one type in one record the first is reported."""
+    late: ClassVar[bool] = False
+    """Whether it is asked after all rules, because what they find explains what it finds."""
 
 
 def number(value: float) -> str:
-    """Return a number as messages print it: three digits, or the word for a non-finite one."""
+    """Return a number as messages print it: three digits, or the word for a non-finite one.
+
+    >>> number(0.0123456), number(float("inf"))
+    ('0.0123', 'infinite')
+    """
     if math.isnan(value):
         return "NaN"
     return "infinite" if math.isinf(value) else f"{value:.3g}"
 
 
 def some(names: tuple[str, ...], limit: int = 3) -> str:
-    """Return ``"a, b, c and 4 more"``, ``"the whole model"`` for the run site."""
+    """Return some names in words, ``"the whole model"`` for the run site.
+
+    >>> some(("a", "b", "c", "d", "e"))
+    'a, b, c and 2 more'
+    """
     shown = [name or "the whole model" for name in names[:limit]]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")

@@ -37,6 +37,9 @@ def fall(values: Floats, at: int | None = None) -> float:
         fall of 0.8 standard deviations of the noise in half of all cases.
 
     Source: Mann and Whitney 1947, Annals of Mathematical Statistics 18.
+
+    >>> round(fall(np.arange(20.0)[::-1]), 2), fall(np.ones(20))
+    (3.78, 0.0)
     """
     n = len(values)
     if n < 8 or (at is not None and 3 * at < 2 * n):

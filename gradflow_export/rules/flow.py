@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import SURE
-from gradflow_export.rules.signals import Chain, Floats, chains, converged, outlying
-
-_STACKED = re.compile(r"^(?P<stack>.*?)\.?weight_ih_l(?P<layer>\d+)$")
+from gradflow_export.rules.signals import Chain, Floats, chains, connections, converged, outlying, owner
 
 WORST = 0.75
 """Share of the whole change, in nats, from which a layer is named."""
@@ -139,10 +138,10 @@ class Vanishing(Rule):
 class VanishingParameters(Rule):
     """Find vanishing gradients outside a chain of blocks: in recurrent layers, a deep head, unknown architectures.
 
-    Judges the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. A stack ``weight_ih_l0 ...
-    weight_ih_lN`` is compared end to end. Otherwise the weights behind the last block, in order of registration, must
+    Judges the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. The input weights of a stacked
+    recurrent layer are compared end to end. Otherwise the weights behind the last block, in order of registration, must
     both fall by ``ratio`` from last to first and lie on a line that does (Theil-Sen), so that one small gradient among
-    many is not taken for a trend.
+    many is not taken for a trend. A weight is a parameter of at least two dimensions.
 
     Attributes:
         ratio: Least healthy ratio of the first to the last.
@@ -154,20 +153,26 @@ class VanishingParameters(Rule):
 
     name: ClassVar[str] = "vanishing-parameters"
     needs: ClassVar[tuple[str, ...]] = ("parameter.numel",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "block.gradient_norm")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "block.gradient_norm",
+        "connection.state",
+        "parameter.recurrent_layer",
+    )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the weights of this record."""
         if record.get("parameter.numel") is None:
             return ()
         sizes = _root_mean_squares(record)
-        stacks = _stacks(sizes)
+        stacks = _stacks(sizes, history)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
         if not stacks:
             blocks = history.at_sites("block.gradient_norm").sites
             within = [index for index, site in enumerate(sizes) if any(site.startswith(f"{b}.") for b in blocks)]
             behind = list(sizes)[max(within, default=-1) + 1 :]
-            links = _chained([site for site in behind if "weight" in site.rpartition(".")[2]], sizes)
+            vectors = _vectors(history)
+            links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
                 found = [] if finding is None else [finding]
@@ -206,17 +211,25 @@ def _root_mean_squares(record: StepRecord) -> dict[str, float]:
     }
 
 
-def _chained(sites: list[str], sizes: dict[str, float]) -> Chain:
+def _chained(sites: list[str], sizes: Mapping[str, float]) -> Chain:
     return Chain(tuple(sites), np.log(np.array([sizes[site] for site in sites], dtype=np.float64)))
 
 
-def _stacks(sizes: dict[str, float]) -> list[Chain]:
+def _vectors(history: History) -> set[str]:
+    """Return the parameters known to have at most one dimension: biases, and weights of normalisations."""
+    states = history.at_sites("connection.state")
+    vector = ((connections(states) & Wiring.VECTOR) > 0).any(axis=0)
+    return {states.sites[index] for index in np.flatnonzero(vector)}
+
+
+def _stacks(sizes: Mapping[str, float], history: History) -> list[Chain]:
     """Return the input weights of each stacked recurrent module, first layer first."""
-    stacks: dict[str, list[tuple[int, str]]] = {}
-    for site in sizes:
-        match = _STACKED.match(site)
-        if match:
-            stacks.setdefault(match["stack"], []).append((int(match["layer"]), site))
+    known = history.at_sites("parameter.recurrent_layer")
+    layers = np.where(known.present, known.values, -1.0).max(axis=0, initial=-1.0)
+    stacks: dict[str, list[tuple[float, str]]] = {}
+    for site, layer in zip(known.sites, layers.tolist(), strict=True):
+        if site in sizes and layer >= 0:
+            stacks.setdefault(owner(site), []).append((layer, site))
     return [_chained([site for _, site in sorted(members)], sizes) for members in stacks.values() if len(members) > 1]
 
 

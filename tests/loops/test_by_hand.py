@@ -154,10 +154,10 @@ def test_an_endless_loop_without_steps_keeps_nothing(watching):
     out = model(torch.randn(6, 4))
     for _ in range(1100):
         criterion(out, torch.zeros(6, 1))
-    assert len(exporter._loop.taps.loss.passes.now.losses) <= 256
+    assert len(exporter._loop.instruments.loss.passes.now.losses) <= 256
     for _ in range(1100):
         criterion(model(torch.randn(6, 4)), torch.zeros(6, 1)).backward()
-    assert len(exporter._loop.taps.loss.passes._waiting) <= 256
+    assert len(exporter._loop.instruments.loss.passes._waiting) <= 256
 
 
 def copies_of(model, kind):

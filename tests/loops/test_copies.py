@@ -50,7 +50,7 @@ def test_copies_hold_nothing_of_ours(way, steps, watching):
     exporter = watching(model, model.criterion)
     for _ in range(steps):
         step(model, optimizer)
-    assert exporter._loop.taps.blocks.calls._handle is not None
+    assert exporter._loop.instruments.blocks.calls._handle is not None
     if way == "pickle":
         data = pickle.dumps(model)
         twin = pickle.loads(data)
@@ -65,9 +65,9 @@ def test_copies_hold_nothing_of_ours(way, steps, watching):
         twin = Net()
         twin.load_state_dict(torch.load(io.BytesIO(data), weights_only=True)["model"])
     assert b"gradflow" not in data
-    before = exporter._loop.steps, len(exporter._loop.taps.loss.passes.now.losses)
+    before = exporter._loop.steps, len(exporter._loop.instruments.loss.passes.now.losses)
     step(twin, torch.optim.SGD(twin.parameters(), lr=0.1))
-    assert (exporter._loop.steps, len(exporter._loop.taps.loss.passes.now.losses)) == before
+    assert (exporter._loop.steps, len(exporter._loop.instruments.loss.passes.now.losses)) == before
     step(model, optimizer)
     assert exporter.summary()["steps"]["last"] == steps + 1
 

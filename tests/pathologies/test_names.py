@@ -169,3 +169,22 @@ def test_programs_with_random_names_have_the_same_issues(split, kind, name):
     plain, other = (renamed.issues(lambda: unchanged.silent(split, kind, index), seed) for seed in (None, 3))
     assert plain == other
     assert bool(plain) is (kind == "sick")
+
+
+@pytest.mark.parametrize("names", [("weight", "weight_copy"), tuple(words(2))])
+def test_parameters_that_begin_alike_are_copies_whatever_they_are_called(names):
+    """Two parameters with one gradient that drift apart are DESYNC; what they share is their entries, not a name."""
+    torch.manual_seed(0)
+    head = nn.Linear(8, 2)
+    model = Held(lambda x: head(x @ one + x @ other), head=head)
+    for name in names:
+        model.register_parameter(name, nn.Parameter(torch.linspace(-1, 1, 64).sin().reshape(8, 8)))
+    one, other = (getattr(model, name) for name in names)
+    other.register_hook(lambda gradient: 0.5 * gradient)
+
+    def loss():
+        x = torch.randn(16, 8)
+        return F.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert {layer for kind, layer in found(model, loss, steps=15, optimizer=optimizer) if kind == "DESYNC"} == {*names}

@@ -25,6 +25,7 @@ DIALECT = {
     r"without a bend": "without an activation",
     r"lonely pass(es)?": "backward passes without an optimizer step",
     r"whoever": "name who",
+    r"taps?\b": "instrument",
 }
 """What nobody would type into a search box, and what to write."""
 WORDS = 120

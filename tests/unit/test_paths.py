@@ -205,7 +205,7 @@ def test_few_entries_are_sampled_and_no_generator_is_drawn_from():
         )
         optimizer, writer = torch.optim.SGD(model.parameters(), lr=0.01), MemoryWriter()
         with Exporter(model, backends=[writer], strict=True).watch() as exporter:
-            tap = exporter._loop.taps.gradients._path
+            tap = exporter._loop.instruments.gradients._path
             for _ in range(LEAST):
                 optimizer.zero_grad()
                 model(torch.randn(2, 3, 8, 8)).square().mean().backward()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gradflow_export.profiles import profile
+from gradflow_export.records.evidence import Wiring, evidence_of
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import RankCollapse
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
@@ -102,14 +104,21 @@ def test_vanishing_of_a_solved_problem_is_no_fault():
     assert not judged(Vanishing(), repeat(5, block__gradient_norm=chain(0.3, 11), **solved)).issues
 
 
-def test_vanishing_in_stacked_recurrent_layers_needs_no_blocks():
-    """The input weights of a stack are compared end to end, by root mean square."""
-    sizes = {f"rnn.weight_ih_l{i}": 64.0 for i in range(6)}
-    norms = {name: 10.0 ** (i - 6) for i, name in enumerate(sizes)}
-    (issue,) = judged(VanishingParameters(), repeat(3, parameter__gradient_norm=norms, parameter__numel=sizes)).issues
-    assert issue.layer == "rnn.weight_ih_l0"
-    mild = {name: 10.0 ** (i / 2 - 3) for i, name in enumerate(sizes)}
-    assert not judged(VanishingParameters(), repeat(3, parameter__gradient_norm=mild, parameter__numel=sizes)).issues
+@pytest.mark.parametrize("site", ["rnn.weight_ih_l{}", "qwertz.l{}_a"])
+def test_vanishing_in_stacked_recurrent_layers_needs_no_blocks(site):
+    """The input weights of a stack are compared end to end, by root mean square, in the order that was recorded."""
+    sizes = {site.format(i): 64.0 for i in (2, 0, 1, 5, 4, 3)}
+    layers = Reading.of("parameter.recurrent_layer", tuple(sizes), (2, 0, 1, 5, 4, 3))
+
+    def found(step):
+        norms = {site.format(i): 10.0 ** (step * (i - 6)) for i in range(6)}
+        records = repeat(3, parameter__gradient_norm=norms, parameter__numel=sizes)
+        records[0] = replace(records[0], evidence=evidence_of(1, {layers.metric: layers.as_dict()}))
+        return judged(VanishingParameters(), records).issues
+
+    (issue,) = found(1.0)
+    assert issue.layer == site.format(0)
+    assert not found(0.5)
 
 
 def test_one_small_gradient_without_a_trend_is_not_vanishing():
@@ -119,6 +128,20 @@ def test_one_small_gradient_without_a_trend_is_not_vanishing():
     line = {name: 0.1 ** (7 - i) for i, name in enumerate(sizes)}
     assert not judged(VanishingParameters(), repeat(3, parameter__gradient_norm=odd, parameter__numel=sizes)).issues
     assert judged(VanishingParameters(), repeat(3, parameter__gradient_norm=line, parameter__numel=sizes)).issues
+
+
+@pytest.mark.parametrize(("matrix", "vector"), [("weight", "bias"), ("c", "weight")])
+def test_a_trend_is_one_of_matrices_whatever_they_are_called(matrix, vector):
+    """Parameters of one dimension belong to no trend; names of attributes say nothing of dimensions."""
+    sizes, norms, states = {}, {}, {}
+    for i in range(8):
+        for own, norm, state in ((matrix, 0.1 ** (7 - i), Wiring.OWNED), (vector, 1.0, Wiring.OWNED | Wiring.VECTOR)):
+            name = f"m{i}.{own}"
+            sizes[name], norms[name], states[name] = 64.0, norm, state
+    records = repeat(3, parameter__gradient_norm=norms, parameter__numel=sizes)
+    evidence = evidence_of(1, {"connection.state": states})
+    (issue,) = judged(VanishingParameters(), [replace(each, evidence=evidence) for each in records]).issues
+    assert issue.layer == f"m0.{matrix}"
 
 
 @pytest.mark.parametrize(("total", "steps", "count"), [(90.0, 5, 0), (110.0, 2, 0), (110.0, 3, 1), (5000.0, 1, 1)])

@@ -54,6 +54,7 @@ class LeftFrozen(Check):
     heal: int = 2
 
     name: ClassVar[str] = "left-frozen"
+    order: ClassVar[int] = 45
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state",)
     remembers: ClassVar[tuple[str, ...]] = ("connection.state", "parameter.frozen_size")

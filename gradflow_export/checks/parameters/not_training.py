@@ -71,6 +71,7 @@ class NotTraining(Check):
     heal: int = 2
 
     name: ClassVar[str] = "not-training"
+    order: ClassVar[int] = 40
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
@@ -270,7 +271,7 @@ class NotTraining(Check):
             for site in _chosen(sites, learning)
             if site in flat
             and not (site in vectors and owner(site) in homes)
-            and not (site.endswith("weight_hh") and owner(site) in brief)
+            and site not in brief
             and pattern(site) not in kin
         )
         if living and names:
@@ -340,10 +341,10 @@ def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
 
 
 def _brief_cells(history: History) -> set[str]:
-    """Return the recurrent cells that were never called more than twice in a step."""
+    """Return the recurrent weights of cells that were never called more than twice in a step."""
     calls = history.at_sites("layer.cell_calls")
     most = np.where(calls.present, calls.values, 0.0).max(axis=0, initial=0.0)
-    return {site for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
+    return {f"{site}.weight_hh".lstrip(".") for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
 
 
 def _kin(sites: tuple[str, ...], codes: Codes, flags: Flags) -> set[str]:

@@ -105,7 +105,7 @@ class TrainingDebugger(PyTorchDebugger):
         if preset.memory:
             if self.history.counts()["steps"] % MEMORY_STEPS == 0:
                 self._bytes = model_bytes(model)
-            info["memory"] = {**self._bytes, "rss_mb": self._memory.read()["runtime.rss"]}
+            info["memory"] = {**self._bytes, "rss_mb": self._memory.numbers()["runtime.rss"]}
         if preset.histograms:
             largest = sorted(gradients, key=lambda name: -gradients[name].numel())[:HISTOGRAMS]
             info["histograms"] = {name: _histogram(gradients[name]) for name in largest}

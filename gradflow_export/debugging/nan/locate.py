@@ -61,8 +61,8 @@ class Locator:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self._tap = OriginInstrument(self._model, rerun=True)
-        self._hooks = self._tap.attach()
+        self._origin = OriginInstrument(self._model, rerun=True)
+        self._hooks = self._origin.attach()
         self._left = TRACES
 
     def find(self, named: Sequence[tuple[str, Tensor]], norms: Tensor, batch: BatchState | None) -> Origin:
@@ -79,9 +79,9 @@ class Locator:
         model = self._model()
         readings: list[Pending] = []
         if model is not None and named:
-            self._tap.inspect(_as_step(model, named, self), norms)
-            readings = [item for item in self._tap.drain() if isinstance(item, Pending)]
-        self._tap.forget()
+            self._origin.used(_as_step(model, named, self), norms, None, stepped=False)
+            readings = [item for item in self._origin.drain() if isinstance(item, Pending)]
+        self._origin.forget()
         found = next((item for item in readings), None)
         if found is None or model is None:
             return Origin()

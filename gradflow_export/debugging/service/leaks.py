@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.hooks.instances import instances
-from gradflow_export.instruments.runtime import MEGABYTE, RuntimeInstrument
+from gradflow_export.instruments.runtime import MEGABYTE, RuntimeInstrument, device_memory
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.memory import MemoryLeak
@@ -118,7 +118,7 @@ class MemoryWatch:
     """
 
     def __init__(self, scan_interval: int = 0) -> None:
-        self._tap, self._total = RuntimeInstrument(), psutil.virtual_memory().total / MEGABYTE
+        self._memory, self._total = RuntimeInstrument(), psutil.virtual_memory().total / MEGABYTE
         self._judge = Judge((MemoryLeak(),))
         self._interval = scan_interval
         self.census = TensorCensus()
@@ -137,7 +137,7 @@ class MemoryWatch:
         """
         if self._interval and step % self._interval == 1 % self._interval:
             self.census.take()
-        here, device = self._tap.read(), self._tap.read_device()
+        here, device = self._memory.numbers(), device_memory()
         rss = here["runtime.rss"]
         self.peak = max(self.peak, rss)
         names = ("runtime.rss", "runtime.cuda_allocated")

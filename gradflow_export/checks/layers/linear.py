@@ -115,6 +115,7 @@ class LinearLimit(Check):
     patience: int = 2
 
     name: ClassVar[str] = "linear-limit"
+    order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.unbent",)
     remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)

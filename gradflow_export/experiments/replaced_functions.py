@@ -24,7 +24,7 @@ OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _DECORATED = "_contextlib.py"
 
 
-class FunctionTaps:
+class ReplacedFunctions:
     """Stands before some functions of torch.
 
     Args:

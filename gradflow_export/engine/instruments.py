@@ -1,0 +1,114 @@
+"""The instruments of one exporter, and what the loop asks of them by name of an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gradflow_export.hooks.guards import Part
+from gradflow_export.hooks.module_hooks import lay_aside
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.instruments.base import Instrument, overrides
+from gradflow_export.instruments.blocks import BlockInstrument
+from gradflow_export.instruments.gradients.clipping import ClippingInstrument
+from gradflow_export.instruments.gradients.parameters import GradientInstrument
+from gradflow_export.instruments.loss import LossInstrument
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """The instruments of one exporter."""
+
+    blocks: BlockInstrument
+    gradients: GradientInstrument
+    loss: LossInstrument
+    clipping: ClippingInstrument
+    sampled: tuple[Instrument, ...] = ()
+    stepped: tuple[Instrument, ...] = ()
+    takes: frozenset[str] = frozenset()
+
+    @property
+    def armed(self) -> tuple[Instrument, ...]:
+        """Those that look on sampled steps only, when they are armed."""
+        return (*self.sampled, *self.stepped)
+
+    def rest(self) -> Iterator[Callable[[], None]]:
+        """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""
+        code = self.blocks.calls.code
+        if code is None or not code.found:  # compiled code was made with the hooks that there were
+            others = [placed for each in self.armed for placed in each.placed]
+            yield lay_aside((*self.loss.placed, *others))
+        yield self.loss.rest()
+
+    def hand(self, name: str, value: object) -> None:
+        """Hand something over to the instruments that take it."""
+        for each in self.armed:
+            if each.takes == name:
+                each.take(value)
+
+    def observe(self, tensors: dict[str, Any], part: Callable[[str], Part]) -> None:
+        """Take what the user hands over by name; what one of them cannot use keeps the others from nothing."""
+        for name in self.takes & tensors.keys():
+            part(name)(self.hand)(name, tensors[name])
+        rest = {name: value for name, value in tensors.items() if name not in self.takes}
+        part("observe")(self.loss.observe)(rest)
+
+    @property
+    def news(self) -> bool:
+        """Whether an instrument holds what no further step may come to report."""
+        return any(each.news for each in self.armed)
+
+    @property
+    def hooked(self) -> tuple[BlockInstrument | LossInstrument | ClippingInstrument | Instrument, ...]:
+        """Those that see calls."""
+        return (self.blocks, *self.armed, self.loss, self.clipping)
+
+    def skip(self, step: OptimizerStep) -> None:
+        """Forget gradients that are used for nothing; the loss counts."""
+        self.gradients.forget(step.optimizer)
+        self.blocks.forget()
+        self.clipping.forget()
+        self.loss.passes.note_step()
+        for each in self.stepped:
+            each.skip(step)
+
+    def arm(self, due: frozenset[str]) -> None:
+        """Have those look that are due, and no others."""
+        self.loss.want_logits = "logits" in due
+        self.clipping.armed = "clipping" in due
+        self.blocks.sample_rows = "ranks" in due
+        self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
+        for each in self.armed:
+            each.arm(on=each.instrument in due)
+
+
+def guarded(some: Iterable[Instrument], event: str, part: Callable[[str], Part]) -> list[Callable[..., None]]:
+    """Return a method of instruments, each under the guard of its own name.
+
+    Guarded once: wrapping anew at every step would cost the training thread more than some of the readings.
+
+    Args:
+        some: Instruments.
+        event: Name of a method of :class:`Instrument` that returns nothing.
+        part: Returns what guards a part by name.
+    """
+    return [part(each.instrument)(getattr(each, event)) for each in some]
+
+
+def gathered(
+    some: Iterable[Instrument], event: str, part: Callable[[str], Part]
+) -> list[tuple[str, Callable[[Callable[[Any], None]], None]]]:
+    """Return what asks instruments that answer an event, and hands the answer on, each with the instrument's name.
+
+    Args:
+        some: Instruments.
+        event: Name of a method of :class:`Instrument` that returns something.
+        part: Returns what guards a part by name.
+    """
+
+    def asking(each: Instrument) -> Callable[[Callable[[Any], None]], None]:
+        answer = getattr(each, event)
+        return part(each.instrument)(lambda take: take(answer()))
+
+    return [(each.instrument, asking(each)) for each in some if overrides(each, event)]
