@@ -18,6 +18,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.shard_layout import batches_of, layout_of
 from gradflow_export.instruments.change_check import Checksums
 from gradflow_export.metrics.arrays.change import Kept, Values, joined
 from gradflow_export.metrics.arrays.local import PLAIN, local
@@ -192,13 +193,15 @@ class UpdateInstrument:
     def finish(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
         """Tell the norms of the weights as they are now, of all parameters: the state in which training ended."""
         model = self._model()
-        named = [] if model is None else [(site_name(name), local(p)) for name, p in model.named_parameters()]
+        named = [] if model is None else [(site_name(name), p) for name, p in model.named_parameters()]
         where = [place for place, (_, p) in enumerate(named) if p.is_floating_point() or p.is_complex()]
-        if where:
+        if model is not None and where:
+            parameters = [named[place][1] for place in where]
             with torch.no_grad():
-                norms = l2_norms([dense_entries(named[place][1]).reshape(-1) for place in where])
-            sites = tuple(site for site, _ in named)
-            tell([Pending("parameter.weight_norm", sites, norms, np.array(where, dtype=np.int64))], bundle)
+                norms = l2_norms([dense_entries(local(p)).reshape(-1) for p in parameters])
+            sites, places = tuple(site for site, _ in named), np.array(where, dtype=np.int64)
+            tell([Pending("parameter.weight_norm", sites, norms, places)], bundle)
+            bundle.layouts.append(layout_of(sites, places, parameters, batches_of(model)))
 
     def _plan(self, step: OptimizerStep) -> _Plan:
         known = self._plans.get(step.optimizer)
