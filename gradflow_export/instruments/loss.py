@@ -27,11 +27,15 @@ from gradflow_export.instruments.components import LossComponents
 from gradflow_export.instruments.micro_batches import Part, loss_of, statistics_of
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.logits import (
+    LOGIT_ERRORS,
     LOGIT_METRICS,
+    TARGET_ERRORS,
     TARGET_METRICS,
     as_samples,
     logit_statistics,
+    logit_variances,
     target_sums,
+    target_variances,
 )
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records.catalog import MetricSpec, spec
@@ -107,7 +111,7 @@ class LossInstrument:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
         losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
-        names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
+        names = (*losses, *LOGIT_METRICS, *LOGIT_ERRORS, *TARGET_METRICS, *TARGET_ERRORS, *UPSTREAM_METRICS)
         return tuple(spec(name) for name in names)
 
     def attach(self) -> contextlib.ExitStack:
@@ -171,10 +175,16 @@ class LossInstrument:
                 return
             samples, now = whole.numel() / rows.shape[1], self.passes.now
             now.add_part(Part(LOGIT_METRICS, logit_statistics(rows), samples, whole.numel()))
+            # Of very many samples some are looked at, and speak for the others.
+            some = len(rows) < samples
+            if some:
+                now.add_part(Part(LOGIT_ERRORS, logit_variances(rows, samples), samples, samples))
             if numbers is not None:
-                # Of very many samples some are looked at, and speak for the others.
                 sums = target_sums(rows, numbers) * (samples / len(rows))
                 now.add_part(Part(TARGET_METRICS, sums, samples, samples))
+                if some:
+                    variances = target_variances(rows, numbers, samples)
+                    now.add_part(Part(TARGET_ERRORS, variances, samples, samples))
 
     def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
         """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.

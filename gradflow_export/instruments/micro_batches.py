@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from gradflow_export.hooks.readings import Pending
-from gradflow_export.metrics.logits import LOGIT_METRICS, TARGET_METRICS, join_logits, target_means
+from gradflow_export.metrics.logits import (
+    LOGIT_ERRORS,
+    LOGIT_METRICS,
+    TARGET_ERRORS,
+    TARGET_METRICS,
+    join_logits,
+    join_variances,
+    target_means,
+)
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, join_upstream
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -24,7 +32,7 @@ class Part:
     """Statistics of one micro-batch, or of several together.
 
     Attributes:
-        metrics: What they are of: ``LOGIT_METRICS``, ``TARGET_METRICS`` or ``UPSTREAM_METRICS``.
+        metrics: What they are of: ``LOGIT_METRICS``, ``TARGET_METRICS``, ``UPSTREAM_METRICS`` or their errors.
         values: As the function that reads them returns them.
         samples: How many samples they are of.
         entries: How many entries.
@@ -111,12 +119,14 @@ def statistics_of(passes: Iterable[Pass]) -> list[Pending]:
 
 
 def _means(part: Part) -> Tensor:
+    if part.metrics in (LOGIT_ERRORS, TARGET_ERRORS):
+        return part.values.sqrt()
     return target_means(part.values) if part.metrics == TARGET_METRICS else part.values
 
 
 def _fold_parts(parts: Sequence[Part]) -> list[Part]:
     out = []
-    for metrics in (LOGIT_METRICS, TARGET_METRICS, UPSTREAM_METRICS):
+    for metrics in (LOGIT_METRICS, LOGIT_ERRORS, TARGET_METRICS, TARGET_ERRORS, UPSTREAM_METRICS):
         alike = [part for part in parts if part.metrics == metrics]
         if len(alike) > 1:
             out.append(_join(alike))
@@ -132,6 +142,8 @@ def _join(parts: Sequence[Part]) -> Part:
         samples, entries = [float(part.samples) for part in parts], [float(part.entries) for part in parts]
         if first.metrics == TARGET_METRICS:
             joined = values.sum(dim=0)
+        elif first.metrics in (LOGIT_ERRORS, TARGET_ERRORS):
+            joined = join_variances(values, _numbers(samples, values))
         else:
             join = join_logits if first.metrics == LOGIT_METRICS else join_upstream
             joined = join(values, _numbers(samples, values), _numbers(entries, values))

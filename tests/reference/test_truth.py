@@ -27,7 +27,8 @@ def test_every_metric_stands_on_the_page():
 
 
 @pytest.mark.parametrize(
-    "only", ["dense, AdamW", "long table, Adam", "clipped layer", "gradient scaler that", "two heads"]
+    "only",
+    ["dense, AdamW", "long table, Adam", "many predictions", "clipped layer", "gradient scaler that", "two heads"],
 )
 def test_records_say_what_float64_says(truth, only):
     """No value is off by more than 1e-5, nor an estimate by more than it states."""
