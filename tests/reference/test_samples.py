@@ -1,5 +1,7 @@
 """What is said of the error of samples holds: over many draws the values scatter as their records state."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -113,7 +115,7 @@ def test_predictions_of_many_samples_state_their_error(batches):
         targets = [
             torch.where(torch.rand(size) < 0.3, x.argmax(1), torch.randint(-1, classes, (size,))) for x in logits
         ]
-        loss = LossInstrument(guard=lambda hook: lambda *args: hook(*args))
+        loss = LossInstrument(guard=partial)
         loss.want_logits = True
         for x, y in zip(logits, targets, strict=True):
             loss.observe_logits(x, y)
@@ -133,7 +135,7 @@ def test_predictions_of_many_samples_state_their_error(batches):
 def test_predictions_that_are_all_looked_at_state_no_error():
     """Of few samples nothing is estimated; of many classes no fewer than 32 samples are looked at."""
     for samples, classes, estimated in ((1000, 1000, False), (32, 2**17, False), (64, 2**17, True)):
-        loss = LossInstrument(guard=lambda hook: lambda *args: hook(*args))
+        loss = LossInstrument(guard=partial)
         loss.want_logits = True
         loss.observe_logits(torch.randn(samples, classes), torch.randint(classes, (samples,)))
         assert ("alignment.accuracy_error" in {pending.metric for pending in loss.drain()}) is estimated
