@@ -24,19 +24,9 @@ from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.backward_passes import Passes
 from gradflow_export.instruments.components import LossComponents
-from gradflow_export.instruments.micro_batches import Part, loss_of, statistics_of
+from gradflow_export.instruments.micro_batches import Part, loss_of, parts_of, statistics_of
 from gradflow_export.metrics.arrays.local import local
-from gradflow_export.metrics.logits import (
-    LOGIT_ERRORS,
-    LOGIT_METRICS,
-    TARGET_ERRORS,
-    TARGET_METRICS,
-    as_samples,
-    logit_statistics,
-    logit_variances,
-    target_sums,
-    target_variances,
-)
+from gradflow_export.metrics.logits import LOGIT_ERRORS, LOGIT_METRICS, TARGET_ERRORS, TARGET_METRICS, as_samples
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
@@ -173,18 +163,8 @@ class LossInstrument:
             rows, numbers = as_samples(whole, held, class_dim)
             if rows.numel() == 0 or rows.shape[1] < 2:
                 return
-            samples, now = whole.numel() / rows.shape[1], self.passes.now
-            now.add_part(Part(LOGIT_METRICS, logit_statistics(rows), samples, whole.numel()))
-            # Of very many samples some are looked at, and speak for the others.
-            some = len(rows) < samples
-            if some:
-                now.add_part(Part(LOGIT_ERRORS, logit_variances(rows, samples), samples, samples))
-            if numbers is not None:
-                sums = target_sums(rows, numbers) * (samples / len(rows))
-                now.add_part(Part(TARGET_METRICS, sums, samples, samples))
-                if some:
-                    variances = target_variances(rows, numbers, samples)
-                    now.add_part(Part(TARGET_ERRORS, variances, samples, samples))
+            for part in parts_of(rows, numbers, whole.numel()):
+                self.passes.now.add_part(part)
 
     def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
         """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.

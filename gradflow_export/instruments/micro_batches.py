@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,11 @@ from gradflow_export.metrics.logits import (
     TARGET_METRICS,
     join_logits,
     join_variances,
+    logit_statistics,
+    logit_variances,
     target_means,
+    target_sums,
+    target_variances,
 )
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, join_upstream
 from gradflow_export.records.step_record import RUN_SITE
@@ -42,6 +46,26 @@ class Part:
     values: Tensor
     samples: float
     entries: float
+
+
+def parts_of(rows: Tensor, targets: Tensor | None, entries: int) -> Iterator[Part]:
+    """Yield the statistics of predictions; of very many samples some are looked at, and speak for the others.
+
+    Args:
+        rows: Logits of the samples that are looked at. Shape: ``[n, classes]``.
+        targets: Their class numbers, where they are known. Shape: ``[n]``.
+        entries: Logits of all samples.
+    """
+    samples = entries / rows.shape[1]
+    some = len(rows) < samples
+    yield Part(LOGIT_METRICS, logit_statistics(rows), samples, entries)
+    if some:
+        yield Part(LOGIT_ERRORS, logit_variances(rows, samples), samples, samples)
+    if targets is None:
+        return
+    yield Part(TARGET_METRICS, target_sums(rows, targets) * (samples / len(rows)), samples, samples)
+    if some:
+        yield Part(TARGET_ERRORS, target_variances(rows, targets, samples), samples, samples)
 
 
 class Pass:
