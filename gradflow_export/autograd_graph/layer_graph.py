@@ -193,18 +193,21 @@ def _enter(
         if name is not None:
             out.first.append(FirstLayer(name, saved(node, "indices"), normalised=True, tokens=True))
         return [], ()
-    elif kind in _FUSED_CELLS and below(node) is None:
-        name = next((found for source in inputs(node) if (found := _owner(source, names)) is not None), None)
-        entered = saved(node, "input")
-        if name is not None and entered is not None and entered.dim() == 3:
-            # Steps are rows, as they are to a layer that multiplies by its matrix itself.
-            out.first.append(FirstLayer(name, entered.flatten(0, 1), normalised=False))
-        out.bends = True
-        row = ()
     elif not is_straight(node) and (kind not in _AFFINE or (kind in {Op.DIV, Op.MUL} and not is_factor(node))):
+        _add_steps(node, names, out)
         out.bends = True
         row = ()
     return inputs(node), row
+
+
+def _add_steps(node: Node, names: Mapping[int, str], out: Layers) -> None:
+    """Note what enters one kernel that runs all steps: they are rows, as to a layer that multiplies by its matrix."""
+    if kind_of(node) not in _FUSED_CELLS or below(node) is not None:
+        return
+    name = next((found for source in inputs(node) if (found := _owner(source, names)) is not None), None)
+    entered = saved(node, "input")
+    if name is not None and entered is not None and entered.dim() == 3:
+        out.first.append(FirstLayer(name, entered.flatten(0, 1), normalised=False))
 
 
 def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out: Layers) -> tuple[Straight, ...]:

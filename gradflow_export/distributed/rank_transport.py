@@ -79,6 +79,7 @@ class Exchange:
         self._channels: dict[int, int] = {}
         self._joiner, self._merger = Joiner(rank, ranks), Merger()
         self._silent: set[int] = set()
+        self._heard: set[int] = set()
         self._posted: deque[str] = deque()
         self._published: set[bytes] = set()
         self._schemas: dict[bytes, Schema] = {}
@@ -96,10 +97,11 @@ class Exchange:
         self._store.set(f"at/{self.rank}/{self._place}", str(self._channel))
 
     def close(self) -> None:
-        """Give up the place."""
+        """Give up the place; a rank that has read no message yet is left the way to them."""
         try:
             if self._store is not None:
-                self._store.delete_key(f"at/{self.rank}/{self._place}")
+                if not (self.rank and self._posted and self._store.check([self._posted[0]])):
+                    self._store.delete_key(f"at/{self.rank}/{self._place}")
                 self._store.add(f"closed/{self.rank}", 1)
         except Exception as error:
             self._disable(error)
@@ -208,7 +210,8 @@ class Exchange:
                 arrived[rank] = decode(self._store.get(key), self._schema)
                 self._store.delete_key(key)
                 self._silent.discard(rank)
-            elif rank in self._silent:
+                self._heard.add(rank)
+            elif rank in self._silent or rank not in self._heard:
                 self._channels.pop(rank, None)  # it may have begun anew
 
     def _knows(self, rank: int) -> bool:

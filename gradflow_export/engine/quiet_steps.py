@@ -82,6 +82,8 @@ class QuietSteps:
         for _, ask in gathered(self._loop.instruments.armed, "last", self._guard.part):
             ask(drained.extend)
         transfer(drained, bundle)
+        if self._loop.optimizers is not None:
+            bundle.layouts.extend(self._loop.optimizers.layouts())
         return bundle
 
     def lap(self, now: float, *, sampled: bool) -> dict[str, float]:

@@ -198,7 +198,7 @@ class TrainingLoop:
         if self.open is not None:
             self._finish()
         self._held.ask(last=last)
-        if last and self.alone and self.pace.make_up():
+        if last and self.pace.make_up():
             self._hand_over(self.quiet.last_step(self._transfer))
 
     def notice_lonely(self) -> None:

@@ -96,10 +96,10 @@ def names_of(model: nn.Module) -> dict[int, tuple[int, str]]:
     return {id(p): (place, site_name(name)) for place, (name, p) in enumerate(model.named_parameters())}
 
 
-def owned_by_hand(model: nn.Module) -> Owned:
-    """Return all trainable parameters, for a loop that has no optimizer object."""
+def owned_by_hand(model: nn.Module, *, frozen: bool = False) -> Owned:
+    """Return all trainable parameters, or frozen ones too, for a loop that has no optimizer object."""
     named = [(site_name(name), p) for name, p in model.named_parameters()]
-    where = np.array([place for place, (_, p) in enumerate(named) if p.requires_grad], dtype=np.int64)
+    where = np.array([place for place, (_, p) in enumerate(named) if frozen or p.requires_grad], dtype=np.int64)
     return Owned(
         tuple(n for n, _ in named), where, tuple(named[i][1] for i in where), np.zeros_like(where), batches_of(model)
     )
@@ -192,6 +192,11 @@ class OptimizerSteps:
             self._known[optimizer] = known
             (self.strangers.add if known.owned is None else self.strangers.discard)(optimizer)
         return known
+
+    def layouts(self) -> list[Layout]:
+        """Return how all parameters of the model lie on the ranks of a distributed run, now."""
+        model = self._model()
+        return [] if model is None else [owned_by_hand(model, frozen=True).layout]
 
     @staticmethod
     def _match(model: nn.Module, groups: list[dict[str, Any]]) -> Owned | None:

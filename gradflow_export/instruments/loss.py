@@ -24,15 +24,9 @@ from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.backward_passes import Passes
 from gradflow_export.instruments.components import LossComponents
-from gradflow_export.instruments.micro_batches import Part, loss_of, statistics_of
+from gradflow_export.instruments.micro_batches import Part, loss_of, parts_of, statistics_of
 from gradflow_export.metrics.arrays.local import local
-from gradflow_export.metrics.logits import (
-    LOGIT_METRICS,
-    TARGET_METRICS,
-    as_samples,
-    logit_statistics,
-    target_sums,
-)
+from gradflow_export.metrics.logits import LOGIT_ERRORS, LOGIT_METRICS, TARGET_ERRORS, TARGET_METRICS, as_samples
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
@@ -106,7 +100,7 @@ class LossInstrument:
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
         losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
-        names = (*losses, *LOGIT_METRICS, *TARGET_METRICS, *UPSTREAM_METRICS)
+        names = (*losses, *LOGIT_METRICS, *LOGIT_ERRORS, *TARGET_METRICS, *TARGET_ERRORS, *UPSTREAM_METRICS)
         return tuple(spec(name) for name in names)
 
     def attach(self) -> contextlib.ExitStack:
@@ -168,12 +162,8 @@ class LossInstrument:
             rows, numbers = as_samples(whole, held, class_dim)
             if rows.numel() == 0 or rows.shape[1] < 2:
                 return
-            samples, now = whole.numel() / rows.shape[1], self.passes.now
-            now.add_part(Part(LOGIT_METRICS, logit_statistics(rows), samples, whole.numel()))
-            if numbers is not None:
-                # Of very many samples some are looked at, and speak for the others.
-                sums = target_sums(rows, numbers) * (samples / len(rows))
-                now.add_part(Part(TARGET_METRICS, sums, samples, samples))
+            for part in parts_of(rows, numbers, whole.numel()):
+                self.passes.now.add_part(part)
 
     def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
         """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.

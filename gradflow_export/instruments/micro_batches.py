@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 from gradflow_export.hooks.readings import Pending
-from gradflow_export.metrics.logits import LOGIT_METRICS, TARGET_METRICS, join_logits, target_means
+from gradflow_export.metrics.logits import (
+    LOGIT_ERRORS,
+    LOGIT_METRICS,
+    TARGET_ERRORS,
+    TARGET_METRICS,
+    join_logits,
+    join_variances,
+    logit_statistics,
+    logit_variances,
+    target_means,
+    target_sums,
+    target_variances,
+)
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, join_upstream
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -24,7 +36,7 @@ class Part:
     """Statistics of one micro-batch, or of several together.
 
     Attributes:
-        metrics: What they are of: ``LOGIT_METRICS``, ``TARGET_METRICS`` or ``UPSTREAM_METRICS``.
+        metrics: What they are of: ``LOGIT_METRICS``, ``TARGET_METRICS``, ``UPSTREAM_METRICS`` or their errors.
         values: As the function that reads them returns them.
         samples: How many samples they are of.
         entries: How many entries.
@@ -34,6 +46,26 @@ class Part:
     values: Tensor
     samples: float
     entries: float
+
+
+def parts_of(rows: Tensor, targets: Tensor | None, entries: int) -> Iterator[Part]:
+    """Yield the statistics of predictions; of very many samples some are looked at, and speak for the others.
+
+    Args:
+        rows: Logits of the samples that are looked at. Shape: ``[n, classes]``.
+        targets: Their class numbers, where they are known. Shape: ``[n]``.
+        entries: Logits of all samples.
+    """
+    samples = entries / rows.shape[1]
+    some = len(rows) < samples
+    yield Part(LOGIT_METRICS, logit_statistics(rows), samples, entries)
+    if some:
+        yield Part(LOGIT_ERRORS, logit_variances(rows, samples), samples, samples)
+    if targets is None:
+        return
+    yield Part(TARGET_METRICS, target_sums(rows, targets) * (samples / len(rows)), samples, samples)
+    if some:
+        yield Part(TARGET_ERRORS, target_variances(rows, targets, samples), samples, samples)
 
 
 class Pass:
@@ -111,12 +143,14 @@ def statistics_of(passes: Iterable[Pass]) -> list[Pending]:
 
 
 def _means(part: Part) -> Tensor:
+    if part.metrics in (LOGIT_ERRORS, TARGET_ERRORS):
+        return part.values.sqrt()
     return target_means(part.values) if part.metrics == TARGET_METRICS else part.values
 
 
 def _fold_parts(parts: Sequence[Part]) -> list[Part]:
     out = []
-    for metrics in (LOGIT_METRICS, TARGET_METRICS, UPSTREAM_METRICS):
+    for metrics in (LOGIT_METRICS, LOGIT_ERRORS, TARGET_METRICS, TARGET_ERRORS, UPSTREAM_METRICS):
         alike = [part for part in parts if part.metrics == metrics]
         if len(alike) > 1:
             out.append(_join(alike))
@@ -132,6 +166,8 @@ def _join(parts: Sequence[Part]) -> Part:
         samples, entries = [float(part.samples) for part in parts], [float(part.entries) for part in parts]
         if first.metrics == TARGET_METRICS:
             joined = values.sum(dim=0)
+        elif first.metrics in (LOGIT_ERRORS, TARGET_ERRORS):
+            joined = join_variances(values, _numbers(samples, values))
         else:
             join = join_logits if first.metrics == LOGIT_METRICS else join_upstream
             joined = join(values, _numbers(samples, values), _numbers(entries, values))

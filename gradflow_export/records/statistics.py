@@ -102,10 +102,10 @@ def theil_sen(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 
     Args:
         x: Positions. Shape: ``[n]``.
-        y: Values, finite. Shape: ``[n]``.
+        y: Values; NaN and Inf are left out. Shape: ``[n]``.
 
     Returns:
-        The slope in units of y per x; NaN with fewer than two different positions.
+        The slope in units of y per x; NaN with fewer than two different positions of finite values.
 
     Source: Theil 1950; Sen 1968, JASA 63.
 
@@ -123,16 +123,16 @@ def theil_sen_bounds(
 
     Args:
         x: Positions. Shape: ``[n]``.
-        y: Values, finite. Shape: ``[n]``.
+        y: Values; NaN and Inf are left out. Shape: ``[n]``.
         z: Normal quantile of the wanted confidence; 1.96 gives 95 %.
 
     Returns:
-        ``(slope, low, high)``; NaN with fewer than two different positions.
+        ``(slope, low, high)``; NaN with fewer than two different positions of finite values.
 
     Source: Sen 1968, JASA 63, without the correction for ties.
     """
     slopes = np.sort(pair_slopes(x, y))
-    n, pairs = len(x), len(slopes)
+    n, pairs = int(np.isfinite(y).sum()), len(slopes)
     if pairs == 0:
         return math.nan, math.nan, math.nan
     sigma = math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
@@ -142,7 +142,9 @@ def theil_sen_bounds(
 
 
 def pair_slopes(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the slope between every pair of points with different x. Shape: ``[<= n (n - 1) / 2]``."""
+    """Return the slope between every pair of finite points with different x. Shape: ``[<= n (n - 1) / 2]``."""
+    finite = np.isfinite(y)
+    x, y = x[finite], y[finite]
     first, second = np.triu_indices(len(x), k=1)
     run, rise = x[second] - x[first], y[second] - y[first]
     return np.asarray(rise[run != 0] / run[run != 0], dtype=np.float64)

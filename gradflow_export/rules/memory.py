@@ -151,6 +151,8 @@ class MemoryLeak(Rule):
 def _kept(history: History, steps: Floats) -> Floats:
     """Return what writers kept of the run at these steps. Shape: that of ``steps``."""
     at, kept = history.run("runtime.kept").whole()
+    known = np.isfinite(kept)
+    at, kept = at[known], kept[known]
     return np.interp(steps, at, kept) if len(at) else np.zeros(len(steps))
 
 

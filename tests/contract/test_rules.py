@@ -20,6 +20,7 @@ from gradflow_export.rules.attention import FixedDiversity, FixedEntropy
 from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # arithmetic with NaN and Inf is left to nobody
 ASKED_FOR = (FixedEntropy(), FixedDiversity())
 ALL = (*{type(rule): rule for name in PROFILES for rule in profile(name)}.values(), *ASKED_FOR)
 PARAMETERS = tuple(f"blocks.{i // 2}.{'weight' if i % 2 == 0 else 'bias'}" for i in range(12))

@@ -12,7 +12,8 @@ import pytest
 JOB = Path(__file__).parent / "job.py"
 TOGETHER = (
     "ddp", "ddp clipped", "fsdp", "fsdp clipped", "tensor parallel", "mixed", "ddp unwatched", "fsdp unwatched",
-    "tensor parallel unwatched", "ddp nan", "gathering nan", "fsdp nan", "drift",
+    "tensor parallel unwatched", "ddp nan", "gathering nan", "fsdp nan", "drift", "ddp every", "fsdp every",
+    "ddp players", "fsdp players", "ddp one step",
 )  # fmt: skip
 
 

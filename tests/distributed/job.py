@@ -129,34 +129,38 @@ def bits(tensor):
     return held.detach().contiguous().numpy().tobytes()
 
 
-def train(wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False, steps=STEPS):
+def train(wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False, steps=STEPS, every=1, players=1):
     """Train on one part of each batch, as ``(number, parts)``; return records, issues and the bits of loss and weights."""
     model = make()
+    model.stem.requires_grad_(every == 1)
     criterion = nn.CrossEntropyLoss()
     writer = MemoryWriter()
     exporter = None
-    options = {"intervals": ALL, "strict": True}
+    options = {"intervals": ALL, "strict": True, "every": every}
     if watch == "before":
         exporter = Exporter(model, backends=[writer], **options).watch(criterion)
     trained = wrap(model)
     if watch == "after":
         exporter = Exporter(trained, backends=[writer], **options).watch(criterion)
-    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-2)
+    learned = [p for p in trained.parameters() if p.requires_grad]
+    optimizers = [torch.optim.Adam(learned[place::players], lr=1e-2) for place in range(players)]
     x, y = data()
     number, parts = part
     mine = slice(number * BATCH // parts, (number + 1) * BATCH // parts)
     seen = []
     for step in range(steps):
         inputs = x[step % STEPS, mine].clone()
-        each(step, model, inputs, optimizer)
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            each(step, model, inputs, optimizer)
+            optimizer.zero_grad()
         loss = criterion(trained(inputs), y[step % STEPS, mine])
         loss.backward()
         if wrap is mixed:
             average(model)
         if clip:
             nn.utils.clip_grad_norm_(trained.parameters(), 0.1)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         seen += [bits(loss), *map(bits, model.parameters())]
     out = {"bits": seen, "records": [], "issues": (), "aside": []}
     if exporter is not None:
@@ -215,6 +219,11 @@ def run(name, rank, folder):
         "tensor parallel": lambda: train(tensor_parallel, whole, watch="before"),
         "two-dimensional": lambda: train(two_dimensional, (rank // 2, 2)),
         "mixed": lambda: train(mixed, half),
+        "ddp every": lambda: train(ddp, half, every=4),
+        "fsdp every": lambda: train(fsdp, half, every=4),
+        "ddp players": lambda: train(ddp, half, players=2),
+        "fsdp players": lambda: train(fsdp, half, players=2),
+        "ddp one step": lambda: train(ddp, half, steps=1),
         "ddp unwatched": lambda: train(ddp, half, watch=None),
         "fsdp unwatched": lambda: train(fsdp, half, watch=None),
         "tensor parallel unwatched": lambda: train(tensor_parallel, whole, watch=None),

@@ -1,5 +1,6 @@
 """How parts become a whole, in one process: words, missing shards, replicas that never were equal, messages."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -280,6 +281,38 @@ def test_ranks_pair_the_exporters_that_are_open():
     pair[0].join(1, first, [])
     pair[1].join(1, second, [])
     assert (first["loss"].values, second["loss"].values) == ([4.0], [5.0])
+
+
+def test_a_rank_that_ended_before_it_was_read_is_heard():
+    """A run of a few steps is over on one rank before the worker of another has looked at the first of them."""
+    store = Shelf()
+    sender, reader = (Exchange(store, rank, 2) for rank in (1, 0))
+    sender.open()
+    reader.open()
+    for step in (1, 2):
+        sender.join(step, {"loss": run(1.0)}, [])
+    sender.close()
+    for step in (1, 2):
+        own = {"loss": run(3.0)}
+        reader.join(step, own, [])
+        assert own["loss"].values == [2.0]
+
+
+def test_a_rank_that_begins_anew_while_it_is_waited_for_is_heard():
+    """What was left of an exporter that nobody read leads a later one to the present one, once that is open."""
+    store = Shelf()
+    early = Exchange(store, 1, 2)
+    early.open()
+    early.join(7, {"loss": run(9.0)}, [])
+    early.close()
+    reader, sender = Exchange(store, 0, 2), Exchange(store, 1, 2)
+    reader.open()
+    own = {"loss": run(3.0)}
+    timer = threading.Timer(0.2, lambda: (sender.open(), sender.join(1, {"loss": run(1.0)}, [])))
+    timer.start()
+    reader.join(1, own, [])
+    timer.join()
+    assert own["loss"].values == [2.0]
 
 
 @pytest.fixture

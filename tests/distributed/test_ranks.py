@@ -89,6 +89,32 @@ def test_record_is_that_of_one_process_on_all_batches(name, together, alone):
     assert [d for one, other in zip(whole, joined, strict=True) for d in differences(one, other, but)] == []
 
 
+ENDS = {
+    "every": ({"every": 4}, [1, 4, 6]),
+    "players": ({"players": 2}, [1, 2, 3, 4, 5, 6]),
+    "one step": ({"steps": 1}, [1]),
+}
+"""Settings of a run, and the steps that have a record."""
+
+
+@pytest.mark.parametrize("name", ["ddp every", "fsdp every", "ddp players", "fsdp players", "ddp one step"])
+def test_the_last_record_is_whole_and_there_once(name, together, alone):
+    """Of a step that was passed by, or that is open until the end because another optimizer might step: as of one process."""
+    wrap, end = name.split(" ", 1)
+    settings, steps = ENDS[end]
+    whole, joined = alone(**settings), together[name][0]["records"]
+    assert [r.step for r in joined] == [r.step for r in whole] == steps
+    but = {"parameter.replica_gap"} | OWN_BATCH | ({"gradient.cosine"} if wrap == "fsdp" else set())
+    last, known = joined[-1], whole[-1]
+    assert len(last.get("parameter.weight_norm").sites) == len(known.get("parameter.weight_norm").sites)
+    assert last.get("parameter.weight_norm").present.all()
+    assert (last.value("loss") is None) is (end == "every")
+    assert differences(known, last, but) == []
+    assert together[name][1]["records"] == []
+    assert together[name][0]["lines"] == []
+    assert together[name][0]["aside"] == together[name][1]["aside"] == []
+
+
 def same_histograms(one, other):
     """Assert that two lists of histograms tell of the same tensors and agree, in ends and in every bin."""
     assert [(h.metric, h.site) for h in one] == [(h.metric, h.site) for h in other]

@@ -1,10 +1,22 @@
 """What is said of the error of samples holds: over many draws the values scatter as their records state."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+from gradflow_export.instruments.loss import LossInstrument
 from gradflow_export.metrics.arrays.samples import rows_of, scattered, size_of_rows
+from gradflow_export.metrics.logits import (
+    LOGIT_ERRORS,
+    LOGIT_METRICS,
+    TARGET_ERRORS,
+    TARGET_METRICS,
+    logit_statistics,
+    target_means,
+    target_sums,
+)
 from gradflow_export.metrics.moments import epsilon_share, ratio_error, second_moment_ratio, share_error
 from gradflow_export.metrics.outputs import output_spreads, ranks
 
@@ -90,3 +102,40 @@ def test_places_are_drawn_from_all_columns_of_a_matrix():
     places = scattered(1024 * 1024, 4096)
     assert torch.equal(places // 256, torch.arange(4096))
     assert len(torch.unique(places % 1024)) > 900
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_predictions_of_many_samples_state_their_error(batches):
+    """Where some rows speak for all, every mean over samples is off by a few of the errors that its record states."""
+    torch.manual_seed(0)
+    size, classes = 4096, 300
+    far = {}
+    for _ in range(10):
+        logits = [3 * torch.randn(size, 1) * torch.randn(size, classes) for _ in range(batches)]
+        targets = [
+            torch.where(torch.rand(size) < 0.3, x.argmax(1), torch.randint(-1, classes, (size,))) for x in logits
+        ]
+        loss = LossInstrument(guard=partial)
+        loss.want_logits = True
+        for x, y in zip(logits, targets, strict=True):
+            loss.observe_logits(x, y)
+        found = {pending.metric: float(pending.values) for pending in loss.drain()}
+        rows, numbers = torch.cat(logits).double(), torch.cat(targets)
+        whole = dict(zip(LOGIT_METRICS, logit_statistics(rows).tolist(), strict=True))
+        whole |= dict(zip(TARGET_METRICS, target_means(target_sums(rows, numbers)).tolist(), strict=True))
+        for name in (*LOGIT_ERRORS, *TARGET_ERRORS):
+            assert found[name] > 0
+            metric = name.removesuffix("_error")
+            far.setdefault(metric, []).append(abs(found[metric] - whole[metric]) / found[name])
+    for metric, errors in far.items():
+        assert max(errors) < 4, metric
+        assert sum(errors) / 10 > 0.1, metric
+
+
+def test_predictions_that_are_all_looked_at_state_no_error():
+    """Of few samples nothing is estimated; of many classes no fewer than 32 samples are looked at."""
+    for samples, classes, estimated in ((1000, 1000, False), (32, 2**17, False), (64, 2**17, True)):
+        loss = LossInstrument(guard=partial)
+        loss.want_logits = True
+        loss.observe_logits(torch.randn(samples, classes), torch.randint(classes, (samples,)))
+        assert ("alignment.accuracy_error" in {pending.metric for pending in loss.drain()}) is estimated

@@ -8,7 +8,7 @@ from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.history import History
 from gradflow_export.rules.learning_rate import LearningRate
-from gradflow_export.rules.sampled import SURE, margin, margins, site_margins
+from gradflow_export.rules.sampled import SURE, margin, margins, off, site_margins
 from gradflow_export.rules.stability import Unstable
 
 
@@ -25,12 +25,16 @@ def record(step, **metrics):
 
 
 def test_every_error_is_a_metric_of_the_same_sites():
-    """What a metric names as its error is in the catalogue, of its kind, and a share or of its unit."""
+    """What a metric names as its error is in the catalogue, of its kind, and a share of it or of its unit.
+
+    An error that is no share of a share has the unit 1.
+    """
     named = [spec for spec in CATALOG.values() if spec.error]
     assert named
     for spec in named:
         error = CATALOG[spec.error]
-        assert (error.kind, error.unit in {"share", spec.unit}, error.low) == (spec.kind, True, 0.0)
+        own = "1" if spec.unit == "share" else spec.unit
+        assert (error.kind, error.unit in {"share", own}, error.low) == (spec.kind, True, 0.0)
 
 
 def test_exact_values_have_no_margin_and_estimated_ones_three_errors():
@@ -42,6 +46,13 @@ def test_exact_values_have_no_margin_and_estimated_ones_three_errors():
     assert margin(known, "loss") == 0.0
     for value, error in ((np.inf, 0.1), (2.0, np.nan), (2.0, np.inf)):
         assert margin(record(1, update__total_norm=value, update__norm_error=error), "update.total_norm") == 0.0
+
+
+def test_an_estimated_share_of_nothing_has_a_margin():
+    """Where no entry that was drawn is decided by eps, others may be: the error of that share is none of the share."""
+    known = record(1, parameter__epsilon_share={"w": 0.0}, parameter__epsilon_share_error={"w": 0.1})
+    assert margin(known, "parameter.epsilon_share", "w") == pytest.approx(SURE * 0.1)
+    assert off(known, known.get("parameter.epsilon_share")) == pytest.approx([SURE * 0.1])
 
 
 def test_margins_belong_to_the_step_and_the_site_they_were_stated_for():

@@ -55,6 +55,20 @@ def test_slopes_leave_out_equal_positions():
         assert all(math.isnan(v) for v in theil_sen_bounds(empty, empty))
 
 
+def test_slopes_leave_out_what_is_not_finite():
+    """NaN and Inf at some points change neither the slope of the others nor its bounds, and warn nobody."""
+    generator = np.random.default_rng(0)
+    x, y = np.arange(30.0), generator.normal(size=30)
+    holes = generator.choice(30, 9, replace=False)
+    broken = y.copy()
+    broken[holes] = np.tile([math.nan, math.inf, -math.inf], 3)
+    rest = np.delete(x, holes), np.delete(y, holes)
+    with np.errstate(all="raise"):
+        assert theil_sen(x, broken) == theil_sen(*rest)
+        assert theil_sen_bounds(x, broken) == theil_sen_bounds(*rest)
+        assert math.isnan(theil_sen(x, np.full(30, math.inf)))
+
+
 def test_bounds_hold_the_slope_between_them():
     """For any series the lower bound is at most, the upper at least the slope."""
     generator = np.random.default_rng(0)

@@ -148,3 +148,15 @@ def test_what_a_writer_keeps_is_no_leak(kept):
         own = (Reading.run("runtime.kept", grown),) if kept else ()
         judge.check(StepRecord(step, 0.0, (Reading.run("runtime.rss", 400.0 + grown), *own)))
     assert [issue.issue_type for issue in judge.issues] == ([] if kept else [IssueType.MEMORY_LEAK])
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_an_unknown_amount_kept_hides_no_leak(odd):
+    """Where what writers keep is NaN or Inf at some steps, the amounts known beside them count."""
+    judge = Judge([MemoryLeak()], strict=True)
+    for step in range(1, 401):
+        kept = odd if step % 7 == 0 else 1.0
+        judge.check(
+            StepRecord(step, 0.0, (Reading.run("runtime.rss", 400.0 + step), Reading.run("runtime.kept", kept)))
+        )
+    assert [issue.issue_type for issue in judge.issues] == [IssueType.MEMORY_LEAK]

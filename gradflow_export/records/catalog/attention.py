@@ -11,7 +11,8 @@ def specs() -> tuple[MetricSpec, ...]:
     # fmt: off
     return (
         s("attention.entropy", "attention entropy", "1", "head",
-          "mean over samples and queries of -sum_k p_k ln p_k / ln #admissible keys; queries with one key left out",
+          "mean over samples and queries of -sum_k p_k ln p_k / ln #admissible keys; queries with one key left out. "
+          "Like every metric of attention: of at most two samples and 512 queries, evenly spaced",
           "Zhai et al. 2023, arXiv:2303.06296", "1A sampled", low=0.0, high=1.0, marks=(0.15,), batches="first"),
         s("attention.entropy_nats", "attention entropy, in nats", "nats", "module",
           "mean over samples, heads and queries of -sum_k p_k ln p_k", "Shannon 1948", "1A sampled", low=0.0,

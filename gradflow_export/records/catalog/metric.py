@@ -54,7 +54,8 @@ class MetricSpec:
         batches: One of ``BATCHES``: ``"all"`` where it covers every micro-batch of a step or is none of their matter,
             ``"last"`` or ``"first"`` where it is of that one's forward pass alone.
         error: The metric that holds the standard error where the value was estimated, as a share of the value where its
-            unit is "share"; where it is missing, or none is named, the value is exact but for rounding.
+            unit is "share" (one that is no share of a share has the unit "1"); where it is missing, or none is named,
+            the value is exact but for rounding.
     """
 
     name: str

@@ -26,7 +26,7 @@ def specs() -> tuple[MetricSpec, ...]:
           "#{v > 0 and v^(1/2) < eps} / #{v > 0} with bias-corrected v, over the same entries; exact where "
           "`parameter.epsilon_share_error` is missing or 0", "Kingma and Ba 2015, arXiv:1412.6980", "c sampled",
           low=0.0, high=1.0, marks=(0.5,), across="mean", error="parameter.epsilon_share_error"),
-        s("parameter.epsilon_share_error", "standard error of the share that eps decides", "share", "parameter",
+        s("parameter.epsilon_share_error", "standard error of the share that eps decides", "1", "parameter",
           "(p (1 - p) / k)^(1/2) + 1 / k, p the share and k = #{v > 0} among the entries drawn; 1 without any",
           "Cochran 1977, Sampling Techniques, section 3.2", "c", low=0.0, high=1.0, across="max"),
         s("optimizer.adam_rms", "gradient against second moment, greatest", "1", "run",
