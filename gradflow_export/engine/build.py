@@ -142,7 +142,7 @@ def make_loop(
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
-    sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors}
+    sites = {"blocks": len(chosen), "updates": tensors, "statistics": tensors, "clipping": tensors, "moments": tensors}
     for tap in taps.armed:
         sites[tap.instrument] = max(tap.modules, sites.get(tap.instrument, 0))
     loop = TrainingLoop(taps, settings.schedule.for_sites(sites), guard, hand_over, lonely)

@@ -136,8 +136,9 @@ class CopyInstrument(Instrument):
         pairs: list[_Held] = []
         for members in groups.values():
             first, here, one = members[0]
+            entries = even_sample(one, ENTRIES)
             for name, there, other in members[1:]:
-                if len(pairs) < FOUND and torch.equal(even_sample(one, ENTRIES), even_sample(other, ENTRIES)):
+                if len(pairs) < FOUND and torch.equal(entries, even_sample(other, ENTRIES)):
                     pairs.append((f"{site_name(name)} = {site_name(first)}", here, there))
         return pairs
 

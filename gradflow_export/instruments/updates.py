@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.members import member_parameters
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.change_check import Checksums
@@ -192,7 +192,7 @@ class UpdateInstrument:
     def finish(self, tell: Callable[[Drained, Any], None], bundle: Any) -> None:
         """Tell the norms of the weights as they are now, of all parameters: the state in which training ended."""
         model = self._model()
-        named = [] if model is None else [(site_name(name), local(p)) for name, p in model.named_parameters()]
+        named = [] if model is None else [(name, local(p)) for name, p in member_parameters(model)]
         where = [place for place, (_, p) in enumerate(named) if p.is_floating_point() or p.is_complex()]
         if where:
             with torch.no_grad():
