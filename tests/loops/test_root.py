@@ -310,8 +310,11 @@ def test_passes_of_others_cost_the_same_whatever_their_length():
             for _ in range(30):
                 step()
                 stranger()
-            step()
-            added.append(calls_of(stranger) - alone)
+            counts = []
+            for _ in range(5):  # the least: a collection of garbage may call something too
+                step()
+                counts.append(calls_of(stranger))
+            added.append(min(counts) - alone)
     assert added[0] == added[1] < 250
 
 
