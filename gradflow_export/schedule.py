@@ -44,12 +44,16 @@ DENSE_STEPS = 10
 PREFLIGHT_STEPS = 50
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
-SETTLING_AT_MOST = 25
+SETTLING_AT_MOST = 50
 """Steps between two readings of a large model until training has settled."""
+LARGE_DENSE = (1, 2, 10)
+"""Of the first steps those in which what there is much of in a large model is read."""
 SHOWN_STEPS = 400
 SHOWN_INTERVAL = 25
 """Whether a model learns shows in its first hundreds of steps: until then inputs and targets are read oftener."""
 SITES_PER_INTERVAL = 100
+BOUNDED = frozenset(("moments",))
+"""What reads no more of a large model than of one of a hundred tensors, but that too is much for its first steps."""
 RANK_STEPS = (1, 2, 3, 4)
 RARE_STEPS = (1, 10, 50, 100)
 
@@ -91,8 +95,8 @@ class Schedule:
     def for_sites(self, sites: Mapping[str, int]) -> Schedule:
         """Return a schedule whose default intervals grow with what there is to read, so that its cost does not.
 
-        The interval until training has settled grows alike, to a few readings in that time; only the first steps are
-        read as they are in any model.
+        Until training has settled a few readings are made where intervals grow: at the steps of ``LARGE_DENSE``, and
+        then at every ``SETTLING_AT_MOST``-th step. A dense start that the user asked for is read whole.
 
         Args:
             sites: Number of sites by instrument. Intervals the user chose stay as they are.
@@ -100,7 +104,7 @@ class Schedule:
         factors = {
             name: max(-(-count // SITES_PER_INTERVAL), 1) for name, count in sites.items() if name not in self.chosen
         }
-        grown = {name: self.intervals[name] * factor for name, factor in factors.items()}
+        grown = {name: self.intervals[name] * factor for name, factor in factors.items() if name not in BOUNDED}
         return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known, factors)
 
     def recorded(self, step: int, spacing: int = 1) -> bool:
@@ -144,8 +148,10 @@ class Schedule:
             return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing)
         if name in {"statistics", "histograms"}:
             return step in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
+        large = self.grown.get(name, 1) > 1
+        begins = step <= self.dense and (not large or self.dense > DENSE_STEPS or step in LARGE_DENSE)
         # What the discrete instrument tells changes slowly, and it takes longer than the others.
-        between = min(SETTLING_INTERVAL * self.grown.get(name, 1), SETTLING_AT_MOST)
+        between = SETTLING_AT_MOST if large else SETTLING_INTERVAL
         settling = (
             name != "discrete" and step <= SETTLING_STEPS and step % min(math.ceil(between * stretch), interval) == 0
         )
@@ -154,7 +160,7 @@ class Schedule:
             and step <= SHOWN_STEPS
             and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) < spacing
         )
-        return asked or step <= self.dense or settling or showing or step % interval < spacing
+        return asked or begins or settling or showing or step % interval < spacing
 
 
 def _check_interval(name: str, value: object) -> None:

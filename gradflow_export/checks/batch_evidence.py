@@ -27,9 +27,9 @@ from gradflow_export.checks.leaked_columns import LastSteps
 from gradflow_export.checks.target_reader import by_hand, same_words
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
-from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
+from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
@@ -127,7 +127,7 @@ class InputInstrument(Instrument):
         if model is None:
             return
         self._passes += 1
-        modules = {site_name(name): module for name, module in model.named_modules()}
+        modules = dict(members(model))
         names = {id(p): name for name, module in modules.items() for _, p in torch_private.parameters(module)}
         cells = [m for m in modules.values() if isinstance(m, (nn.RNNBase, nn.RNNCellBase))]
         states = {id(p) for m in cells for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
@@ -150,9 +150,9 @@ class InputInstrument(Instrument):
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
         model = self._model()
-        named = [] if model is None else list(model.named_modules())
-        with_weights = [name for name, module in named if next(module.parameters(recurse=False), None) is not None]
-        if not layers.run or not with_weights or layers.run[0].name != site_name(with_weights[0]):
+        named = [] if model is None or not layers.run else members(model)
+        first = next((name for name, module in named if torch_private.parameters(module)), None)
+        if first is None or layers.run[0].name != first:
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
@@ -163,10 +163,11 @@ class InputInstrument(Instrument):
         before = self._entered.get(first.name)
         storage = local(first.entered).untyped_storage()
         self._entered[first.name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        if self._drawn is None:
+        if before is None or not before.expired():  # type: ignore[no-untyped-call]
+            return False
+        if self._drawn is None:  # only now: the search looks at every object there is
             self._drawn = frozenset(size for loader in instances(DataLoader) if (size := _drawn_by(loader)))
-        gone = before is not None and bool(before.expired())  # type: ignore[no-untyped-call]
-        return gone and count in self._drawn
+        return count in self._drawn
 
     def _await(self, answer: Answer, layers: Layers, pairs: tuple[Pair, ...]) -> None:
         """Have the gradient of an answer taken to what it was to be, where the loss itself is not known."""

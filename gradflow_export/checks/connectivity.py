@@ -17,9 +17,9 @@ from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.called_modules import Calls
 from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
+from gradflow_export.hooks.members import member_parameters, members
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
 from gradflow_export.hooks.parameter_slots import Slot
 from gradflow_export.hooks.readings import Clue, Drained
@@ -47,6 +47,11 @@ STEPS_BACK = 4
 """Nodes of a graph between such a tensor and the one it was made from, at most."""
 
 _OWN = frozenset(vars(nn.Module()))
+_HOLDERS = (nn.Module, Tensor, list, tuple, dict)
+_TRAINABLE, _OWNED, _GRADIENT = int(Wiring.TRAINABLE), int(Wiring.OWNED), int(Wiring.GRADIENT)
+_ZERO_RATE, _WAITING, _VECTOR = int(Wiring.ZERO_RATE), int(Wiring.WAITING), int(Wiring.VECTOR)
+_STEPPED = int(Wiring.STEPPED)
+"""Plain numbers: flags are joined by a function of Python's."""
 
 
 class WiringInstrument(Instrument):
@@ -129,7 +134,7 @@ class WiringInstrument(Instrument):
         owned = _ids(self._optimizers)
         if not isinstance(step.optimizer, Optimizer):
             owned |= {id(p): False for p in step.owned.parameters}
-        parameters = list(model.parameters())
+        parameters = [p for _, p in member_parameters(model)]
         if self._steps == 1:
             self._first = [*_first_entries([(names[id(p)][1], p) for p in parameters]), *_input_weights(model, names)]
         self._search_waiting(parameters, owned)
@@ -138,7 +143,7 @@ class WiringInstrument(Instrument):
             self._frozen = _frozen_sizes([(names[id(p)][1], p) for p in parameters])
         for parameter in parameters:
             name = names[id(parameter)][1]
-            code = _code(parameter, owned, waiting) | Wiring.STEPPED * (id(parameter) in mine)
+            code = _code(parameter, owned, waiting) | _STEPPED * (id(parameter) in mine)
             self._codes[name] = self._codes.get(name, 0) | code
         outside = dict(_kept_outside(model)) if self._hidden else {}
         for path, slot in self._hidden.items():
@@ -211,10 +216,11 @@ class WiringInstrument(Instrument):
 
 def _kept_outside(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the trainable tensors that modules keep in plain attributes, lists and dicts, with a path as name."""
-    for name, module in model.named_modules():
+    for site, module in members(model):
         for key, value in list(vars(module).items()):
-            if key not in _OWN:
-                yield from _inside(f"{site_name(name)}.{key}".lstrip("."), value, 2)
+            # Most attributes are numbers and names; nothing is called for these.
+            if key not in _OWN and isinstance(value, _HOLDERS):
+                yield from _inside(f"{site}.{key}".lstrip("."), value, 2)
 
 
 def _inside(path: str, value: object, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -261,12 +267,12 @@ def _ids(optimizers: Iterable[Optimizer]) -> dict[int, bool]:
 def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> int:
     here = id(tensor)
     return (
-        Wiring.TRAINABLE * tensor.requires_grad
-        | Wiring.OWNED * (here in owned)
-        | Wiring.GRADIENT * (tensor.grad is not None)
-        | Wiring.ZERO_RATE * owned.get(here, False)
-        | Wiring.WAITING * (here in waiting)
-        | Wiring.VECTOR * (tensor.dim() <= 1)
+        _TRAINABLE * tensor.requires_grad
+        | _OWNED * (here in owned)
+        | _GRADIENT * (tensor.grad is not None)
+        | _ZERO_RATE * owned.get(here, False)
+        | _WAITING * (here in waiting)
+        | _VECTOR * (tensor.dim() <= 1)
     )
 
 
@@ -337,4 +343,5 @@ def _pending(fact: str, values: Mapping[str, int]) -> Clue:
 
 
 def _states(fact: str, codes: Mapping[str, int]) -> Clue:
-    return Clue(fact, tuple(codes), np.array([Wiring(code) for code in codes.values()], dtype=np.object_))
+    states = {code: Wiring(code) for code in set(codes.values())}
+    return Clue(fact, tuple(codes), np.array([states[code] for code in codes.values()], dtype=np.object_))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,8 @@ ROWS = 1024
 """Rows of a layer that is looked at for doubles, at most."""
 ENTRIES = 256
 """Evenly spaced entries of a weight that are compared with those of its siblings."""
+JOINED = 2**14
+"""Entries of a weight that is joined with others of its shape, so that one call reads them all."""
 KEYS = 4
 """Numbers of each row that are compared instead of its entries."""
 NEIGHBOURS = 8
@@ -120,14 +123,14 @@ class InitialInstrument(Instrument):
             weights = [weight for _, weight in named]
             if self._steps == 1:
                 own = [name in self._own for name in sites]
-                self._level = {name: _level(weight) for name, weight in named}
+                self._level = dict(zip(sites, _of_each(_levels, weights), strict=True))
                 self._out.append(_pending("parameter.initial_gain", sites, _gains(weights, own)))
-                self._out.append(_pending("parameter.initial_mean", sites, [_one_sided(weight) for weight in weights]))
+                self._out.append(_pending("parameter.initial_mean", sites, _of_each(_one_sided, weights)))
             else:
                 self._look_for_doubles([(name, weight) for name, weight in named if name not in self._own])
                 parting = [self._parting(*each) for each in named]
                 self._out.append(_pending("parameter.row_parting", sites, parting))
-            self._out.append(_pending("parameter.row_spread", sites, [self._spread(*each) for each in named]))
+            self._out.append(_pending("parameter.row_spread", sites, self._spreads(named)))
 
     def after(self, step: OptimizerStep) -> None:
         """Read nothing: what begins is read before the step."""
@@ -159,13 +162,16 @@ class InitialInstrument(Instrument):
                 _pending("parameter.sibling_gap", tuple(name for name, _ in gaps), [value for _, value in gaps])
             )
 
-    def _spread(self, name: str, weight: Tensor) -> Tensor:
+    def _spreads(self, named: list[tuple[str, Tensor]]) -> list[Tensor]:
         """Return the spread of rows; of a layer of somebody's own, which may count by columns, where it began even."""
-        if name not in self._own:
-            return _spread(weight)
-        both = torch.minimum(_spread(weight), _spread(weight.reshape(weight.shape[0], -1).t()))
-        level = self._level.get(name)
-        return torch.full_like(both, torch.nan) if level is None else torch.where(level.isnan(), torch.nan, both)
+        spreads = _of_each(_row_spreads, [weight for _, weight in named])
+        for place, (name, weight) in enumerate(named):
+            if name in self._own:
+                columns = _row_spreads(weight.reshape(weight.shape[0], -1).t()[None])[0]
+                both, level = torch.minimum(spreads[place], columns), self._level.get(name)
+                even = torch.full_like(both, torch.nan) if level is None else level
+                spreads[place] = torch.where(even.isnan(), torch.nan, both)
+        return spreads
 
     def _parting(self, name: str, weight: Tensor) -> Tensor:
         """Return how far rows that began at one number have parted; of a layer of somebody's own, rows or columns."""
@@ -207,19 +213,45 @@ def _gains(weights: list[Tensor], own: list[bool]) -> list[Tensor]:
     return [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
 
 
-def _level(weight: Tensor) -> Tensor:
-    """Return the number that all entries are, NaN where they differ or are 0. Shape: scalar, float64."""
-    low, high = torch.aminmax(weight)
+def _of_each(read: Callable[[Tensor], Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """Return what is read of each weight; small ones of one kind are joined, and read by one call.
+
+    Args:
+        read: Takes weights of one shape, ``[weights, outputs, inputs]``, and returns a number of each.
+        weights: Shape of each: ``[outputs, inputs, ...]``.
+    """
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for place, weight in enumerate(weights):
+        apart = place if weight.numel() > JOINED else -1
+        kinds.setdefault((weight.shape, weight.dtype, weight.device, apart), []).append(place)
+    found: dict[int, Tensor] = {}
+    for places in kinds.values():
+        one = weights[places[0]]
+        joined = torch.stack([weights[place] for place in places]) if len(places) > 1 else one.detach()[None]
+        found.update(zip(places, read(joined.reshape(len(places), one.shape[0], -1)).unbind(), strict=True))
+    return [found[place] for place in range(len(weights))]
+
+
+def _levels(weights: Tensor) -> Tensor:
+    """Return the number that all entries are, NaN where they differ or are 0. Shape: ``[weights]``, float64."""
+    low, high = torch.aminmax(weights.flatten(1), dim=1)
     return torch.where((low == high) & (low != 0), low, torch.nan).double()
 
 
-def _spread(weight: Tensor) -> Tensor:
-    """Return the greatest difference from the first row, as a share of the greatest entry. Shape: scalar, float64."""
-    flat = weight.reshape(weight.shape[0], -1)
-    low, high = torch.aminmax(flat, dim=0)  # by columns, as a difference of all entries would be as large as they are
-    apart, sizes = torch.stack((high - flat[0], flat[0] - low)), torch.stack((high, low)).abs()
-    spread = (apart.amax() / sizes.amax()).double()
-    return torch.where(spread <= _rounding(weight.dtype), 0.0, spread)
+def _row_spreads(weights: Tensor) -> Tensor:
+    """Return the greatest difference from the first row, as a share of the greatest entry.
+
+    Args:
+        weights: Shape: ``[weights, rows, columns]``.
+
+    Returns:
+        Shape: ``[weights]``, float64.
+    """
+    first = weights[:, 0]
+    low, high = torch.aminmax(weights, dim=1)  # by columns: a difference of all entries would be as large as they are
+    apart, sizes = torch.stack((high - first, first - low)), torch.stack((high, low)).abs()
+    spreads = (apart.amax(dim=(0, 2)) / sizes.amax(dim=(0, 2))).double()
+    return torch.where(spreads <= _rounding(weights.dtype), 0.0, spreads)
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -245,11 +277,12 @@ def _parting(rows: Tensor, level: Tensor) -> Tensor:
     return share
 
 
-def _one_sided(weight: Tensor) -> Tensor:
-    """Return the size of the mean against the root mean square. Shape: scalar, float64."""
-    sample = even_sample(weight, 16 * ENTRIES).double()
-    rms: Tensor = torch.linalg.vector_norm(sample) / math.sqrt(sample.numel())
-    return sample.mean().abs() / rms
+def _one_sided(weights: Tensor) -> Tensor:
+    """Return the size of the mean against the root mean square. Shape: ``[weights]``, float64."""
+    flat = weights.flatten(1)
+    sample = flat[:, :: -(-flat.shape[1] // (16 * ENTRIES))].double()
+    rms: Tensor = torch.linalg.vector_norm(sample, dim=1) / math.sqrt(sample.shape[1])
+    return sample.mean(dim=1).abs() / rms
 
 
 def _mixed(weight: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from gradflow_export.checks.layers.discarded import Activations
 from gradflow_export.checks.leakage import graph_behind, samples_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Instrument, Setting
 
@@ -104,11 +104,11 @@ class StructureInstrument(Instrument):
             self._roots += ROOTS  # what this one uses is not known
             return
         names, owners, backwards = dict[int, str](), dict[int, str](), set[int]()
-        for name, module in model.named_modules():
-            plain = isinstance(module, nn.Linear | nn.Conv1d) and "." in name
+        for site, module in members(model):
+            plain = isinstance(module, nn.Linear | nn.Conv1d) and "." in site
+            owner = site.rpartition(".")[0] if plain else site
             for key, parameter in torch_private.parameters(module):
-                names[id(parameter)] = site_name(name)
-                owners[id(parameter)] = site_name(name.rpartition(".")[0] if plain else name)
+                names[id(parameter)], owners[id(parameter)] = site, owner
                 if isinstance(module, nn.RNNBase) and "weight_ih" in key and key.endswith("_reverse"):
                     backwards.add(id(parameter))
         with torch.no_grad():

@@ -129,7 +129,7 @@ def make_loop(
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
-    sites = {"blocks": len(chosen), "statistics": tensors, "clipping": tensors}
+    sites = dict.fromkeys(("updates", "statistics", "clipping", "moments"), tensors) | {"blocks": len(chosen)}
     for each in (each for each in instruments.armed if each.instrument in settings.schedule.intervals):
         sites[each.instrument] = max(each.modules, sites.get(each.instrument, 0))
     loop = TrainingLoop(instruments, settings.schedule.for_sites(sites), guard, hand_over, lonely)

@@ -23,6 +23,10 @@ MOST_NODES = 5_000
 """Nodes of a graph that are looked at for a parameter of the model; what reaches none among them is another's loss."""
 ALWAYS_CHECKED = 10
 CHECKED_EVERY = 50
+NEAREST = 64
+"""Nodes next to a loss that are looked at for a parameter by which passes of one model are told from another's."""
+KINDS = 64
+"""Kinds of passes of other models that are remembered."""
 _MARK = "gradflow_listeners"
 """A reentrant checkpoint, whose parameters show in the graph of its second run only."""
 
@@ -109,8 +113,9 @@ class Roots:
     """Tells which backward passes are one model's, and on which losses they are called.
 
     Only a tensor whose graph reaches a parameter of the model counts. Its graph is followed at first, and then now and
-    then; as soon as one belonged to another model, each is. Scalars that lead to no parameter, with or without a graph,
-    are counted until one leads there.
+    then; as soon as one belonged to another model, each is, but for those like others that were never the model's: with
+    the same parameter next to the loss, and as many nodes made since the pass before. Scalars that lead to no
+    parameter, with or without a graph, are counted until one leads there.
 
     Args:
         model: Returns the model, ``None`` when it is gone.
@@ -131,6 +136,7 @@ class Roots:
         self.see, self.over = guard(self._called), over
         self._checks = self._until = 0
         self._alone = True
+        self._strangers = _Strangers()
         self._blind = self._told = 0
         self._listening = contextlib.ExitStack()
 
@@ -183,9 +189,54 @@ class Roots:
         model = self._model()
         if model is None:
             return False
+        kind = None if self._alone else self._strangers.kind_of(root.grad_fn)
+        if kind is not None and self._strangers.knows(kind):
+            return False
         mine = reaches(root, map(id, model.parameters()))
         self._alone &= mine
+        if kind is not None:
+            self._strangers.learn(kind, mine=mine)
         return mine
+
+
+_Kind = tuple[int, int]
+"""The ``id`` of the parameter next to a loss, and the nodes that were made since the pass before."""
+
+
+class _Strangers:
+    """Remembers what passes of other models look like, so that their graphs need not be followed each time.
+
+    Models that one loop trains in turn make graphs of the same length over and over. A pass that goes through the
+    watched model too, such as that of a generator through its discriminator, comes after more or other nodes.
+    """
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._seen: dict[_Kind, int] = {}
+
+    def kind_of(self, node: Any) -> _Kind | None:
+        """Return what is known of a pass before its graph is followed; ``None`` where no parameter is near the loss."""
+        number = torch_private.sequence_number(node)
+        made, self._made = self._made, number
+        nearest = next(
+            (v for each in walk([node], most=NEAREST) if (v := getattr(each, "variable", None)) is not None), None
+        )
+        return None if nearest is None else (id(nearest), number - made)
+
+    def knows(self, kind: _Kind) -> bool:
+        """Whether passes of this kind were never the model's; now and then they are looked at again."""
+        times = self._seen.get(kind, 0)
+        if times < ALWAYS_CHECKED or times % CHECKED_EVERY == 0:
+            return False
+        self._seen[kind] = times + 1
+        return True
+
+    def learn(self, kind: _Kind, *, mine: bool) -> None:
+        """Take what was found of one; a kind that was the model's once is followed each time."""
+        times = self._seen.get(kind, 0)
+        if len(self._seen) >= KINDS and kind not in self._seen:
+            self._seen.clear()
+        self._seen[kind] = -1 if mine or times < 0 else times + 1
 
 
 def reaches(root: Tensor, parameters: Iterable[int]) -> bool:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
-from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.members import members
 from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
@@ -24,6 +23,21 @@ _CHOSEN = frozenset(("Index", "IndexSelect", "MaskedSelect"))
 """What makes a tensor of some of the samples of another."""
 BESIDE = 64
 """Calls of the members of one list that are remembered of a pass."""
+_CALLED, _UNCALLED, _LOOKED = int(Wiring.CALLED), int(Wiring.UNCALLED), int(Wiring.LOOKED)
+_BESIDE, _ROUTED = int(Wiring.BESIDE), int(Wiring.ROUTED)
+"""Plain numbers: flags are joined by a function of Python's."""
+_Modules = dict[int, "weakref.ref[nn.Module]"]
+"""By ``id``: a module's own == may return a tensor."""
+
+
+def _has(modules: _Modules, module: nn.Module) -> bool:
+    reference = modules.get(id(module))
+    return reference is not None and reference() is module
+
+
+def _put(modules: _Modules, module: nn.Module) -> None:
+    if not _has(modules, module):
+        modules[id(module)] = weakref.ref(module)
 
 
 class Calls:
@@ -39,11 +53,12 @@ class Calls:
         self._enter, self._leave = guard(self._entered), guard(self._left)
         self._armed: contextlib.ExitStack | None = None
         self._depth = self._thread = 0
-        self._seen = WeakIdKeyDictionary()  # by identity: a module's own == may return a tensor
-        self._looked_at = WeakIdKeyDictionary()  # called while gradients are off
+        self._seen: _Modules = {}
+        self._looked_at: _Modules = {}  # called while gradients are off
         self._given: dict[str, list[tuple[str, Callable[[], Tensor | None], int]]] = {}
-        self._beside: dict[str, Wiring] = {}
-        self._names: dict[int, str] = {}
+        self._beside: dict[str, int] = {}
+        self._names: dict[int, tuple[str, str]] = {}  # with its pattern
+        self._kinds: dict[str, str] = {}
         self._codes: dict[str, int] = {}
         self._stack: list[int] = []
         self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -68,22 +83,26 @@ class Calls:
         if model is None:
             return {}
         if not self._looked:
-            return {site_name(name): Wiring.LOOKED for name, m in model.named_modules() if m in self._looked_at}
+            return {site: _LOOKED for site, module in members(model) if _has(self._looked_at, module)}
         if self._armed is None and self._codes:  # nothing more is looked at
             return self._codes
-        for name, module in model.named_modules():
-            site = site_name(name)
-            code = Wiring.CALLED if module in self._seen else Wiring.UNCALLED
-            code |= Wiring.LOOKED * (module in self._looked_at) | self._beside.get(pattern(site), 0)
-            self._codes[site] = int(code)
+        beside, looked_at = self._beside, self._looked_at
+        for site, module in members(model):
+            code = _CALLED if _has(self._seen, module) else _UNCALLED
+            if beside or looked_at:
+                code |= _LOOKED * _has(looked_at, module) | beside.get(self._kind(site), 0)
+            self._codes[site] = code
         return self._codes
 
     def strangers(self) -> Iterator[tuple[str, Slot, Tensor]]:
         """Yield the parameters of modules that were called and are no part of the model: a name, the place, itself."""
         model = self._model()
-        members = set() if model is None else {id(m) for m in model.modules()}
-        for module in list(self._seen.keys()):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            if id(module) not in members:
+        own = set() if model is None else {id(m) for _, m in members(model)}
+        for key, reference in list(self._seen.items()):
+            module = reference()
+            if module is None:
+                del self._seen[key]
+            elif key not in own:
                 names = {id(p): f"{type(module).__name__} (called).{name}" for name, p in module.named_parameters()}
                 yield from ((names[id(p)], slot, p) for slot, p in slots(module))
 
@@ -106,44 +125,58 @@ class Calls:
         if torch.compiler.is_compiling():
             return
         if not torch.is_grad_enabled():
-            self._looked_at[module] = True
+            _put(self._looked_at, module)
             return
         model = self._model()
         if module is model:
             self._depth, self._looked, self._thread = 1, True, threading.get_ident()
             self._stack.clear()
             self._given.clear()
-            self._names = {id(member): site_name(name) for name, member in model.named_modules()}
+            self._names = {id(member): (site, self._kind(site)) for site, member in members(model)}
         if not self._depth or threading.get_ident() != self._thread:
             return  # nothing is called by this model, or by another thread, whose gradients must not be looked at
-        self._seen[module] = True
-        ordered, first = getattr(module, "batch_first", None), given[0] if given else None
-        if isinstance(ordered, bool) and isinstance(first, Tensor) and first.dim() == 3 and id(module) in self._names:
-            sizes = (first.shape[0], first.shape[1])
-            self._taken[self._names[id(module)]] = sizes[::-1] if ordered else sizes
-        if isinstance(module, nn.RNNCellBase) and id(module) in self._names:
-            self._cells[self._names[id(module)]] += 1
-        if isinstance(first, Tensor) and id(module) in self._names:
-            self._compare(self._names[id(module)], first)
+        _put(self._seen, module)
+        here, first = self._names.get(id(module)), given[0] if given else None
         self._stack.append(id(module))
-        if id(module) not in self._names and any(p.requires_grad for p in module.parameters()):
-            holder = next((self._names[key] for key in reversed(self._stack) if key in self._names), "")
+        if here is not None:
+            if isinstance(first, Tensor):
+                self._take(here[0], module, first)
+                self._compare(*here, first)
+            if isinstance(module, nn.RNNCellBase):
+                self._cells[here[0]] += 1
+        elif any(p.requires_grad for p in module.parameters()):
+            holder = next((self._names[key][0] for key in reversed(self._stack) if key in self._names), "")
             path = f"{holder}.{type(module).__name__}".lstrip(".")
             self._strange.append((path, weakref.ref(module)))
 
-    def _compare(self, name: str, given: Tensor) -> None:
+    def _kind(self, site: str) -> str:
+        """Return what the members of one list have in common, looked up once for each of them."""
+        kind = self._kinds.get(site)
+        if kind is None:
+            kind = self._kinds[site] = pattern(site)
+        return kind
+
+    def _take(self, name: str, module: nn.Module, given: Tensor) -> None:
+        """Notice how many steps and sequences a layer with ``batch_first`` is given."""
+        ordered = getattr(module, "batch_first", None) if given.dim() == 3 else None
+        if isinstance(ordered, bool):
+            sizes = (given.shape[0], given.shape[1])
+            self._taken[name] = sizes[::-1] if ordered else sizes
+
+    def _compare(self, name: str, kin: str, given: Tensor) -> None:
         """Notice where members of one list are given the same tensor, different numbers of samples, or chosen ones."""
-        kin = pattern(name)
+        known = self._beside.get(kin, 0)
+        if kin == name or known & _ROUTED:
+            return
         before = self._given.setdefault(kin, [])
-        known = self._beside.get(kin, Wiring(0))
-        if kin == name or Wiring.ROUTED in known or len(before) >= BESIDE:
+        if len(before) >= BESIDE:
             return
         rows = given.shape[0] if given.dim() else 1
         others = [(count != rows, tensor) for other, tensor, count in before if other != name]
         if type(given.grad_fn).__name__.split("Back")[0] in _CHOSEN or any(apart for apart, _ in others):
-            self._beside[kin] = Wiring.BESIDE | Wiring.ROUTED
+            self._beside[kin] = _BESIDE | _ROUTED
         elif not known and any(tensor() is given for _, tensor in others):
-            self._beside[kin] = Wiring.BESIDE
+            self._beside[kin] = _BESIDE
         before.append((name, briefly(given), rows))
 
     def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:

@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.members import member_parameters
 from gradflow_export.hooks.optimizer_hooks import PassedSteps, listen
 from gradflow_export.hooks.shard_layout import Layout, batches_of, layout_of
 
@@ -93,7 +94,7 @@ Listener = Callable[[OptimizerStep], None]
 
 def names_of(model: nn.Module) -> dict[int, tuple[int, str]]:
     """Return ``{id(parameter): (place, name)}`` in registration order; shared parameters have one name."""
-    return {id(p): (place, site_name(name)) for place, (name, p) in enumerate(model.named_parameters())}
+    return {id(p): (place, name) for place, (name, p) in enumerate(member_parameters(model))}
 
 
 def owned_by_hand(model: nn.Module, *, frozen: bool = False) -> Owned:

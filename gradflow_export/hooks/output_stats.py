@@ -38,7 +38,8 @@ class SentOutputs:
         self._rank_limits = rank_limits(max(len(names), 1))
         self._names = names
         self._sizes, self._spreads, self._errors, self._greatest = (SiteValues(len(names)) for _ in range(4))
-        self._rows: dict[int, Tensor] = {}
+        self._rows: dict[int, Tensor] = {}  # whose spread is still to be computed
+        self._ranked: dict[int, Tensor] = {}
         self._whole: dict[int, tuple[int, int]] = {}
         self._shapes: list[torch.Size | None] = [None] * len(names)
         interface, sizes, spreads, errors = usable_interface(), self._sizes, self._spreads, self._errors
@@ -56,7 +57,7 @@ class SentOutputs:
     def take(self, index: int, tensor: Tensor) -> None:
         """Take an output."""
         reader = self._reader
-        if reader is None or self.sample_rows or type(tensor) not in PLAIN:
+        if reader is None or type(tensor) not in PLAIN:
             self._by_torch(index, tensor)
             return
         shape = tensor.shape
@@ -65,9 +66,15 @@ class SentOutputs:
             reader.grids[index] = grid_of(shape, SPREAD_ROWS, SPREAD_FEATURES) if math.prod(shape) else 0
         if not reader.read(index, tensor):
             self._by_torch(index, tensor)
-        elif self._rows or self._sizes.tensors:
+            return
+        if self._rows or self._sizes.tensors:
             self._rows.pop(index, None)
             self._sizes.tensors.pop(index, None)
+        if self.sample_rows:
+            held = tensor.detach()
+            low, high = map(float, torch.aminmax(held))
+            self._greatest.put(index, max(-low, high))  # NaN is the least and the greatest of entries with any
+            self._ranked[index] = rows_of(held, *self._rank_limits).clone()
 
     def drain(self, sites: tuple[str, ...], order: Places) -> Drained:
         """Give out what was read since the last call.
@@ -89,7 +96,7 @@ class SentOutputs:
             *filter(_is_any, self._errors.pending("block.output_spread_error", sites, order)),
         ]
         if self.sample_rows:
-            out.extend(Sample("block.effective_rank", self._names[index], rows) for index, rows in self._rows.items())
+            out.extend(Sample("block.effective_rank", self._names[index], rows) for index, rows in self._ranked.items())
         self.forget()
         return out
 
@@ -97,7 +104,7 @@ class SentOutputs:
         """Forget what was read."""
         for values in (self._sizes, self._spreads, self._errors, self._greatest):
             values.clear()
-        self._rows = {}
+        self._rows, self._ranked = {}, {}
 
     def _by_torch(self, index: int, tensor: Tensor) -> None:
         with torch.no_grad():
@@ -108,10 +115,13 @@ class SentOutputs:
                 self._greatest.put(index, linf(dense_entries(tensor)))
             if tensor.layout is not torch.strided:  # has no rows to take
                 self._rows.pop(index, None)
+                self._ranked.pop(index, None)
                 return
             limits = self._rank_limits if self.sample_rows else (SPREAD_ROWS, SPREAD_FEATURES)
             # A copy: the next in-place operation of the model would change a view.
             self._rows[index], self._whole[index] = rows_of(tensor, *limits).clone(), size_of_rows(tensor)
+            if self.sample_rows:
+                self._ranked[index] = self._rows[index]
 
 
 def _is_any(errors: Pending) -> bool:

@@ -175,11 +175,21 @@ def compiles_calls(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
+def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return a module's children by name, those that are there twice as often."""
+    held = getattr(module, "_modules", None)
+    every = module.named_children() if held is None else held.items()
+    return [(name, child) for name, child in every if child is not None]
+
+
+def is_childless(module: nn.Module) -> bool:
+    """Whether a module is known to have no children; False where that is not known."""
+    return getattr(module, "_modules", None) == {}
+
+
 def children(module: nn.Module) -> list[nn.Module]:
     """Return a module's children, those that are there twice as often."""
-    held = getattr(module, "_modules", None)
-    found = module.children() if held is None else held.values()
-    return [child for child in found if child is not None]
+    return [child for _, child in named_children(module)]
 
 
 def buffers(module: nn.Module) -> list[tuple[str, Tensor | None]]:

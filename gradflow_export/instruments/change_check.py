@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.members import member_parameters
 from gradflow_export.hooks.readings import Drained, Pending, join_scalars
 from gradflow_export.metrics.arrays.checksum import checksum
 
@@ -66,7 +66,7 @@ class Checksums:
 
     def _named(self) -> list[tuple[str, Tensor]]:
         model = self._model()
-        return [] if model is None else [(site_name(name), p) for name, p in model.named_parameters()]
+        return [] if model is None else member_parameters(model)
 
     def _keep(self, site: str, parameter: Tensor) -> Tensor | None:
         with torch.no_grad():

@@ -133,8 +133,9 @@ def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any])
     if moment.layout is not torch.strided or gradient.layout is not torch.strided or local(moment).numel() == 0:
         return None
     count = torch.as_tensor(local(steps) if isinstance(steps, Tensor) else steps, dtype=torch.float64)
-    second, used = (_drawn(dense_entries(entries)) for entries in (moment, gradient))
-    decay, whole = float(group["betas"][1]), dense_entries(moment).numel()
+    second, used = dense_entries(moment), dense_entries(gradient)
+    decay, whole = float(group["betas"][1]), second.numel()
+    second, used = _drawn(second), _drawn(used)
     return _Adam(used, second, 1 - decay**count, float(group.get("eps", 1e-8)), decay, whole)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.members import member_parameters
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.base import Cost, Instrument, Setting
@@ -215,7 +215,7 @@ class UpdateInstrument(Instrument):
     def last(self) -> Drained:
         """Give out the norms of the weights as they are now, of all parameters: the state in which training ended."""
         model = self._model()
-        named = [] if model is None else [(site_name(name), local(p)) for name, p in model.named_parameters()]
+        named = [] if model is None else [(name, local(p)) for name, p in member_parameters(model)]
         where = [place for place, (_, p) in enumerate(named) if p.is_floating_point() or p.is_complex()]
         if not where:
             return []

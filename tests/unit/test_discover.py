@@ -6,6 +6,7 @@ from torch import nn
 
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, MemoryWriter
 from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
+from gradflow_export.hooks.members import member_parameters, members
 
 
 class Basic(nn.Module):
@@ -177,3 +178,18 @@ def test_blocks_that_cannot_be_used_are_named(blocks, kind, text):
         named_blocks(model, blocks)
     with pytest.raises(kind, match=text):
         Exporter(model, backends="memory").watch(blocks=blocks)
+
+
+def test_members_are_those_of_torch_without_the_names_of_wrappers():
+    """Each module and parameter comes once, in torch's order, also where parts are shared, wrapped or missing."""
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"a": nn.Sequential(shared, nn.ReLU()), "b": nn.ModuleList([shared, nn.Linear(2, 2)])})
+    model.empty = None
+    model["c"] = nn.Sequential()
+    model["c"].add_module("_checkpoint_wrapped_module", nn.Linear(2, 1))
+    model["b"][1].weight = shared.weight
+    modules, parameters = members(model), member_parameters(model)
+    assert [m for _, m in modules] == [m for _, m in model.named_modules()]
+    assert [name for name, _ in modules] == [site_name(name) for name, _ in model.named_modules()]
+    assert [name for name, _ in parameters] == [site_name(name) for name, _ in model.named_parameters()]
+    assert all(a is b for (_, a), b in zip(parameters, model.parameters(), strict=True))

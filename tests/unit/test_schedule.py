@@ -6,6 +6,7 @@ from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.schedule import (
     DENSE_STEPS,
     INTERVALS,
+    LARGE_DENSE,
     RANK_STEPS,
     RARE_STEPS,
     SETTLING_AT_MOST,
@@ -149,12 +150,26 @@ def test_intervals_grow_with_what_there_is_to_read():
 
 
 def test_settling_grows_with_what_there_is_to_read():
-    """After the first steps, until training has settled, large models are read as much more rarely as later on."""
+    """Until training has settled, what there is much of in a large model is read a few times, and always at first."""
     small, large = Schedule().for_sites({"blocks": 100}), Schedule().for_sites({"blocks": 350, "updates": 10_000})
     for step in range(1, SETTLING_STEPS + 1):
+        seldom = step in LARGE_DENSE or step % SETTLING_AT_MOST == 0
         assert ("blocks" in small.due(step)) == (step <= DENSE_STEPS or step % SETTLING_INTERVAL == 0)
-        assert ("blocks" in large.due(step)) == (step <= DENSE_STEPS or step % (4 * SETTLING_INTERVAL) == 0)
-        assert ("updates" in large.due(step)) == (step <= DENSE_STEPS or step % SETTLING_AT_MOST == 0)
+        assert ("blocks" in large.due(step)) == ("updates" in large.due(step)) == seldom
+        assert "logits" in large.due(step) or step > DENSE_STEPS
+        assert "blocks" in large.due(step, asked=True)
+
+
+def test_a_dense_start_that_was_asked_for_is_read_whole():
+    """A longer dense start than the default is read at each of its steps, however much there is to read."""
+    large = Schedule(dense=20).for_sites({"blocks": 350})
+    assert all("blocks" in large.due(step) for step in range(1, 21))
+
+
+def test_what_is_bounded_grows_at_the_start_alone():
+    """Moments of no more than some parameters are read: a large model has them as often as any, once it has settled."""
+    large = Schedule().for_sites({"moments": 350})
+    assert [step for step in range(1, 401) if "moments" in large.due(step)] == [1, 2, 10, 50, 100, 200, 300, 400]
 
 
 def test_what_the_user_chose_does_not_grow():

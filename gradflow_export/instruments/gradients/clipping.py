@@ -20,7 +20,7 @@ from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Drained, Pending
-from gradflow_export.metrics.arrays.norms import dense_entries, l2_norms
+from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -227,7 +227,7 @@ class ClippingInstrument:
             return
         owners = [id(p) for _, p in held]
         with torch.no_grad():
-            norms = l2_norms([dense_entries(p.grad) for _, p in held if p.grad is not None])
+            norms = l2_norms([p.grad for _, p in held if p.grad is not None])
         if self._first is None or owners != self._owners:
             self._first, self._owners = norms, owners
         self._last = norms
