@@ -152,7 +152,7 @@ def seed(number: int) -> None:
         number: 0 leaves the program's own seeds as they are.
     """
     # A report of what was interrupted while torch was imported must not import it.
-    torch = importlib.import_module("torch")
+    torch: Any = importlib.import_module("torch")
     # Forked from a process with a pool of threads, more than one would wait for the others for ever.
     torch.set_num_threads(1)
     torch.set_num_threads = _ignored
