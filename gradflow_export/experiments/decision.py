@@ -176,15 +176,18 @@ class Trial:
         return self.screened(baseline) or (gone and self.harmless(baseline))
 
     def harmless(self, baseline: Baseline) -> bool:
-        """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise."""
-        shares = [
-            effect / max(baseline.effect[min(seed, len(baseline.effect) - 1)], LEAST)
-            for seed, effect in self.effects.items()
-        ]
-        return all(map(math.isfinite, self.effects.values())) and statistics.median(shares) <= WORSE
+        """Whether every loss is a number, and the script learns with it, or no worse than without it beyond noise.
+
+        What removes a mistake may make the steps smaller, as clearing old gradients does: then the loss is behind for
+        a while, and falls.
+        """
+        last = len(baseline.effect) - 1
+        shares = [effect / max(baseline.effect[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
+        learns = all(effect < LEARNED * baseline.first[min(seed, last)] for seed, effect in self.effects.items())
+        return all(map(math.isfinite, self.effects.values())) and (learns or statistics.median(shares) <= WORSE)
 
     def relieves(self, baseline: Baseline | None) -> bool:
-        """Whether in all three seeds the finding is gone and the loss no greater.
+        """Whether in all three seeds the finding is gone and the loss is :meth:`harmless`.
 
         Args:
             baseline: ``None`` where losses cannot be compared.

@@ -290,6 +290,14 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.WRONG_LOSS, _T.DATA_SCALE),
     ),
     Treatment(
+        "labels as shares of one",
+        MENDING,
+        loss.LabelsAsShares,
+        "several labels of a sample that a cross-entropy takes for one",
+        "loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)  # each label by itself",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
         "no activation at the end",
         MENDING,
         loss.OpenEnd,

@@ -231,9 +231,9 @@ def unsafe(model: nn.Module) -> str:
     """Return why nothing can be tried in a copy of this process; empty where it can."""
     if not hasattr(os, "fork") or sys.platform == "darwin":
         return "this system cannot fork a process that computes"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "CUDA is initialized"
-    if torch.distributed.is_available() and torch.distributed.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "it is one process of several"
     if any(weight.device.type != "cpu" for weight in model.parameters()):
         return "its model is not on the CPU"
