@@ -265,7 +265,8 @@ class Battery:
             if "found" in result.facts:
                 gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
             why = failed.strip().rpartition("\n")[2]
-            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}))
+            mistake = all(find(name).mistake for name in names)
+            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}), mistake)
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if request.seed == 0:
                 verdict.curves[" + ".join(names)] = result.losses

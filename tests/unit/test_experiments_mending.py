@@ -223,9 +223,11 @@ def test_a_mistake_is_relieved_where_the_script_learns_without_it_though_later()
     """Old gradients make steps larger: without them the loss is behind, and falls; one that does not fall is harmed."""
     baseline = Baseline((2.3, 2.3, 2.4), (0.31, 0.27, 0.26))
     gone = {0: True, 1: True, 2: True}
-    assert Trial(("clear old gradients",), {0: 1.0, 1: 0.99, 2: 0.98}, gone=gone).relieves(baseline)
-    assert not Trial(("clear old gradients",), {0: 2.2, 1: 0.99, 2: 0.98}, gone=gone).relieves(baseline)
-    assert not Trial(("clear old gradients",), {0: 1.0, 1: math.inf, 2: 0.98}, gone=gone).relieves(baseline)
+    assert Trial(("clear old gradients",), {0: 1.0, 1: 0.99, 2: 0.98}, gone=gone, mistake=True).relieves(baseline)
+    assert not Trial(("clear old gradients",), {0: 2.2, 1: 0.99, 2: 0.98}, gone=gone, mistake=True).relieves(baseline)
+    assert not Trial(("clear old gradients",), {0: 1.0, 1: math.inf, 2: 0.98}, gone=gone, mistake=True).relieves(
+        baseline
+    )
 
 
 @pytest.mark.parametrize("kind", [Facts, ClearedGradients])
