@@ -220,16 +220,17 @@ def test_a_yardstick_of_the_user_takes_the_place_of_the_loss():
         parse("1 +")
 
 
-ENDLESS = """range(10**9):
+MARK = f"7654.{os.getpid()}"
+ENDLESS = f"""range(10**9):
     __import__('time').sleep(0.03)
     if step < 20:
-        __import__('subprocess').Popen(['sleep', '7654.321'], start_new_session=True)"""
+        __import__('subprocess').Popen(['sleep', '{MARK}'], start_new_session=True)"""
 """Steps without an end, that start processes of their own session."""
 
 
 def left_behind(known):
     """Those processes that still run, and all that the script started."""
-    started = [each for each in psutil.process_iter(["cmdline"]) if "7654.321" in (each.info["cmdline"] or [])]
+    started = [each for each in psutil.process_iter(["cmdline"]) if MARK in (each.info["cmdline"] or [])]
     return [each for each in [*known, *started] if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
