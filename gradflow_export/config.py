@@ -45,7 +45,7 @@ THRESHOLDS: Mapping[str, float] = MappingProxyType(
 )
 """Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
 
-_BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step"})
+_BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step", "on_issue"})
 """What an exporter takes beside settings; a misspelt one comes here."""
 
 

@@ -8,9 +8,11 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -18,6 +20,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.config import make_settings
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
 from gradflow_export.engine.exporter_report import CLOSE_SECONDS, UNWATCHED, Reports, say_unwatched
+from gradflow_export.engine.external_issues import Amendment
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.outlets import make_outlets
 from gradflow_export.engine.training_loop import TrainingLoop
@@ -35,7 +38,14 @@ from gradflow_export.profiles import Profile, Thresholds
 from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue
 from gradflow_export.schedule import Instrument
-from gradflow_export.validation import check_ignored, check_logdir, check_model, check_start, check_watch
+from gradflow_export.validation import (
+    check_ignored,
+    check_logdir,
+    check_model,
+    check_on_issue,
+    check_start,
+    check_watch,
+)
 from gradflow_export.writers import Backend
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.sinks import ScalarSink
@@ -95,6 +105,8 @@ class Exporter(Reports):
         start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
         verbose: What is printed, on standard error or to ``logging``: 0 nothing; 1 what is watched, HIGH and CRITICAL
             issues, the verdict; 2 every issue and headline numbers. By default ``GRADFLOW_VERBOSE``, else 1.
+        on_issue: ``"try"`` has a forked process try what mends a HIGH issue, on a copy of the model and the last
+            batches, and adds what that did to the issue. On the CPU alone. See docs/doctor.md.
         strict: Let internal errors raise; for tests.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
@@ -124,12 +136,14 @@ class Exporter(Reports):
         compiled: Inside | None = None,
         start_step: int = 0,
         verbose: Literal[0, 1, 2] | None = None,
+        on_issue: Literal["try"] | None = None,
         strict: bool = False,
         **thresholds: Unpack[Thresholds],
     ) -> None:
         check_model(model)
         check_start(start_step)
         check_logdir(logdir)
+        check_on_issue(on_issue)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
@@ -144,15 +158,17 @@ class Exporter(Reports):
         self._guard = Guard(strict=strict)
         self._start_step = start_step
         self._closed = False
+        self._tries = on_issue == "try"
+        self._trials: _Trials | None = None
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
         self.logdir = Path(logdir if logdir is not None else default_logdir(inner))
         info = describe(inner, self.settings)
         self._judge = make_judge(self.settings, strict=strict)
         self._writers = make_outlets(self.settings, info, backends, self.logdir, wandb, self._verdict)
-        device, on_issue = partial(_read_memory, self._writers), self._on_issue
+        device, opened = partial(_read_memory, self._writers), self._on_issue
         self._worker = Worker(
-            info, self._judge, self._writers, device=device, on_issue=on_issue, strict=strict,
+            info, self._judge, self._writers, device=device, on_issue=opened, strict=strict,
             synchronous=self.settings.synchronous,
         )  # fmt: skip
         self._worker.summary.unread = UNWATCHED
@@ -225,6 +241,8 @@ class Exporter(Reports):
         self._worker.start()
         try:
             self._hooks.enter_context(loop.attach())
+            if self._tries:
+                self._trials = _trials(self, model, loop)
         except BaseException:
             self.close()
             raise
@@ -249,16 +267,6 @@ class Exporter(Reports):
         if self._loop is not None and model is not None and not self._closed:
             self._guard.part("step")(self._loop.step_by_hand)(model)
 
-    def pause(self) -> None:
-        """Stop recording; steps are still counted."""
-        if self._loop is not None:
-            self._loop.quiet.pause(on=True)
-
-    def resume(self) -> None:
-        """Record again after :meth:`pause`."""
-        if self._loop is not None:
-            self._loop.quiet.pause(on=False)
-
     def close(self) -> None:
         """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
         if self._closed:
@@ -268,6 +276,8 @@ class Exporter(Reports):
             self._closed = True
             self._hooks.close()
             return
+        if self._trials is not None:
+            self._guard.part("trials")(self._trials.close)()
         if self._loop is not None:
             self._loop.quiet.end()
             self._guard.part("close")(self._loop.finish)(last=True)
@@ -291,6 +301,8 @@ class Exporter(Reports):
     def _on_issue(self, issue: Issue, step: int) -> None:
         if issue.open and self._loop is not None:
             self._loop.pace.ask(step, issue.layers)
+            if self._trials is not None:
+                self._trials.opened(issue)
 
 
 class _Watched(weakref.ref[nn.Module]):
@@ -328,6 +340,24 @@ def _close_earlier(model: nn.Module, now: Exporter) -> None:
                 "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir
             )
             earlier.close()
+
+
+class _Trials(Protocol):
+    def opened(self, issue: Issue) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _trials(exporter: Exporter, model: nn.Module, loop: TrainingLoop) -> _Trials:
+    """Return what tries; it stands on a higher floor, and is loaded where it is asked for."""
+
+    def amend(issue: Issue, text: str) -> None:
+        told = {each.name: getattr(issue, each.name) for each in fields(Issue)}
+        loop.told.append(Amendment(**{**told, "message": text}))
+
+    trials: Any = import_module("gradflow_export.experiments.in_run.trials").Trials(exporter, model, amend)
+    trials.attach()
+    return cast("_Trials", trials)
 
 
 def _read_memory(writers: Sequence[Writer]) -> dict[str, float]:

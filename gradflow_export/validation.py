@@ -58,6 +58,12 @@ def check_start(start_step: object) -> None:
         raise ArgumentError(f"start_step must be 0 or more, got {start_step}; it is the number of steps done before.")
 
 
+def check_on_issue(on_issue: object) -> None:
+    """Raise unless this is what can be done when an issue opens."""
+    if on_issue not in {None, "try"}:
+        raise ArgumentError(f'on_issue expects "try" or None, got {on_issue!r}; leave it out to try nothing.')
+
+
 def check_optimizer(optimizer: object) -> None:
     """Raise unless this is one optimizer."""
     if not isinstance(optimizer, Optimizer):

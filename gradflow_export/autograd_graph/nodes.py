@@ -71,6 +71,7 @@ class Op:
     LOG_SIGMOID: Final = "LogSigmoid"
     LOG_SOFTMAX: Final = "LogSoftmax"
     MASKED_FILL: Final = "MaskedFill"
+    MASKED_SELECT: Final = "MaskedSelect"
     MAX: Final = "Max"
     MAXIMUM: Final = "Maximum"
     MAX_POOL_2D_WITH_INDICES: Final = "MaxPool2DWithIndices"

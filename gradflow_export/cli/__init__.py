@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from gradflow_export.cli.dashboard import add_parser as add_dashboard
 from gradflow_export.cli.demo import add_parser as add_demo
@@ -19,6 +21,21 @@ from gradflow_export.cli.schema import add_parser as add_schema
 from gradflow_export.cli.view import add_parser as add_view
 from gradflow_export.errors import GradflowError
 
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells give it."""
+
+
+def command() -> NoReturn:
+    """Be the ``gradflow`` command: end this process with the status of :func:`main`."""
+    code = main()
+    if code == STOPPED:
+        # Python takes every module apart before it ends, which with torch takes seconds where the machine is busy.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one ``gradflow`` command.
@@ -27,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``gradflow``; those of this process when ``None``.
 
     Returns:
-        0 when it worked, 1 when it found a fault, 2 when it was called wrongly.
+        0 when it worked, 1 when it found a fault, 2 when it was called wrongly, 130 when it was interrupted.
     """
     args = make_parser().parse_args(argv)
     try:
@@ -37,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("gradflow: stopped\n")
-        return 130
+        return STOPPED
     except BrokenPipeError:
         # The reader of a pipe went away (`gradflow report runs | head`); what is left in the buffer has no reader.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,5 @@
 """``python -m gradflow_export.cli`` is the same as ``gradflow``."""
 
-import sys
+from gradflow_export.cli import command
 
-from gradflow_export.cli import main
-
-sys.exit(main())
+command()

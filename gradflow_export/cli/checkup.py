@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, GradflowError, StorageError
+from gradflow_export.experiments.runs import Outcome
+from gradflow_export.experiments.target import Target, module_target
 from gradflow_export.records.causes import with_causes, worst_first
 from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, worst
 
 if TYPE_CHECKING:
-    from gradflow_export.cli.script_runner import Outcome
     from gradflow_export.experiments.battery import Verdict
     from gradflow_export.experiments.laboratory import Laboratory
     from gradflow_export.experiments.questions import Answer
-    from gradflow_export.experiments.target import Target
 
 FORMATS = ("text", "json", "sarif")
 STEPS = 50
@@ -100,11 +100,12 @@ class Report:
     @property
     def issues(self) -> list[Issue]:
         """What was found, as the experiments leave it, worst first."""
-        from gradflow_export.experiments.account import weighed
-
         found = [issue for issue, _ in self.outcome.issues]
-        for verdict in self.verdicts:
-            found = weighed(found, verdict)
+        if self.verdicts:
+            from gradflow_export.experiments.account import weighed
+
+            for verdict in self.verdicts:
+                found = weighed(found, verdict)
         return sorted(found, key=worst_first)
 
     def line(self, issue: Issue) -> int:
@@ -147,9 +148,6 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     for place in (output, getattr(options, "html", None)):
         if place is not None:
             _check_place(place)
-    from gradflow_export.cli.script_runner import Outcome
-    from gradflow_export.experiments.target import Target, module_target
-
     target = module_target(module, tuple(own)) if script is None else Target(script, words=tuple(own))
     report = Report(target, Outcome())
     stopped = False
@@ -160,13 +158,14 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
             _consult(report, options, steps)
         except KeyboardInterrupt:
             stopped = True
-            report.notes.append("interrupted: this is what was known by then.")
+            known = "this is what was known by then" if report.outcome.steps else "nothing was known by then"
+            report.notes.append(f"interrupted: {known}.")
     told = _render(report, kind)
     if output is None:
         print(told)
     else:
         _write(output, told)
-    if getattr(options, "html", None) is not None:
+    if getattr(options, "html", None) is not None and report.outcome.steps:
         from gradflow_export.experiments.page import as_html
 
         _write(options.html, as_html(target.name, report.issues, report.verdicts, report.answers, report.outcome.steps))
@@ -323,7 +322,9 @@ def _write(output: Path, told: str) -> None:
 
 
 def _render(report: Report, kind: str) -> str:
-    from gradflow_export.experiments.account import as_json, lines
+    # An interrupt before anything was known may have come while torch was imported, which cannot be done again.
+    if report.verdicts:
+        from gradflow_export.experiments.account import as_json, lines
 
     issues, outcome = report.issues, report.outcome
     if kind == "sarif":
@@ -352,7 +353,7 @@ def _render(report: Report, kind: str) -> str:
     summary = findings(issues, outcome.steps)
     if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
         summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
-    told = [f"{report.target.name} ({models}), {summary}"]
+    told = [f"{report.target.name} ({models}), {summary}"] if outcome.steps or issues else []
     for number, verdict in enumerate(report.verdicts, start=1):
         if len(report.verdicts) > 1:
             first = verdict.training.skipped + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +13,17 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.experiments.runs import Outcome, Place
 from gradflow_export.experiments.target import CELL, Target, run_target, told
 from gradflow_export.experiments.watched import MODELS, outermost, watch
 from gradflow_export.exporter import Exporter, watching
 from gradflow_export.hooks.optimizer_hooks import listen
-from gradflow_export.records.issues import Issue, IssueType
+from gradflow_export.records.issues import IssueType
 
 CALLS_PER_STEP = 20
 """Calls of watched models per wanted step after which a script without any step is stopped."""
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the script something happens.
-
-    Attributes:
-        line: Line of the script, 0 when it is not known.
-    """
-
-    line: int = 0
-
-
-@dataclass
-class Outcome:
-    """What came of running a script.
-
-    Attributes:
-        steps: Steps of the optimizer that stepped most.
-        models: Class names of the models that were watched.
-        issues: What was found in any of them, with the line of the script that it belongs to.
-        error: The script's own error with its lines of the traceback, empty when there was none.
-    """
-
-    steps: int = 0
-    models: list[str] = field(default_factory=list)
-    issues: list[tuple[Issue, Place]] = field(default_factory=list)
-    error: str = ""
 
 
 class _Enough(BaseException):

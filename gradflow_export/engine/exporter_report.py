@@ -50,7 +50,23 @@ def _tree(run: RunInfo | None, loop: TrainingLoop | None) -> BlockTree:
     )
 
 
-class Reports:
+class Recording:
+    """Stops and resumes the recording of :class:`~gradflow_export.exporter.Exporter`."""
+
+    _loop: TrainingLoop | None
+
+    def pause(self) -> None:
+        """Stop recording; steps are still counted."""
+        if self._loop is not None:
+            self._loop.quiet.pause(on=True)
+
+    def resume(self) -> None:
+        """Record again after :meth:`pause`."""
+        if self._loop is not None:
+            self._loop.quiet.pause(on=False)
+
+
+class Reports(Recording):
     """The reading side of :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
 
     logdir: Path
@@ -59,7 +75,7 @@ class Reports:
     _judge: ToldJudge
     _writers: tuple[Writer, ...]
     _guard: Guard
-    _loop: TrainingLoop | None
+
     _closed: bool
     _unwatched: weakref.finalize[Any, Any]
     _panel: Panel | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Rule
@@ -11,6 +11,11 @@ from gradflow_export.rules.judge import Judge
 
 CAPACITY = 1000
 """Open issues that are remembered; the oldest go first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Amendment(Issue):
+    """What is known of an issue since it was told: its message is added to that of the issue with the same key."""
 
 
 class ToldJudge(Judge):
@@ -40,6 +45,9 @@ class ToldJudge(Judge):
         events = list(super().check(record))
         for issue in told:
             into = self._meant if self._is_ignored(issue) else events
+            if isinstance(issue, Amendment):
+                into += self._amended(issue)
+                continue
             if not issue.open:
                 known = self._told.pop(issue.key, None)
                 if known is not None:
@@ -50,6 +58,16 @@ class ToldJudge(Judge):
                 self._told[issue.key] = replace(issue, step=record.step)
                 into.append(self._told[issue.key])
         return tuple(events)
+
+    def _amended(self, amendment: Amendment) -> list[Issue]:
+        """Add to the message of an issue, and return it where it is known."""
+        found: list[Issue] = []
+        for known in (self._issues, self._told):
+            for number, issue in known.items():
+                if issue.key == amendment.key:
+                    found.append(replace(issue, message=f"{issue.message} {amendment.message}"))
+                    known[number] = found[-1]  # type: ignore[index]  # each with keys of its own kind
+        return found[:1]
 
     def _is_ignored(self, issue: Issue) -> bool:
         return all(self.ignored.covers(issue.issue_type, layer) for layer in issue.layers)

@@ -62,7 +62,11 @@ def cures(verdict: Verdict) -> list[Issue]:
     if not verdict.cures or verdict.baseline is None:
         return []
     first = verdict.cures[0]
-    kinds = sorted((k for n in first.names for k in find(n).fixes), key=lambda kind: kind not in verdict.accused)
+    # A treatment that mends several things has mended what was found.
+    kinds = sorted(
+        (kind for name in first.names for kind in find(name).fixes),
+        key=lambda kind: (kind not in verdict.accused, kind not in verdict.suspects),
+    )
     causes = " and ".join(find(name).separates for name in first.names)
     also = "".join(f" As good: {effect(trial, verdict)}." for trial in verdict.cures[1:])
     return [

@@ -58,6 +58,7 @@ class Verdict:
         facts: What the first run saw.
         measured: The user's yardstick, where it takes the place of the loss.
         accused: What structure proves against it, and a watched run shows again.
+        suspects: What the symptoms accuse.
         seeds: How many seeds gave runs that differ.
         cut: Whether the budget ended it before everything was tried.
         runs: How many runs there were.
@@ -75,6 +76,7 @@ class Verdict:
     facts: Mapping[str, Any] = field(default_factory=dict)
     measured: str = ""
     accused: frozenset[IssueType] = frozenset()
+    suspects: tuple[IssueType, ...] = ()
     seeds: int = SEEDS
     cut: bool = False
     runs: int = 0
@@ -126,7 +128,7 @@ class Battery:
         self._suspects = suspects
         self._scale: Scale | None = None
         # Once the program is done it cannot be measured any more.
-        self.verdict = Verdict(training, min(steps, training.steps - MEASURED))
+        self.verdict = Verdict(training, min(steps, training.steps - MEASURED), suspects=tuple(suspects))
 
     def run(self) -> Verdict:
         """Do the experiments; what is known so far stands in :attr:`verdict` all the time."""
@@ -263,7 +265,8 @@ class Battery:
             if "found" in result.facts:
                 gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
             why = failed.strip().rpartition("\n")[2]
-            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}))
+            mistake = all(find(name).mistake for name in names)
+            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}), mistake)
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if request.seed == 0:
                 verdict.curves[" + ".join(names)] = result.losses

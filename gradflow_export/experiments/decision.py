@@ -149,6 +149,7 @@ class Trial:
         acted: Whether it changed anything.
         error: Why a run of it failed; empty where none did.
         gone: Whether a finding that structure proves, and whose fix it is, was there no more, by seed.
+        mistake: Whether what it removes is a mistake in any script.
     """
 
     names: tuple[str, ...]
@@ -156,6 +157,7 @@ class Trial:
     acted: bool = True
     error: str = ""
     gone: Mapping[int, bool] = field(default_factory=dict)
+    mistake: bool = False
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""
@@ -176,15 +178,20 @@ class Trial:
         return self.screened(baseline) or (gone and self.harmless(baseline))
 
     def harmless(self, baseline: Baseline) -> bool:
-        """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise."""
-        shares = [
-            effect / max(baseline.effect[min(seed, len(baseline.effect) - 1)], LEAST)
-            for seed, effect in self.effects.items()
-        ]
-        return all(map(math.isfinite, self.effects.values())) and statistics.median(shares) <= WORSE
+        """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise.
+
+        What removes a mistake may make the steps smaller, as clearing old gradients does: then it is enough that the
+        script learns.
+        """
+        last = len(baseline.effect) - 1
+        shares = [effect / max(baseline.effect[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
+        learns = self.mistake and all(
+            effect < LEARNED * baseline.first[min(seed, last)] for seed, effect in self.effects.items()
+        )
+        return all(map(math.isfinite, self.effects.values())) and (learns or statistics.median(shares) <= WORSE)
 
     def relieves(self, baseline: Baseline | None) -> bool:
-        """Whether in all three seeds the finding is gone and the loss no greater.
+        """Whether in all three seeds the finding is gone and the loss is :meth:`harmless`.
 
         Args:
             baseline: ``None`` where losses cannot be compared.

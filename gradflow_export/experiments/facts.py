@@ -27,7 +27,8 @@ class Facts(Intervention):
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         faded: Share of the steps at which each learning rate was below a hundredth of the greatest so far.
         dropout: Whether dropout acts in training.
-        stale: At how many steps gradients of an earlier step were left when the next were added.
+        stale: How often gradients of an earlier step, or of an earlier call of its closure, were left when the next
+            were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
         edited: At how many steps gradients were changed between the backward pass and the step.
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
@@ -61,6 +62,7 @@ class Facts(Intervention):
         self._owned: set[int] = set()
         self._optimizers: dict[int, Optimizer] = {}
         self._stepped: dict[int, Optimizer] = {}
+        self._inside: dict[int, Optimizer] = {}
         self._after: dict[int, tuple[Tensor, Tensor]] = {}
         self._gradients: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -95,7 +97,7 @@ class Facts(Intervention):
 
     def before_backward(self, loss: Tensor) -> None:
         """Look for gradients of earlier steps."""
-        for optimizer in self._stepped.values():
+        for optimizer in (self._stepped | self._inside).values():
             self.stale += any(weight.grad is not None and bool(weight.grad.any()) for weight in weights(optimizer))
         self._stepped.clear()
         if self._steps < 2:
@@ -110,6 +112,7 @@ class Facts(Intervention):
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Look at what has changed since the last step, and at the optimizer's options."""
+        self._inside[id(optimizer)] = optimizer
         self._optimizers[id(optimizer)] = optimizer
         self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
         faded = True
@@ -141,6 +144,7 @@ class Facts(Intervention):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Save the weights."""
+        self._inside.pop(id(optimizer), None)
         self._stepped[id(optimizer)] = optimizer
         self._echoes += self._echoed
         self._steps, self._echoed = self._steps + 1, False

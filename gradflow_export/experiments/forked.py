@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO, TypeVar
 
-from gradflow_export.experiments import survey as surveys
-from gradflow_export.experiments.plan import PATIENCE, Plan, StoppedError, Wire
+from gradflow_export.experiments.plan import PATIENCE, Interrupts, Plan, StoppedError, Wire
 from gradflow_export.experiments.runs import Request, Result, unpacked_result
 from gradflow_export.experiments.sandbox import end_tree, speak
 from gradflow_export.experiments.trunk import FAILED, MESSAGE, READY, UNSAFE, Trunk, fork
@@ -39,27 +38,26 @@ class ForkedProcesses:
     """Starts them and waits for them; each is ended with its whole tree.
 
     Args:
-        interrupted: Raises KeyboardInterrupt where one was asked for.
+        interrupts: Raises KeyboardInterrupt where one was asked for.
         early: Whether each run begins with the program and not at its first step.
     """
 
-    def __init__(self, interrupted: Callable[[], None], *, early: bool = False) -> None:
+    def __init__(self, interrupts: Interrupts, *, early: bool = False) -> None:
         self.early = early
-        self._interrupted = interrupted
+        self._interrupts = interrupts
         self._trunks: dict[int, tuple[int, socket.socket]] = {}
         self._others: set[int] = set()
-        surveys.warm()
 
     def close(self) -> None:
         """End all that run."""
+        self._end(*self._others)
         self.forget()
-        for child in list(self._others):
-            self._end(child)
 
     def forget(self) -> None:
         """End the processes that runs are continued from."""
-        for child, wire in self._trunks.values():
-            self._end(child)
+        trunks = list(self._trunks.values())
+        self._end(*(child for child, _ in trunks))
+        for _, wire in trunks:
             wire.close()
         self._trunks = {}
 
@@ -78,15 +76,14 @@ class ForkedProcesses:
                 speak(pipes[0][1], pipes[1][1])
             job(_Pipe(pipes[-1][1]))
 
-        child, wire = fork(inside)
-        self._others.add(child)
+        child, wire = self._fork(inside)
         for _, writer in pipes:
             os.close(writer)
         try:
             return relayed([reader for reader, _ in pipes], streams, self._wait, seconds)
         finally:
-            self._end(child)
             wire.close()
+            self._end(child)
 
     def run(self, requests: deque[Request], plan: Plan) -> Iterator[tuple[Request, Result]]:
         """Do runs, several at a time, and yield each as it ends.
@@ -109,12 +106,22 @@ class ForkedProcesses:
                 if done is not None:
                     yield done, result
 
-    def _end(self, child: int) -> None:
-        """End a child process and all that it started."""
-        end_tree(child)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
-        self._others.discard(child)
+    def _fork(self, inside: Callable[[socket.socket], object]) -> tuple[int, socket.socket]:
+        """Fork, and know the child before an interrupt is raised."""
+        with self._interrupts.held():
+            child, wire = fork(inside)
+            self._others.add(child)
+        return child, wire
+
+    def _end(self, *children: int) -> None:
+        """End child processes and all that they started: first each of them, then it is waited for them."""
+        with self._interrupts.held():
+            for child in children:
+                end_tree(child)
+            for child in children:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child, 0)
+                self._others.discard(child)
 
     def _wait(self, readers: Sequence[_Reader], seconds: float) -> list[_Reader]:
         """Return those that can be read, after so many seconds at most.
@@ -124,7 +131,7 @@ class ForkedProcesses:
         """
         limit = time.monotonic() + seconds
         while True:
-            self._interrupted()
+            self._interrupts.check()
             left = limit - time.monotonic()
             ready, _, _ = select.select(readers, [], [], max(min(left, NAP), 0.0))
             if ready or left <= 0:
@@ -142,8 +149,7 @@ class ForkedProcesses:
         if seed in self._trunks:
             return self._trunks[seed]
         while True:
-            child, wire = fork(lambda theirs: Trunk(plan, theirs, seed=seed, early=self.early).run())
-            self._others.add(child)
+            child, wire = self._fork(lambda theirs: Trunk(plan, theirs, seed=seed, early=self.early).run())
             limit = time.monotonic() + max(PATIENCE * plan.survey.setup, 120.0)
             message = b""
             while not message and time.monotonic() < limit:
@@ -151,11 +157,12 @@ class ForkedProcesses:
                     message = wire.recv(MESSAGE)
                     break
             if message == READY:
-                self._others.discard(child)
-                self._trunks[seed] = child, wire
+                with self._interrupts.held():
+                    self._others.discard(child)
+                    self._trunks[seed] = child, wire
                 return self._trunks[seed]
-            self._end(child)
             wire.close()
+            self._end(child)
             if not message.startswith(UNSAFE) or self.early:
                 why = message.removeprefix(FAILED).decode(errors="replace").strip().rpartition("\n")[2]
                 raise StoppedError(f"{plan.target.name} does not come to its first step: {why or 'it takes too long'}.")

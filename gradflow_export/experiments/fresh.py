@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from gradflow_export.experiments import survey
-from gradflow_export.experiments.plan import Plan, Wire
+from gradflow_export.experiments.plan import Interrupts, Plan, Wire
 from gradflow_export.experiments.runs import Request, Result, unpacked_result
 from gradflow_export.experiments.sandbox import end_tree, lead_tree, tree_use
 from gradflow_export.experiments.trunk import PROCESSES, Trunk
@@ -97,16 +97,18 @@ class FreshProcesses:
 
     Args:
         scratch: A folder for their results.
-        interrupted: Raises KeyboardInterrupt where one was asked for.
+        interrupts: Raises KeyboardInterrupt where one was asked for.
     """
 
-    def __init__(self, scratch: Path, interrupted: Callable[[], None]) -> None:
+    def __init__(self, scratch: Path, interrupts: Interrupts) -> None:
         self.early = True
-        self._scratch, self._interrupted = scratch, interrupted
+        self._scratch, self._interrupts = scratch, interrupts
         self._running: list[Started] = []
 
     def close(self) -> None:
-        """End all that run."""
+        """End all that run: first each of them, then it is waited for them."""
+        for each in self._running:
+            end_tree(each.process.pid)
         for each in self._running:
             each.end()
         self._running = []
@@ -122,12 +124,11 @@ class FreshProcesses:
         started = self._start(job, seconds, streams=streams)
         try:
             while started.process.poll() is None and time.monotonic() < started.deadline:
-                self._interrupted()
+                self._interrupts.check()
                 time.sleep(_NAP)
             return started.result() if started.process.poll() is not None else b""
         finally:
-            self._running.remove(started)
-            started.end()
+            self._end(started)
 
     def forget(self) -> None:
         """Do nothing: no run is continued from another."""
@@ -143,8 +144,8 @@ class FreshProcesses:
         while requests or self._running:
             while requests and len(self._running) < plan.jobs:
                 request = plan.numbered(requests.popleft(), whole=True)
-                self._running.append(self._start(RunOnce(plan, request), request.seconds, request=request))
-            self._interrupted()
+                self._start(RunOnce(plan, request), request.seconds, request=request)
+            self._interrupts.check()
             time.sleep(_NAP)
             due = time.monotonic() > looked + _LOOK
             looked = time.monotonic() if due else looked
@@ -154,8 +155,7 @@ class FreshProcesses:
                     continue
                 data = b"" if why else started.result()
                 ended = f"its process ended with {started.process.returncode}"
-                self._running.remove(started)
-                started.end()
+                self._end(started)
                 yield (
                     started.request,
                     unpacked_result(data) if data else Result(started.request.number, error=why or ended),
@@ -172,23 +172,28 @@ class FreshProcesses:
         os.close(handle)
         where = subprocess.PIPE if streams else subprocess.DEVNULL
         own_group: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {"creationflags": 0x200}
-        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-            [sys.executable, "-c", _BEGIN, _PACKAGES, path],
-            stdin=subprocess.PIPE,
-            stdout=where,
-            stderr=where,
-            **own_group,
-        )
+        with self._interrupts.held():
+            process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                [sys.executable, "-c", _BEGIN, _PACKAGES, path],
+                stdin=subprocess.PIPE,
+                stdout=where,
+                stderr=where,
+                **own_group,
+            )
+            started = Started(process, Path(path), time.monotonic() + seconds, request or Request())
+            self._running.append(started)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(pickle.dumps(job))
             process.stdin.close()
         for source, stream in zip((process.stdout, process.stderr), streams, strict=False):
             threading.Thread(target=_copied, args=(source, stream), daemon=True).start()
-        started = Started(process, Path(path), time.monotonic() + seconds, request or Request())
-        if request is None:
-            self._running.append(started)
         return started
+
+    def _end(self, started: Started) -> None:
+        with self._interrupts.held():
+            self._running.remove(started)
+            started.end()
 
 
 def _copied(source: IO[bytes], stream: TextIO) -> None:

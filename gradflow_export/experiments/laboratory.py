@@ -7,10 +7,8 @@ import math
 import os
 import pickle
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +23,7 @@ from gradflow_export.experiments import survey as surveys
 from gradflow_export.experiments.forked import ForkedProcesses
 from gradflow_export.experiments.fresh import FreshProcesses
 from gradflow_export.experiments.measure import Measure
-from gradflow_export.experiments.plan import Apart, Counted, Plan, StoppedError
+from gradflow_export.experiments.plan import Apart, Counted, Interrupts, Plan, StoppedError
 from gradflow_export.experiments.runs import STEPS, Request, Result
 from gradflow_export.experiments.sandbox import NONE, Sandbox, choose, entered
 from gradflow_export.experiments.survey import Survey, Training
@@ -70,39 +68,24 @@ class Laboratory:
         fresh: bool = False,
         measure: Measure | None = None,
     ) -> None:
-        fresh |= not hasattr(os, "fork") or sys.platform == "darwin"
-        self.fresh = fresh
-        jobs = jobs or min(processors(), 4)
+        self.fresh = fresh | (not hasattr(os, "fork") or sys.platform == "darwin")
         self.cpu = 0.0
         self.runs = 0
-        self._scratch = Path(tempfile.mkdtemp(prefix="gradflow-doctor-"))
-        memory = int(psutil.virtual_memory().available * 0.8 / jobs)
-        self._interrupted = False
-        self._handler: Any = None
-        if threading.current_thread() is threading.main_thread():
-            # A KeyboardInterrupt in the middle of a fork would be lost, or raised in two processes.
-            self._handler = signal.signal(signal.SIGINT, self._interrupt)
-        self._processes: FreshProcesses | ForkedProcesses = (
-            FreshProcesses(self._scratch, self._raise_interrupt)
-            if fresh
-            else ForkedProcesses(self._raise_interrupt, early=early)
-        )
-        # Given relative to the current folder, it is found in a copy of that as well.
-        here, path = Path.cwd(), target.path.resolve()
-        own = replace(target, path=path.relative_to(here)) if path.is_relative_to(here) else target
-        folders = (here, target.folder, Path.home())
-        box = (
-            Sandbox(NONE, (), self._scratch, network)
-            if in_place
-            else choose(folders, self._scratch, network=network, allowed=self._enterable)
-        )
-        if box is None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            raise ArgumentError(
-                f"doctor expects to run {target.name} where it can do no harm, but this system allows no overlay and "
-                f"{Path.cwd()} is too large to copy; run it in a smaller folder, or give --in-place to let it write."
+        self._interrupts = Interrupts()
+        with self._interrupts.held():
+            self._scratch = Path(tempfile.mkdtemp(prefix="gradflow-doctor-"))
+            self._processes: FreshProcesses | ForkedProcesses = (
+                FreshProcesses(self._scratch, self._interrupts)
+                if self.fresh
+                else ForkedProcesses(self._interrupts, early=early)
             )
-        self.plan = Plan(own, box, measure, jobs, memory)
+        try:
+            if not self.fresh:
+                surveys.warm()
+            self.plan = self._planned(target, jobs or min(processors(), 4), measure, network=network, in_place=in_place)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -114,11 +97,10 @@ class Laboratory:
 
     def close(self) -> None:
         """End every process and remove what they wrote."""
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            self._handler = None
+        self._interrupts.ended()
         self._processes.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        self._interrupts.close()
 
     @property
     def target(self) -> Target:
@@ -162,6 +144,23 @@ class Laboratory:
         self.plan.survey = surveys.received(data)
         return self.plan.survey
 
+    def _planned(self, target: Target, jobs: int, measure: Measure | None, *, network: bool, in_place: bool) -> Plan:
+        # Given relative to the current folder, it is found in a copy of that as well.
+        here, path = Path.cwd(), target.path.resolve()
+        own = replace(target, path=path.relative_to(here)) if path.is_relative_to(here) else target
+        folders = (here, target.folder, Path.home())
+        box = (
+            Sandbox(NONE, (), self._scratch, network)
+            if in_place
+            else choose(folders, self._scratch, network=network, allowed=self._enterable)
+        )
+        if box is None:
+            raise ArgumentError(
+                f"doctor expects to run {target.name} where it can do no harm, but this system allows no overlay and "
+                f"{here} is too large to copy; run it in a smaller folder, or give --in-place to let it write."
+            )
+        return Plan(own, box, measure, jobs, int(psutil.virtual_memory().available * 0.8 / jobs))
+
     def _enterable(self, sandbox: Sandbox) -> bool:
         job = Apart(Sandbox(NONE, (), self._scratch), functools.partial(entered, sandbox))
         return self._processes.ask(job, 60.0) != b""
@@ -200,11 +199,3 @@ class Laboratory:
             self.cpu += result.cpu
             self.runs += 1
             yield request, result
-
-    def _raise_interrupt(self) -> None:
-        if self._interrupted:
-            self._interrupted = False
-            raise KeyboardInterrupt
-
-    def _interrupt(self, _signal: int, _frame: object) -> None:
-        self._interrupted = True

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradflow_export.errors import GradflowError
 from gradflow_export.experiments import survey as surveys
@@ -59,6 +62,51 @@ class Plan:
         self.numbers += 1
         seconds = max(PATIENCE * self.survey.run_seconds(request.steps), 60.0) + whole * 10 * self.survey.setup
         return replace(request, number=self.numbers, seconds=seconds)
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt when Ctrl-C is pressed, at once, but never while a process begins or ends.
+
+    In the middle of a fork it would be raised in two processes, or the child would be known to nobody.
+    """
+
+    def __init__(self) -> None:
+        self._holders = 0
+        self._due = False
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._came)
+
+    def close(self) -> None:
+        """Leave Ctrl-C to whoever had it before."""
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt where it was swallowed, as it is in ``__del__``."""
+        if self._due:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Do something that is not interrupted; what came meanwhile is raised after it."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+        if not self._holders:
+            self.check()
+
+    def ended(self) -> None:
+        """Raise nothing any more: the processes are being ended."""
+        self._holders += 1
+
+    def _came(self, _signal: int, _frame: object) -> None:
+        self._due = True
+        if not self._holders:
+            raise KeyboardInterrupt
 
 
 class Wire(Protocol):

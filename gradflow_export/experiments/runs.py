@@ -1,4 +1,4 @@
-"""What is asked of a run, and what came of it, as they travel between processes."""
+"""What is asked of a run, and what came of it, as they travel between processes; needs no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradflow_export.records.issues import number_from_json, number_to_json
+from gradflow_export.records.issues import Issue, number_from_json, number_to_json
 
 STEPS = 60
 """Optimizer steps for which a program trains before the effect is measured."""
@@ -68,6 +68,34 @@ class Result:
         told["effect"] = number_to_json(self.effect)
         told["measured"] = [number_to_json(each) for each in self.measured]
         return json.dumps(told).encode()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the script something happens.
+
+    Attributes:
+        line: Line of the script, 0 when it is not known.
+    """
+
+    line: int = 0
+
+
+@dataclass
+class Outcome:
+    """What came of running a script.
+
+    Attributes:
+        steps: Steps of the optimizer that stepped most.
+        models: Class names of the models that were watched.
+        issues: What was found in any of them, with the line of the script that it belongs to.
+        error: The script's own error with its lines of the traceback, empty when there was none.
+    """
+
+    steps: int = 0
+    models: list[str] = field(default_factory=list)
+    issues: list[tuple[Issue, Place]] = field(default_factory=list)
+    error: str = ""
 
 
 def unpacked_request(data: bytes) -> Request:

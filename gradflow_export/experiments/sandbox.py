@@ -35,6 +35,8 @@ _NEWNS, _NEWUSER, _NEWNET = 0x00020000, 0x10000000, 0x40000000
 _PRIVATE, _RECURSIVE, _BIND, _REMOUNT, _READ_ONLY = 0x40000, 0x4000, 0x1000, 0x20, 0x1
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 _SET_FLAGS, _UP = 0x8914, 0x1
+_ROUNDS = 20
+"""How often it is looked for processes that were started while others were ended."""
 
 SETTINGS = (
     ("WANDB_MODE", "disabled"),
@@ -247,13 +249,29 @@ def die_with_parent() -> None:
 
 
 def end_tree(process: int, *, itself: bool = True) -> None:
-    """End a process and everything that it has started."""
+    """End a process and everything that it has started, also what is started meanwhile; waits for none of it."""
     with contextlib.suppress(psutil.Error):
         lead = psutil.Process(process)
-        below = lead.children(recursive=True)
-        for each in ([lead] if itself else []) + below:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
+        if itself:
+            # It starts nothing more, and as long as it is there what it started is found below it.
+            lead.suspend()
+        for _ in range(_ROUNDS):
+            below = [each for each in lead.children(recursive=True) if _alive(each)]
+            for each in below:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
+            if not below:
+                break
+        if itself:
+            lead.kill()
+
+
+def _alive(process: psutil.Process) -> bool:
+    """Return whether a process runs: one that has ended is there until its parent asks for it."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def tree_use(process: int) -> tuple[int, int]:

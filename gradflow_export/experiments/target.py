@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import random
 import runpy
@@ -14,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
-
-import torch
 
 from gradflow_export.errors import ArgumentError
 
@@ -152,6 +151,8 @@ def seed(number: int) -> None:
     Args:
         number: 0 leaves the program's own seeds as they are.
     """
+    # A report of what was interrupted while torch was imported must not import it.
+    torch: Any = importlib.import_module("torch")
     # Forked from a process with a pool of threads, more than one would wait for the others for ever.
     torch.set_num_threads(1)
     torch.set_num_threads = _ignored

@@ -48,6 +48,7 @@ class Treatment:
         mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
             program that learns as well.
         evident: Whether these facts accuse what it mends, as a symptom would.
+        of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Treatment:
     worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
     mistake: bool = False
     evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
+    of_loop: bool = False
 
 
 _T = IssueType
@@ -74,6 +76,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.STALE_GRAD,),
         lambda facts: facts["stale"] > 0,
         mistake=True,
+        of_loop=True,
     ),
     Treatment(
         "keep the gradients as backward left them",
@@ -84,6 +87,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "zero_grad()",
         (_T.LEARNING_RATE, _T.NOT_TRAINING),
         lambda facts: facts["edited"] > 0,
+        of_loop=True,
     ),
     Treatment(
         "pin the weights between steps",
@@ -94,6 +98,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.NOT_TRAINING, _T.STAGNATION, _T.DESYNC),
         lambda facts: facts["foreign"] > 0,
         mistake=True,
+        of_loop=True,
     ),
     Treatment(
         "train every parameter",
@@ -114,6 +119,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.LEARNING_RATE,),
         lambda facts: bool(facts["schedule"]),
         evident=lambda facts: facts["faded"] > FADED,
+        of_loop=True,
     ),
     Treatment(
         "learning rate x 0.1",
@@ -284,6 +290,14 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.WRONG_LOSS, _T.DATA_SCALE),
     ),
     Treatment(
+        "labels as shares of one",
+        MENDING,
+        loss.LabelsAsShares,
+        "several labels of a sample that a cross-entropy takes for one",
+        "loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)  # each label by itself",
+        (_T.WRONG_LOSS,),
+    ),
+    Treatment(
         "no activation at the end",
         MENDING,
         loss.OpenEnd,
@@ -330,6 +344,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "dropout that acts in evaluation",
         "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
         (_T.EVAL_RANDOM,),
+        of_loop=True,
     ),
     Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs belong to their targets", ""),
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from gradflow_export.autograd_graph.nodes import Op, kind_of
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.members import members
 from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 
-_CHOSEN = frozenset(("Index", "IndexSelect", "MaskedSelect"))
+_CHOSEN = frozenset((Op.INDEX, Op.INDEX_SELECT, Op.MASKED_SELECT))
 """What makes a tensor of some of the samples of another."""
 BESIDE = 64
 """Calls of the members of one list that are remembered of a pass."""
@@ -173,7 +174,7 @@ class Calls:
             return
         rows = given.shape[0] if given.dim() else 1
         others = [(count != rows, tensor) for other, tensor, count in before if other != name]
-        if type(given.grad_fn).__name__.split("Back")[0] in _CHOSEN or any(apart for apart, _ in others):
+        if (given.grad_fn is not None and kind_of(given.grad_fn) in _CHOSEN) or any(apart for apart, _ in others):
             self._beside[kin] = _BESIDE | _ROUTED
         elif not known and any(tensor() is given for _, tensor in others):
             self._beside[kin] = _BESIDE

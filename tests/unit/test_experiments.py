@@ -6,10 +6,13 @@ import hashlib
 import json
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -217,27 +220,97 @@ def test_a_yardstick_of_the_user_takes_the_place_of_the_loss():
         parse("1 +")
 
 
-def test_an_interrupt_ends_every_process_and_reports_what_is_known(script):
-    """After Ctrl-C nothing runs any more, and the findings of the first stage are printed."""
-    endless = script.read_text(encoding="utf-8").replace(
-        "range(80):", "range(10**9):\n    __import__('time').sleep(0.03)"
-    )
-    script.write_text(endless, encoding="utf-8")
+MARK = f"7654.{os.getpid()}"
+ENDLESS = f"""range(10**9):
+    __import__('time').sleep(0.03)
+    if step < 20:
+        __import__('subprocess').Popen(['sleep', '{MARK}'], start_new_session=True)"""
+"""Steps without an end, that start processes of their own session."""
+
+
+def left_behind(known):
+    """Those processes that still run, and all that the script started."""
+    started = [each for each in psutil.process_iter(["cmdline"]) if MARK in (each.info["cmdline"] or [])]
+    return [each for each in [*known, *started] if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("options", [("--try",), ("--no-try",), ("--try", "--fresh")], ids=" ".join)
+def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, options):
+    """After Ctrl-C nothing runs any more, what is known is printed, and Python is not taken apart before the end."""
+    script.write_text(script.read_text(encoding="utf-8").replace("range(80):", ENDLESS), encoding="utf-8")
     # Where the tests were started in the background, SIGINT is ignored by everything that they start.
     code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from gradflow_export.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import atexit, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "atexit.register(print, 'taken apart'); from gradflow_export.cli import command; command()"
     )
-    words = [sys.executable, "-c", code, "doctor", str(script), "--try"]
+    words = [sys.executable, "-c", code, "doctor", str(script), *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while "runs as it is" not in process.stderr.readline():
+    trying = options == ("--try",)
+    while trying and "runs as it is" not in process.stderr.readline():
         assert process.poll() is None
+    # The first stage tells nothing; it has begun when the script has started something.
+    while not left_behind([]):
+        assert process.poll() is None
+        time.sleep(0.1)
     below = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in out
-    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert ("nothing was known" in out) != trying
+    assert "taken apart" not in out
+    assert left_behind(below) == []
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("number", [1, 3, 9])
+def test_nothing_is_awaited_after_an_interrupt(script, monkeypatch, fresh, number):
+    """Whichever wait it comes in, it is the last one, whatever is being done; no folder and no process is left."""
+    waits = []
+
+    def waited(plain):
+        def wait(*args):
+            waits.append(plain)
+            if len(waits) == number:
+                signal.raise_signal(signal.SIGINT)
+            return plain(*args)
+
+        return wait
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("gradflow_export.experiments.forked.select.select", waited(select.select))
+    monkeypatch.setattr("gradflow_export.experiments.fresh.time.sleep", waited(time.sleep))
+    monkeypatch.setattr(tempfile, "tempdir", str(script.parent))
+
+    def doctor():
+        with Laboratory(Target(script), jobs=2, fresh=fresh) as laboratory:
+            Battery(laboratory, laboratory.look().trainings[-1], steps=60).run()
+
+    with pytest.raises(KeyboardInterrupt):
+        doctor()
+    assert len(waits) == number
+    assert signal.getsignal(signal.SIGINT) is before
+    assert list(script.parent.glob("gradflow-doctor-*")) == []
+    assert left_behind(psutil.Process().children(recursive=True)) == []
+
+
+def test_an_interrupt_while_a_process_begins_comes_after_it(script):
+    """A child that was forked is known before KeyboardInterrupt is raised, and one that was swallowed comes again."""
+    with Laboratory(Target(script), jobs=1, in_place=True) as laboratory:
+        done = []
+
+        def begin():
+            with laboratory._interrupts.held():
+                with laboratory._interrupts.held():
+                    signal.raise_signal(signal.SIGINT)
+                done.append("inner")
+            done.append("outer")
+
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+        assert done == ["inner"]
+        with pytest.raises(KeyboardInterrupt):
+            laboratory.look()
 
 
 def test_models_that_are_trained_one_after_the_other_are_told_apart():

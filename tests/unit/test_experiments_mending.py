@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import textwrap
 
 import pytest
@@ -14,8 +15,16 @@ from gradflow_export.cli import main
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
+from gradflow_export.experiments.interventions import ClearedGradients
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.mending.losses import AnswersInUnits, Logits, OwnAxis, OwnPairs, TargetsAsShares
+from gradflow_export.experiments.mending.losses import (
+    AnswersInUnits,
+    LabelsAsShares,
+    Logits,
+    OwnAxis,
+    OwnPairs,
+    TargetsAsShares,
+)
 from gradflow_export.experiments.mending.passages import BentBetween, LongWeights, TiedCopies
 from gradflow_export.experiments.target import Target
 from gradflow_export.records.issues import IssueType
@@ -208,3 +217,51 @@ def test_without_a_backward_pass_the_report_says_so(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "nothing calls backward()" in told
     assert "budget" not in told
+
+
+def test_a_mistake_is_relieved_where_the_script_learns_without_it_though_later():
+    """Old gradients make steps larger: without them the loss is behind, and falls; one that does not fall is harmed."""
+    baseline = Baseline((2.3, 2.3, 2.4), (0.31, 0.27, 0.26))
+    gone = {0: True, 1: True, 2: True}
+    assert Trial(("clear old gradients",), {0: 1.0, 1: 0.99, 2: 0.98}, gone=gone, mistake=True).relieves(baseline)
+    assert not Trial(("clear old gradients",), {0: 2.2, 1: 0.99, 2: 0.98}, gone=gone, mistake=True).relieves(baseline)
+    assert not Trial(("clear old gradients",), {0: 1.0, 1: math.inf, 2: 0.98}, gone=gone, mistake=True).relieves(
+        baseline
+    )
+
+
+@pytest.mark.parametrize("kind", [Facts, ClearedGradients])
+def test_gradients_of_earlier_calls_of_a_closure_are_old(kind):
+    """A step that calls its closure several times begins each with what the last one left, unless it is cleared."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.LBFGS([weight], max_iter=3)
+    seen, change = [], kind()
+
+    def closure():
+        loss = (weight.square() * torch.tensor([1.0, 5.0])).sum()
+        change.before_backward(loss)
+        seen.append(weight.grad is not None)
+        loss.backward()
+        return loss
+
+    change.before_step(optimizer)
+    optimizer.step(closure)
+    change.after_step(optimizer)
+    assert len(seen) > 1
+    if kind is Facts:
+        assert change.stale == len(seen) - 1
+    else:
+        assert change.acted
+        assert not any(seen)
+
+
+def test_several_labels_become_shares_of_one():
+    """Rows of a cross-entropy's targets are divided by their sum; what sums to one, and numbers of classes, stay."""
+    change, scores = LabelsAsShares(), torch.randn(2, 3)
+    one = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    for target in (one, torch.tensor([0, 2])):
+        assert change.function("cross_entropy", (scores, target), {})[0][1] is target
+    assert not change.acted
+    _, named = change.function("cross_entropy", (scores,), {"target": torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])})
+    assert named["target"].tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    assert change.acted

@@ -21,6 +21,8 @@ ELEMENTWISE = frozenset((
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
     "__sub__", "sub", "__rsub__",
 ))  # fmt: skip
+MARGIN = 1e-3
+"""What shares may sum up to beyond 1."""
 _TINY = 1e-12
 
 
@@ -117,6 +119,25 @@ class TargetsAsShares(Intervention):
             return args, kwargs
         self.acted = True
         mended = (target / self._greatest).clamp(0, 1)
+        return ((args[0], mended, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "target": mended})
+
+
+class LabelsAsShares(Intervention):
+    """Divides each row of a cross-entropy's targets by its sum, where a row is more than one whole."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Divide them; targets that are numbers of classes have no rows."""
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        if name not in ENTROPIES or not isinstance(target, Tensor) or not target.is_floating_point():
+            return args, kwargs
+        axis = 1 if target.dim() > 1 else 0
+        sums = target.sum(axis, keepdim=True)
+        if not target.numel() or float(target.detach().min()) < 0 or float(sums.max()) <= 1 + MARGIN:
+            return args, kwargs
+        self.acted = True
+        mended = target / sums.clamp_min(_TINY)
         return ((args[0], mended, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "target": mended})
 
 
