@@ -77,9 +77,9 @@ class Chains:
         if id(module) in self._owners:  # shared
             return self._owners[id(module)], self._sizes[id(module)]
         self._owners[id(module)] = self._sizes[id(module)] = 0
-        own = [p for p in module.parameters(recurse=False) if nn.parameter.is_lazy(p) or p.dim() > 1]
+        own = [p for p in own_parameters(module) if nn.parameter.is_lazy(p) or p.dim() > 1]
         entries = sum(0 if nn.parameter.is_lazy(p) else p.numel() for p in own)
-        inner = [self._measure(child) for child in module.children()]
+        inner = [self._measure(child) for child in parts(module)]
         # A parametrised weight lies in modules of its own.
         owners = 1 if parametrize.is_parametrized(module) else bool(own) + sum(count for count, _ in inner)
         self._owners[id(module)], self._sizes[id(module)] = owners, entries + sum(size for _, size in inner)
@@ -88,14 +88,14 @@ class Chains:
     def _children(self, name: str, module: nn.Module) -> list[NamedModule]:
         """Return the children with weights."""
         prefix = f"{name}." if name else ""
-        return [(f"{prefix}{key}", child) for key, child in module.named_children() if self._owners[id(child)]]
+        return [(f"{prefix}{key}", child) for key, child in module.named_children() if self._owners.get(id(child))]
 
     def _is_block(self, module: nn.Module) -> bool:
         return self._owners[id(module)] > 1
 
     def _is_whole(self, module: nn.Module) -> bool:
         """Whether a module holds others with weights, and is no single layer."""
-        return any(self._owners[id(child)] for child in module.children()) and not parametrize.is_parametrized(module)
+        return bool(self._weighted(module)) and not parametrize.is_parametrized(module)
 
     def _is_list(self, module: nn.Module, children: Sequence[NamedModule]) -> bool:
         if isinstance(module, CONTAINERS):
@@ -193,6 +193,27 @@ class Chains:
 
     def _say(self, place: str, members: Sequence[NamedModule], why: str, *, chosen: bool = False) -> None:
         self.choices.append(choice(place, [module for _, module in members], why, chosen=chosen))
+
+
+def is_store(module: nn.Module) -> bool:
+    """Whether neither a module nor anything in it can be called, as with ``nn.ParameterList``."""
+    return all(
+        getattr(type(part), "forward", None) is nn.Module.forward and "forward" not in vars(part)
+        for part in module.modules()
+    )
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
+    """Return the children of a module that are called, or hold what is."""
+    return [child for child in module.children() if not is_store(child)]
+
+
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module itself, also those that lie in a store of it and in no other part."""
+    own = list(module.parameters(recurse=False))
+    stored = [parameter for child in module.children() if is_store(child) for parameter in child.parameters()]
+    held = {id(p) for part in parts(module) for p in part.parameters()} if stored else set()
+    return [*own, *(parameter for parameter in stored if id(parameter) not in held)]
 
 
 def choice(place: str, members: Sequence[nn.Module], why: str, *, chosen: bool) -> Choice:

@@ -10,7 +10,19 @@ from torch import nn
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.chains import CONTAINERS, LEAST_BLOCKS, Chains, Choice, NamedModule, choice, is_fan, kind_of
+from gradflow_export.hooks.chains import (
+    CONTAINERS,
+    LEAST_BLOCKS,
+    Chains,
+    Choice,
+    NamedModule,
+    choice,
+    is_fan,
+    is_store,
+    kind_of,
+    own_parameters,
+    parts,
+)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -71,8 +83,9 @@ def find_blocks(model: nn.Module) -> Found:
         (site_name(name) or type(module).__name__, module)
         for name, module in model.named_modules()
         # What a layer holds without parameters, such as the observers of fake quantisation, is a part of it.
-        if not any(True for child in module.children() for _ in child.parameters())
-        and any(True for _ in module.parameters(recurse=False))
+        if not any(True for child in parts(module) for _ in child.parameters())
+        and own_parameters(module)
+        and not is_store(module)
     ]
     return Found(leaves, leaves=True, choices=_choices(leaves, "single layers, for there is no list of blocks"))
 

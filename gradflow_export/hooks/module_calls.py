@@ -111,7 +111,7 @@ class ModuleCalls:
 
         Silence is how it shows that a model was compiled after it was watched.
         """
-        if not self.enabled or self.seen or self._unseen == UNSEEN_STEPS:
+        if not self.enabled or self.seen or not self._handlers or self._unseen == UNSEEN_STEPS:
             return
         if self.code is not None:
             self.code.notice()
