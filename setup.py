@@ -17,7 +17,7 @@ class BuildLibrary(build_ext):
 
     def get_ext_filename(self, fullname):
         """Return a path without the version of Python in it."""
-        return os.path.join(*fullname.split(".")) + (".pyd" if os.name == "nt" else ".so")
+        return str(Path(*fullname.split("."))) + (".pyd" if os.name == "nt" else ".so")
 
     def get_export_symbols(self, ext):
         """Return what is exported; no function that Python calls."""

@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gradflow_export.engine.roles import Roles
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 
 GONE = 20
@@ -32,7 +33,7 @@ class Partner:
 
     Attributes:
         number: Least that no other living optimizer has: 0 for the first that steps.
-        site: Its class and number, ``"Adam.0"``.
+        site: The role of what it trains, else its class and number, ``"Adam.0"``.
         source: What it owns, to see whether that has changed.
         places: Numbers of the parameters it owns.
         guest: Whether it trains another model.
@@ -57,6 +58,9 @@ class Partners:
     A record is complete when every optimizer that took part in the last ones has stepped once, but for those that own
     a parameter which another one has stepped with: they take turns, and each makes a record of its own. An optimizer
     that owns parameters outside the model, and of the model's fewer than another one does, trains another model.
+
+    Attributes:
+        roles: Names that the user gave to parts of the model.
     """
 
     def __init__(self) -> None:
@@ -64,6 +68,7 @@ class Partners:
         self._stepped: list[Partner] = []
         self._sole: weakref.ref[object] | None = None
         self._only: Partner | None = None
+        self.roles: Roles | None = None
 
     def __bool__(self) -> bool:
         """Whether any optimizer has stepped yet."""
@@ -144,7 +149,10 @@ class Partners:
             return known
         used = {partner.number for partner in self._all.values()}
         number = next(number for number in itertools.count() if number not in used)
-        site = f"{type(step.optimizer).__name__}.{number}"
+        role = self.roles.of(step.owned.parameters) if self.roles is not None else None
+        site = role or f"{type(step.optimizer).__name__}.{number}"
+        if any(partner.site == site for partner in self._all.values()):
+            site = f"{site}.{number}"
         partner = self._all[step.optimizer] = Partner(number, site, step.owned, places)
         return partner
 

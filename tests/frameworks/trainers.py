@@ -296,14 +296,14 @@ def ultralytics(folder, steps, rate, make, done=0):
     import os
 
     os.environ |= {"YOLO_OFFLINE": "true", "YOLO_CONFIG_DIR": str(folder / "settings"), "YOLO_VERBOSE": "false"}
-    import numpy
+    import numpy as np
     from PIL import Image
     from ultralytics import YOLO, settings
 
     settings.update(dict.fromkeys(("wandb", "tensorboard", "mlflow", "comet", "clearml", "raytune", "dvc"), False))
     for part, count in {"train": steps, "val": 3}.items():
         for number in range(BATCH * count):
-            picture = numpy.zeros((32, 32, 3), dtype=numpy.uint8)
+            picture = np.zeros((32, 32, 3), dtype=np.uint8)
             picture[:, :, number % 3] = 255
             place = folder / "data" / part / f"class{number % 3}" / f"{number}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
