@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = (
-    "pyproject.toml", "README.md", "LICENSE", "gradflow_export/py.typed", "gradflow_export/native/statistics.c",
+    "pyproject.toml", "setup.py", "README.md", "LICENSE", "gradflow_export/py.typed",
+    "gradflow_export/native/statistics.c",
     "gradflow_export/native/statistics.h", "tb_plugin/tensorboard_plugin_gradflow/static/index.js",
 )  # fmt: skip
 

@@ -34,6 +34,7 @@ TRACKERS = ("mlflow-skinny", "swanlab", "aim", "clearml")
 IN_MATRIX = ("accelerate", "lightning", "transformers")
 FRAMEWORKS = (
     "accelerate", "fastai", "keras", "lightning", "pytorch-ignite", "skorch", "stable-baselines3", "transformers",
+    "ultralytics",
 )  # fmt: skip
 
 

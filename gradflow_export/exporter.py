@@ -185,6 +185,7 @@ class Exporter(Reports):
         pairs: Pairs = None,
         grids: Grids = None,
         copies: Copies = None,
+        roles: Mapping[str, str | nn.Module | Sequence[str | nn.Module]] | None = None,
         ignore: Iterable[str | tuple[str, str]] = (),
     ) -> Exporter:
         """Attach to the model and begin.
@@ -201,6 +202,8 @@ class Exporter(Reports):
                 A tensor of whole numbers, which may be a buffer, holds places on its grid.
             copies: Groups of names of parameters, buffers or modules that should hold the same and are reported when
                 they do not: ``[("left", "right")]``.
+            roles: What optimizers that train these modules are called, ``{"actor": model.pi, "critic": ["q1", "q2"]}``:
+                loss, gradient norm and steps of each stand under that name, which is else ``"Adam.0"``.
             ignore: What is meant as it is, besides the setting of that name: ``[("NOT_TRAINING", "pooler")]`` covers
                 what lies within ``pooler``, ``("DEAD", "*.act")`` such names, a type alone every layer.
 
@@ -227,7 +230,7 @@ class Exporter(Reports):
             raise ArgumentError("the model of this Exporter is gone; keep a reference to the model that is trained.")
         loop = make_loop(
             model, self.settings, self._guard, self._worker.put, criterion=criterion, optimizer=optimizer,
-            blocks=blocks, pairs=pairs, grids=grids, copies=copies, compiled=self._compiled,
+            blocks=blocks, pairs=pairs, grids=grids, copies=copies, roles=roles, compiled=self._compiled,
         )  # fmt: skip
         loop.steps, loop.pace.worker = self._start_step, self._worker
         join_ranks(model, loop, self._worker)

@@ -9,9 +9,10 @@ import platform
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from gradflow_export.engine.external_issues import ToldJudge
 from gradflow_export.engine.forked import new_session
 from gradflow_export.engine.instruments import Instruments
 from gradflow_export.engine.isolation import Guard
+from gradflow_export.engine.optimizer_groups import Roles
 from gradflow_export.engine.registry import make_instruments, stepped, taken
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.training_loop import TOLD, TrainingLoop
@@ -61,6 +63,7 @@ def make_loop(
     pairs: Pairs = None,
     grids: Grids = None,
     copies: Copies = None,
+    roles: Mapping[str, Any] | None = None,
     compiled: bool = False,
 ) -> TrainingLoop:
     """Make the instruments of one exporter and the loop that reads them; nothing is attached yet.
@@ -76,10 +79,11 @@ def make_loop(
         pairs: Names of parameters that are phase and magnitude of the same nodes, or ``"rows"``.
         grids: Width of the grid that weights are rounded to when they are used, or widths by name.
         copies: Groups of names of what should stay equal.
+        roles: Modules of the model or their names, by the name of their part.
         compiled: Whether calls of modules happen inside compiled code.
 
     Raises:
-        ArgumentError: A block, a pair or a grid is not part of the model.
+        ArgumentError: A block, a pair, a grid or a role is not part of the model.
         ArgumentTypeError: A block is neither a name nor a module, a pair is none, or a grid has no width.
     """
     choice = find_blocks(model) if blocks is None else given_blocks(model, blocks)
@@ -135,6 +139,7 @@ def make_loop(
     loop = TrainingLoop(instruments, settings.schedule.for_sites(sites), guard, hand_over, lonely)
     loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
     instruments.gradients.flagged = loop.pace.flagged
+    loop.partners.roles = Roles(model, roles)
 
     def foreign(stranger: Optimizer) -> None:
         for notice in noticing:

@@ -1,12 +1,18 @@
-"""Which optimizers step together, whether all of them have, and which train another model that shares parameters."""
+"""Which optimizers step together, what each is called, and which train another model that shares parameters."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
+from torch import Tensor, nn
+
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 
 GONE = 20
@@ -32,7 +38,7 @@ class Partner:
 
     Attributes:
         number: Least that no other living optimizer has: 0 for the first that steps.
-        site: Its class and number, ``"Adam.0"``.
+        site: The role of what it trains, else its class and number, ``"Adam.0"``.
         source: What it owns, to see whether that has changed.
         places: Numbers of the parameters it owns.
         guest: Whether it trains another model.
@@ -57,6 +63,9 @@ class Partners:
     A record is complete when every optimizer that took part in the last ones has stepped once, but for those that own
     a parameter which another one has stepped with: they take turns, and each makes a record of its own. An optimizer
     that owns parameters outside the model, and of the model's fewer than another one does, trains another model.
+
+    Attributes:
+        roles: Names that the user gave to parts of the model.
     """
 
     def __init__(self) -> None:
@@ -64,6 +73,7 @@ class Partners:
         self._stepped: list[Partner] = []
         self._sole: weakref.ref[object] | None = None
         self._only: Partner | None = None
+        self.roles: Roles | None = None
 
     def __bool__(self) -> bool:
         """Whether any optimizer has stepped yet."""
@@ -144,7 +154,10 @@ class Partners:
             return known
         used = {partner.number for partner in self._all.values()}
         number = next(number for number in itertools.count() if number not in used)
-        site = f"{type(step.optimizer).__name__}.{number}"
+        role = self.roles.of(step.owned.parameters) if self.roles is not None else None
+        site = role or f"{type(step.optimizer).__name__}.{number}"
+        if any(partner.site == site for partner in self._all.values()):
+            site = f"{site}.{number}"
         partner = self._all[step.optimizer] = Partner(number, site, step.owned, places)
         return partner
 
@@ -157,3 +170,68 @@ class Partners:
         replaced = len(mine) < len(self._stepped)
         self._stepped = mine
         return replaced
+
+
+class Roles:
+    """Parts of a model by name, such as actor and critic.
+
+    Args:
+        model: The unwrapped model; only weak references are kept.
+        given: Modules of the model or their names, one or several for each role.
+
+    Raises:
+        ArgumentError: A name or module is no part of the model, or a role has none.
+        ArgumentTypeError: It is no mapping of names to such.
+    """
+
+    def __init__(self, model: nn.Module, given: Mapping[str, Any] | None) -> None:
+        if not isinstance(given or {}, Mapping) or not all(isinstance(name, str) and name for name in given or {}):
+            raise ArgumentTypeError(
+                f"roles expects names of parts of the model, such as roles={{'critic': model.critic}}, got {given!r}"
+            )
+        modules = {site_name(name): module for name, module in model.named_modules()}
+        self._parts = {role: _modules(role, part, modules) for role, part in (given or {}).items()}
+
+    def of(self, parameters: Iterable[Tensor]) -> str | None:
+        """Return the role that holds all of these, the smallest of several; ``"a+b"`` where only several do together.
+
+        ``None`` where a parameter has no role.
+        """
+        owned = {id(parameter) for parameter in parameters}
+        held = {
+            role: {id(p) for part in parts if (module := part()) is not None for p in module.parameters()}
+            for role, parts in self._parts.items()
+        }
+        whole = [role for role, members in held.items() if owned <= members]
+        if whole:
+            return min(whole, key=lambda role: len(held[role]))
+        some = [role for role, members in held.items() if owned & members]
+        return "+".join(some) if owned <= set().union(*(held[role] for role in some)) else None
+
+
+def _modules(role: str, part: Any, known: Mapping[str, nn.Module]) -> list[weakref.ref[nn.Module]]:
+    several = isinstance(part, Sequence) and not isinstance(part, (str, nn.Module))
+    parts = list(part) if several else [part]
+    if not parts:
+        raise ArgumentError(f"roles[{role!r}] is empty; name a module of the model.")
+    out = []
+    for one in parts:
+        if isinstance(one, str):
+            if one not in known:
+                raise ArgumentError(
+                    f"roles[{role!r}] names {one!r}, which is no module of the model{nearest(one, known)}"
+                )
+            out.append(weakref.ref(known[one]))
+        elif isinstance(one, nn.Module):
+            if all(one is not module for module in known.values()):
+                raise ArgumentError(
+                    f"roles[{role!r}] holds a {type(one).__name__} that is not part of the watched model; put networks "
+                    "that are trained together into one nn.ModuleDict, and watch that."
+                )
+            out.append(weakref.ref(one))
+        else:
+            raise ArgumentTypeError(
+                f"roles[{role!r}] must be a module of the model or its name, or a list of such, got "
+                f"{type(one).__name__}; for example roles={{'critic': model.critic}}."
+            )
+    return out

@@ -68,9 +68,9 @@ class TrainingLoop:
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
-        self._partners = Partners()
+        self.partners = Partners()
         self._players = Players(
-            self._partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
+            self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
         )
         self._due: frozenset[str] = frozenset()
         self._recorded = True
@@ -117,7 +117,7 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
-        if not (self._partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
+        if not (self.partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
         self._held.begin()
         if not self._recorded:
@@ -147,7 +147,7 @@ class TrainingLoop:
                 self.open.layouts.append(step.owned.layout)
         if self._players.step(step, self.open, several=several):
             self._finish()
-            if not (self._recorded or self._held.waits) and self._partners.is_sole(step.optimizer):
+            if not (self._recorded or self._held.waits) and self.partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
 
     def _read_after(self, step: OptimizerStep) -> None:
@@ -164,7 +164,7 @@ class TrainingLoop:
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
-        return not self._partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self._due)
+        return not self.partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self._due)
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
@@ -172,7 +172,7 @@ class TrainingLoop:
 
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that no optimizer hook reports; the updates are those since the last call."""
-        if self._partners:
+        if self.partners:
             if not self._told:
                 self._told = True
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
@@ -247,7 +247,7 @@ class TrainingLoop:
     def _finish(self) -> None:
         """Hand over the open bundle and plan the next step."""
         bundle, self.open = self.open, None
-        self._partners.begin()
+        self.partners.begin()
         self._players.finish()
         self.steps += 1
         planned = self.pace.end()

@@ -101,6 +101,10 @@ class Session:
         self._health = Health()
         self.exporter: Exporter | None = None
 
+    def anew(self) -> Session:
+        """Return a session with the same settings that has not begun."""
+        return Session([kind.value for kind in self._stop_on], self._options)
+
     def start(self, model: nn.Module, *, logdir: str | os.PathLike[str] | None, step: int = 0, run: Any = None) -> None:
         """Watch a model from now on; a run that was under way is closed.
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
+from torch import nn
+
 from gradflow_export.errors import ArgumentError
 from gradflow_export.integrations.base import Session, needed
 
@@ -14,12 +16,39 @@ with needed("keras"):
     import keras
 
 
+class _Layers(nn.Module):
+    """Holds the layers of a Keras model, which torch does not find there: Keras keeps them in lists of its own.
+
+    Layers have their names in Keras; those of a model within the model stand below its name.
+
+    Args:
+        model: A built model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        for layer in model.layers:
+            if not layer.weights:  # of a layer of dropout the state of its random numbers is a variable
+                continue
+            nested = isinstance(layer, keras.Model) and layer.layers
+            name = layer.name
+            while name in self._modules:
+                name += "_"
+            # Not by add_module(), which takes no layer that has the name of a method.
+            self._modules[name] = _Layers(layer) if nested else layer
+        known = {id(parameter) for parameter in self.parameters()}
+        loose = {variable.path: variable.value for variable in model.weights if id(variable.value) not in known}
+        if loose:
+            self._modules["variables"] = nn.ParameterDict(loose)
+
+
 @final
 class GradFlowCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]  # keras is untyped
     """Watches a model while it is fitted: ``model.fit(..., callbacks=[GradFlowCallback()])``.
 
     Steps are ``optimizer.iterations``, which go on over several calls of ``fit`` and after loading. Gradients are those
-    of the batch, before Keras averages or clips them. ``gradflow/health`` is in the history of each epoch.
+    of the batch, before Keras averages or clips them. Blocks are layers, by their names in Keras. ``gradflow/health``
+    is in the history of each epoch.
 
     Args:
         logdir: Directory for files; by default that of :class:`~gradflow_export.Exporter`.
@@ -41,11 +70,13 @@ class GradFlowCallback(keras.callbacks.Callback):  # type: ignore[misc,unused-ig
             )
         self.session = Session(stop_on, options)
         self._logdir = logdir
+        self._layers: nn.Module | None = None  # nobody else holds what is watched
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin."""
         run = getattr(sys.modules.get("wandb"), "run", None)
-        self.session.start(self.model, logdir=self._logdir, step=int(self.model.optimizer.iterations), run=run)
+        self._layers = type(type(self.model).__name__, (_Layers,), {})(self.model)  # the report names the user's class
+        self.session.start(self._layers, logdir=self._logdir, step=int(self.model.optimizer.iterations), run=run)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """End a step: the optimizer is none of torch."""

@@ -289,3 +289,54 @@ def fastai(folder, steps, rate, make, done=0):
     with learner.no_logging():
         learner.fit(1, lr=rate, wd=0.0)
     return model, [ours.session.health] if ours else [], norms
+
+
+def ultralytics(folder, steps, rate, make, done=0):
+    """A small classifier of Ultralytics on a folder of pictures, resumed after the first of two epochs."""
+    import os
+
+    os.environ |= {"YOLO_OFFLINE": "true", "YOLO_CONFIG_DIR": str(folder / "settings"), "YOLO_VERBOSE": "false"}
+    import numpy as np
+    from PIL import Image
+    from ultralytics import YOLO, settings
+
+    settings.update(dict.fromkeys(("wandb", "tensorboard", "mlflow", "comet", "clearml", "raytune", "dvc"), False))
+    for part, count in {"train": steps, "val": 3}.items():
+        for number in range(BATCH * count):
+            picture = np.zeros((32, 32, 3), dtype=np.uint8)
+            picture[:, :, number % 3] = 255
+            place = folder / "data" / part / f"class{number % 3}" / f"{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(place)
+    layers = "[[-1, 1, Conv, [8, 3, 2]], [-1, 1, Conv, [8, 3, 2]], [-1, 1, Conv, [8, 3, 2]]]"
+    (folder / "net.yaml").write_text(f"nc: 3\nbackbone: {layers}\nhead: [[-1, 1, Classify, [nc]]]\n")
+    norms, seen, kept = [], [], folder / "kept.pt"
+
+    def start(trainer):
+        norms.append(norms_of(trainer.optimizer))
+        trainer.scheduler.base_lrs = [rate] * len(trainer.scheduler.base_lrs)  # an argument takes no rate above 1
+
+    def saved(trainer):
+        if not done:
+            kept.write_bytes(trainer.last.read_bytes())  # what is saved at the end cannot be resumed
+
+    def told(trainer):
+        seen.append(trainer.metrics.get("gradflow/health"))
+        trainer.stop = True
+
+    model = YOLO(kept if done else folder / "net.yaml", task="classify")
+    ours = make(model)
+    if ours:
+        ours.attach(model)
+    for event, handle in {"on_train_start": start, "on_model_save": saved, "on_fit_epoch_end": told}.items():
+        model.add_callback(event, handle)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.train(
+            resume=bool(done), data=str(folder / "data"), project=str(folder), name="train", exist_ok=True, epochs=2,
+            imgsz=32, batch=BATCH, nbs=BATCH, lr0=min(rate, 1.0), lrf=1.0, optimizer="SGD", momentum=0.0, weight_decay=0.0,
+            warmup_epochs=0, workers=0, plots=False, amp=False, device="cpu", verbose=False, patience=0,
+        )  # fmt: skip
+    columns = (folder / "train" / "results.csv").read_text().splitlines()[0]
+    assert "gradflow" not in columns
+    return model.trainer.model, [health for health in seen if health is not None], norms[0]

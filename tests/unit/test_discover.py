@@ -193,3 +193,60 @@ def test_members_are_those_of_torch_without_the_names_of_wrappers():
     assert [name for name, _ in modules] == [site_name(name) for name, _ in model.named_modules()]
     assert [name for name, _ in parameters] == [site_name(name) for name, _ in model.named_parameters()]
     assert all(a is b for (_, a), b in zip(parameters, model.parameters(), strict=True))
+
+
+class Stored(nn.Module):
+    """A layer whose parameters lie in what cannot be called."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+        self.names = [name for name, _ in store.named_parameters()]
+
+    def forward(self, x):
+        weight, bias = map(self.store.get_parameter, self.names)
+        return torch.sigmoid(x @ weight + bias)
+
+
+def stored(kind):
+    """Return such a layer."""
+    weight, bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.zeros(4))
+    if kind == "list":
+        return Stored(nn.ParameterList([weight, bias]))
+    if kind == "dict":
+        return Stored(nn.ParameterDict({"a": weight, "b": bias}))
+    store = nn.Module()
+    store.a, store.b = weight, bias
+    return Stored(store if kind == "module" else nn.ModuleDict({"inner": store}))
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "module", "nested"])
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_store_of_parameters_is_no_block(kind, number, tmp_path, caplog):
+    """The layer that holds it is, for nothing calls a store: gains are read."""
+    model = module(**{f"a{index}": stored(kind) for index in range(number)})
+    model.forward = lambda x: [x := layer(x) for layer in model.children()][-1]
+    assert names(model)[0] == [f"a{index}" for index in range(number)]
+    memory = MemoryWriter()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    exporter = Exporter(model, backends=[memory], logdir=tmp_path, synchronous=True).watch()
+    for _step in range(6):
+        optimizer.zero_grad()
+        model.forward(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+    exporter.close()
+    assert memory.records[0].get("block.gradient_norm").sites == tuple(f"a{index}" for index in range(number))
+    assert "no call of a watched block" not in caplog.text
+
+
+def test_a_model_that_is_nothing_but_a_store_has_no_blocks(tmp_path, caplog):
+    """So that none is waited for."""
+    model = nn.ParameterList([nn.Parameter(torch.randn(3, 3)) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    exporter = Exporter(model, backends=[], logdir=tmp_path, synchronous=True).watch()
+    for _step in range(8):
+        optimizer.zero_grad()
+        sum(p.square().sum() for p in model).backward()
+        optimizer.step()
+    exporter.close()
+    assert "no call of a watched block" not in caplog.text

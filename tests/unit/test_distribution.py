@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 import tarfile
+import zipfile
 from email import message_from_string
 from pathlib import Path
 
@@ -25,7 +28,7 @@ def sdist(tmp_path_factory):
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in filter(None, listed.stdout.split("\0")):
-        if name.startswith(("gradflow_export/", "tb_plugin/tensorboard", "LICENSE", "README", "pyproject")):
+        if name.startswith(("gradflow_export/", "tb_plugin/tensorboard", "LICENSE", "README", "pyproject", "setup.py")):
             target = folder / "tree" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, target)
@@ -66,3 +69,21 @@ def test_the_metadata_leads_to_the_project(sdist):
     assert {"Repository", "Documentation", "Changelog", "Issues"} <= set(urls)
     assert about["Description-Content-Type"] == "text/markdown"
     assert about.get_payload().lstrip().startswith("# gradflow-export")
+
+
+@pytest.mark.parametrize("compiler", [None, "false"])
+def test_a_wheel_is_tagged_by_what_is_in_it(compiler, sdist, tmp_path):
+    """With the C library it is for any Python on this platform; without, where no compiler works, for any platform."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    script = f"import setuptools.build_meta as b; b.build_wheel({str(tmp_path)!r})"
+    environ = os.environ if compiler is None else os.environ | {"CC": compiler}
+    subprocess.run([sys.executable, "-c", script], cwd=source, check=True, capture_output=True, env=environ)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        library = [name for name in archive.namelist() if name.startswith("gradflow_export/native/_statistics.")]
+    python, interface, platform = wheel.stem.split("-")[2:]
+    assert (python, interface, platform == "any") == ("py3", "none", not library)
+    if compiler:
+        assert not library

@@ -75,17 +75,9 @@ class NotTraining(Check):
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
-        "activation.saturated_share",
-        "activation.zero_share",
-        "layer.cell_calls",
-        "loss",
-        "parameter.first_entries",
-        "parameter.gradient_norm",
-        "hidden.state",
-        "parameter.weight_norm",
-        "connection.state",
-        "wiring.orphans",
-    )
+        "activation.saturated_share", "activation.zero_share", "layer.cell_calls", "loss", "parameter.first_entries",
+        "parameter.gradient_norm", "hidden.state", "parameter.weight_norm", "connection.state", "wiring.orphans",
+    )  # fmt: skip
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
