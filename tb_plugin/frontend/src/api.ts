@@ -65,6 +65,8 @@ export interface SeriesQuery {
   readonly reduce: string;
   readonly range: readonly [number, number] | null;
   readonly sites?: readonly string[];
+  /** How many readings before the range are wanted as well. */
+  readonly before?: number;
 }
 
 export async function fetchRuns(): Promise<readonly RunSummary[]> {
@@ -112,6 +114,7 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
   if (query.range !== null) {
     args.set("first", String(Math.floor(query.range[0])));
     args.set("last", String(Math.ceil(query.range[1])));
+    if (query.before) args.set("before", String(query.before));
   }
   if (query.phase !== "") args.set("phase", query.phase);
   for (const site of query.sites ?? []) args.append("site", site);
@@ -158,6 +161,18 @@ export async function fetchAround(
   const [from, to] =
     kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
   return [series.first[from] ?? step, series.last[to] ?? step];
+}
+
+/** The first step with readings of a metric at or after a step, or the last where there is none. */
+export async function fetchReading(run: string, metric: string, step: number, phase: string): Promise<number> {
+  const kept = offline();
+  const args = new URLSearchParams({ run, metric, step: String(step), count: "1", ...(phase === "" ? {} : { phase }) });
+  const { first, last, columns } =
+    kept === null
+      ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer())
+      : await kept.series(run, metric, "extreme", []);
+  for (let i = 0; i < columns; i++) if ((last[i] ?? 0) >= step) return Math.max(step, first[i] ?? 0);
+  return last[columns - 1] ?? step;
 }
 
 export async function fetchMoment(

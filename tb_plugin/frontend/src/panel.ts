@@ -26,8 +26,7 @@ import { VerdictView } from "./views/verdict";
 
 type Timer = "table" | "save" | "zoom";
 
-const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS] = [4000, 120, 120, 100, 90];
-const [MOST_PINNED, AROUND] = [3, 20];
+const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS, MOST_PINNED, AROUND] = [4000, 120, 120, 100, 90, 3, 20];
 
 export class Panel {
   readonly root = el("div");
@@ -146,6 +145,7 @@ export class Panel {
       page,
       showStep: () => this.#showStep(),
       showPins: () => this.#showPins(),
+      save: () => this.#save(),
       showError: (message) => {
         this.#error.textContent = message;
         if (message !== "") page.hidden = false;
@@ -159,7 +159,7 @@ export class Panel {
     this.#overview.chosen = wanted.compare ?? [];
     this.#curves.restore(wanted);
     this.#ridges.restore(wanted.histograms ?? "");
-    this.#map.showReducer(this.#now.reduce);
+    this.#map.bar.showReducer(this.#now.reduce);
     this.#showDepth();
     await this.refresh(true);
     document.body.dataset["ready"] = "1";
@@ -240,9 +240,8 @@ export class Panel {
   }
 
   themed(dark: boolean): void {
-    this.#map.themed(dark);
-    this.#second.themed(dark);
-    this.#architecture.colour(this.#map.shade);
+    for (const map of [this.#map, this.#second]) map.themed(dark);
+    this.#architecture.colour(this.#map.shade, this.#map.reading);
     this.#curves.redraw();
     this.#ridges.draw();
   }
@@ -283,7 +282,8 @@ export class Panel {
   }
 
   #moveTo(step: number | null): void {
-    this.#now.step = step;
+    const range = this.#now.moveTo(step);
+    if (range !== this.#now.range) this.#zoom(range, WHEEL_MS);
     this.#showStep();
     this.#save();
   }
@@ -368,7 +368,8 @@ export class Panel {
     const extent = this.#now.extent;
     for (const view of [this.#map, this.#second, ...this.#curves.cards]) view.stretch(extent);
     this.#strip.showRange(extent);
-    this.#map.showZoom(this.#now.range !== null);
+    this.#showStep();
+    this.#map.bar.showZoom(this.#now.range !== null);
     this.#save();
     this.#loader.drop();
     this.#later("zoom", patience, () => void this.#reload());

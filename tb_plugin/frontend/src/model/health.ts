@@ -139,6 +139,17 @@ export interface Row {
 /** "site", "verdict", or the key of a column. */
 export type SortKey = string;
 
+/** The step at which most of a group's numbers were read, which may lie before the one that is asked for. */
+export function readAt(group: Group, { metrics, step }: Moment): number {
+  return group.metrics.map(({ name }) => metrics[name]?.step ?? null).find((read) => read !== null) ?? step;
+}
+
+/** The steps at which the numbers of a column were read, none where nothing was. */
+export function stepsRead(key: string, rows: readonly Row[], { metrics }: Moment): readonly number[] {
+  const used = new Set(rows.flatMap(({ cells }) => cells[key]?.metric ?? []));
+  return [...new Set([...used].flatMap((name) => metrics[name]?.step ?? []))].sort((a, b) => a - b);
+}
+
 /** The metrics to ask for at a step, those of the columns and of the rows. */
 export function wantedMetrics(group: Group, available: readonly RunMetric[]): readonly string[] {
   const names = new Set(available.map(({ name }) => name));
@@ -285,7 +296,8 @@ export function momentFrom(found: readonly Series[], step: number): Moment {
       if (kind === "missing" || column < 0) return null;
       return kind === "nan" ? "NaN" : kind === "inf" ? (value > 0 ? "Infinity" : "-Infinity") : value;
     });
-    metrics[series.metric] = { step: series.first[column] ?? null, sites: series.sites, values };
+    const read = series.last[column];
+    metrics[series.metric] = { step: read === undefined ? null : Math.min(read, step), sites: series.sites, values };
   }
   const coarse = Math.max(1, ...found.filter(({ most }) => most > 1).map(({ width }) => width));
   return { step, metrics, ...(coarse > 1 ? { coarse } : {}) };

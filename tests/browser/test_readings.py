@@ -1,0 +1,119 @@
+"""A number is that of a reading, and every view says of which; where nothing was read nothing is painted."""
+
+import math
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+
+SITES = ("h.0", "h.1", "h.2")
+
+
+def sparse_records(logs, steps=60, found=37, every=5):
+    """Return records of a loss at every step, of gains at every fifth, and of a rank at the first four.
+
+    From the step ``found`` on all is NaN, which an issue says.
+    """
+    records = []
+    for step in range(1, steps + 1):
+        value = math.nan if step >= found else 1.0
+        readings = [Reading.run("loss", value)]
+        if step % every == 0:
+            readings += [Reading.of(f"block.{name}", SITES, [value] * 3) for name in ("gain", "gradient_norm")]
+        if step <= 4:
+            readings.append(Reading.of("block.effective_rank", SITES, [3.0] * 3))
+        broken = logs.issue(IssueType.NUMERICAL, Severity.CRITICAL, "h.1", found)
+        records.append(StepRecord(step, logs.EPOCH + step, tuple(readings), issues=(broken,) if step == found else ()))
+    return records
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory, logs, versions_in, tensorboard):
+    """The address of a TensorBoard over runs whose layers are read at some steps only."""
+    root = tmp_path_factory.mktemp("sparse")
+    logs.write_run(root / "nan", sparse_records(logs))
+    logs.write_run(root / "healthy", sparse_records(logs, steps=58, found=99))
+    logs.write_run(root / "late", sparse_records(logs, steps=39))
+    with tensorboard(f"--logdir={root}", "--load_fast=true", holds=versions_in(root)) as address:
+        yield address
+
+
+def at(run, **state):
+    """Return the part of an address that opens a run."""
+    return "".join(f"&p.gradflow.{key}={value}" for key, value in {"run": run, **state}.items())
+
+
+def test_a_verdict_opens_on_the_first_reading_that_shows_it(sparse, open_panel):
+    """The issue is of step 37, its layers were read at 35 and at 40: at 35 all was well."""
+    page, _ = open_panel(sparse, at("nan"))
+    expect(page.locator("[data-part=step]")).to_have_text("40")
+    note = page.locator("[data-part=table-note]")
+    expect(note).to_have_text("at step 40")
+    expect(page.locator(".health .broken").first).to_have_text("NaN")
+    # Where somebody looks at the step itself, what is shown says when it was read.
+    page.get_by_label("Previous step").click(click_count=3, delay=20)
+    expect(page.locator("[data-part=step]")).to_have_text("37")
+    expect(note).to_have_text("read at step 35, the last reading by step 37")
+    expect(page.locator(".caption").first).to_contain_text("step 35: ")
+    # A click on its card goes to the reading again.
+    page.locator("[data-part=open] .issue").click()
+    expect(page.locator("[data-part=step]")).to_have_text("40")
+    expect(note).to_have_text("at step 40")
+    page.wait_for_function("location.hash.includes('p.gradflow.step=40')")
+
+
+def test_a_verdict_without_a_reading_after_it_opens_on_the_last_and_says_so(sparse, open_panel):
+    """The run ended before its layers were read again."""
+    page, _ = open_panel(sparse, at("late"))
+    expect(page.locator("[data-part=step]")).to_have_text("35")
+    expect(page.locator("[data-part=table-note]")).to_have_text("at step 35")
+
+
+def test_numbers_are_those_of_the_reading_in_every_view(sparse, open_panel):
+    """The run has 58 steps, its layers were read last at 55, their rank at 4."""
+    page, _ = open_panel(sparse, at("healthy"))
+    expect(page.locator("[data-part=table-note]")).to_have_text("read at step 55, the last reading by step 58")
+    expect(page.locator(".caption").first).to_contain_text("step 55: ")
+    page.locator("[data-part=metric]").select_option("block.effective_rank")
+    expect(page.locator(".caption").first).to_contain_text("last read at step 4: ")
+    plot = page.locator("[data-part=map]")
+    box = plot.bounding_box()
+    plot.hover(position={"x": box["width"] * 0.6, "y": 20})
+    expect(page.locator(".tip .v")).to_have_text("not read")
+    expect(page.locator(".tip")).to_contain_text("last read at step 4")
+    plot.hover(position={"x": box["width"] * 3.5 / 58, "y": 20})
+    expect(page.locator(".tip .v")).to_have_text("3")
+
+
+def test_what_was_not_read_is_hatched(sparse, open_panel):
+    """Of 58 steps the first four were read: not a tenth of the map has the colour of a reading."""
+    page, _ = open_panel(sparse, at("healthy", metric="block.effective_rank"))
+    expect(page.locator(".legend").first).to_contain_text("not read")
+    colours = page.locator("[data-part=map] canvas").evaluate(
+        """canvas => {
+            const {data} = canvas.getContext('2d').getImageData(0, 10, canvas.width, 1);
+            return Array.from({length: canvas.width}, (_, x) => data.slice(4 * x, 4 * x + 3).join());
+        }"""
+    )
+    reading = colours[len(colours) * 2 // 58]
+    # Steps 1 to 4, and one more for which the last of them holds.
+    assert 4 / 58 <= colours.count(reading) / len(colours) < 6 / 58
+    assert len(set(colours[len(colours) // 2 :])) == 2
+
+
+def test_the_step_is_one_that_is_in_view(sparse, open_panel):
+    """Selector, profile and table go to the nearest step in view; a step beyond it takes the view along."""
+    page, _ = open_panel(sparse, at("healthy", zoom="11-15", step=50))
+    expect(page.locator("[data-part=step]")).to_have_text("14")
+    expect(page.locator("[data-part=table-note]")).to_have_text("read at step 10, the last reading by step 14")
+    expect(page.locator(".caption").first).to_contain_text("step 10: ")
+    # Nothing was read within the view: its left edge shows what holds there.
+    page.locator("[data-part=map]").hover(position={"x": 3, "y": 20})
+    expect(page.locator(".tip .v")).to_have_text("1")
+    expect(page.locator(".tip")).to_contain_text(re.compile("step 10"))
+    page.get_by_label("Next step").click()
+    expect(page.locator("[data-part=step]")).to_have_text("15")
+    expect(page.locator("[data-part=table-note]")).to_have_text("at step 15")
+    page.wait_for_function("location.hash.includes('zoom=12')")
