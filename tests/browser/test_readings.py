@@ -6,7 +6,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.writers.tensorboard import TensorBoardWriter
 
 SITES = ("h.0", "h.1", "h.2")
 
@@ -29,6 +30,17 @@ def sparse_records(logs, steps=60, found=37, every=5):
     return records
 
 
+def dead_records(logs):
+    """Return records of blocks, one of which holds an activation without a live unit."""
+    readings = (
+        Reading.of("block.gradient_norm", SITES, [1.0] * 3),
+        Reading.of("activation.dead_share", ("h.1.act",), [1.0]),
+        Reading.run("loss", 1.0),
+    )
+    dead = logs.issue(IssueType.DEAD, layer="h.1.act", step=3)
+    return [StepRecord(step, logs.EPOCH + step, readings, issues=(dead,) if step == 3 else ()) for step in range(1, 20)]
+
+
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory, logs, versions_in, tensorboard):
     """The address of a TensorBoard over runs whose layers are read at some steps only."""
@@ -36,6 +48,17 @@ def sparse(tmp_path_factory, logs, versions_in, tensorboard):
     logs.write_run(root / "nan", sparse_records(logs))
     logs.write_run(root / "healthy", sparse_records(logs, steps=58, found=99))
     logs.write_run(root / "late", sparse_records(logs, steps=39))
+    logs.write_run(root / "dead", dead_records(logs))
+    logs.write_run(root / "empty", [])
+    logs.write_run(root / "again", sparse_records(logs), model="Net", entries=3)
+    logs.write_run(root / "again", sparse_records(logs, steps=30), start=600, model="Net", entries=3)
+    for start, model in ((0, "Generator"), (2, "Discriminator")):
+        logs.write_run(root / "gan", logs.plain_records(range(1, 9)), start=start, model=model)
+    killed = TensorBoardWriter(root / "killed", rows=8, flush_seconds=1e9)
+    killed.open(RunInfo(logs.session_name(), logs.EPOCH))
+    for record in logs.plain_records(range(1, 33)):
+        killed.write(record)
+    killed.flush()
     with tensorboard(f"--logdir={root}", "--load_fast=true", holds=versions_in(root)) as address:
         yield address
 
@@ -117,3 +140,58 @@ def test_the_step_is_one_that_is_in_view(sparse, open_panel):
     expect(page.locator("[data-part=step]")).to_have_text("15")
     expect(page.locator("[data-part=table-note]")).to_have_text("at step 15")
     page.wait_for_function("location.hash.includes('zoom=12')")
+
+
+def test_the_accused_layer_is_a_row_of_the_table(sparse, open_panel):
+    """The table opens on blocks; the layer that the verdict names is an activation inside one."""
+    page, _ = open_panel(sparse, at("dead"))
+    row = page.locator(".health tbody tr").filter(has_text="h.1.act")
+    expect(row.locator("td").first).to_have_text("DEAD")
+    expect(row).to_contain_text("100 %")
+
+
+def test_a_run_that_was_killed_is_not_called_live_or_healthy_to_the_end(sparse, open_panel):
+    """Nobody knows what came after its last step; one that was closed has finished."""
+    page, _ = open_panel(sparse, at("killed"))
+    expect(page.locator("[data-part=live]")).to_have_text("Not closed")
+    verdict = page.locator("[data-part=verdict]")
+    expect(verdict).to_contain_text("not closed: what came after step 32 is not known")
+    expect(verdict).to_have_class(re.compile("tone-warn"))
+    page, _ = open_panel(sparse, at("healthy"))
+    expect(page.locator("[data-part=live]")).to_have_text("Finished")
+    expect(page.locator("[data-part=verdict]")).to_have_class(re.compile("tone-good"))
+
+
+def test_a_run_that_was_closed_without_a_step_says_so(sparse, open_panel):
+    """It is not open, and nothing of it is healthy."""
+    page, _ = open_panel(sparse, at("empty"))
+    expect(page.locator("[data-part=verdict]")).to_contain_text("The run was closed before its first step.")
+
+
+def test_the_list_of_runs_hides_no_session_and_names_those_of_one_folder(sparse, open_panel):
+    """A cell that was run again is two runs, and so are two exporters in one folder."""
+    page, _ = open_panel(sparse, height=900)
+    rows = page.locator(".runs tbody tr")
+    expect(rows).to_have_count(10)
+    expect(rows.filter(has_text="gan: Generator")).to_have_count(1)
+    expect(rows.filter(has_text="gan: Discriminator")).to_have_count(1)
+    again = rows.filter(has_text="again: began")
+    expect(again).to_have_count(2)
+    expect(again.filter(has_text="NUMERICAL")).to_have_count(1)
+    expect(rows.filter(has_text="killed")).to_contain_text("not closed")
+    expect(rows.filter(has_text="empty").locator(".more")).to_have_text("no step recorded")
+    healthy = page.get_by_role("button", name="healthy", exact=True)
+    expect(rows.filter(has=healthy).locator(".ok")).to_have_text("Healthy")
+    page.get_by_role("button", name="again: began").first.click()
+    expect(page.locator("[data-part=run]").locator("option", has_text="again: began")).to_have_count(2)
+
+
+def test_one_run_has_one_first_and_one_last_loss(sparse, open_panel):
+    """The list, the page and the text say the same, also where the last loss is NaN."""
+    page, _ = open_panel(sparse, height=900)
+    head = page.locator(".runs thead button", has_text="first loss")
+    assert head.get_attribute("title") == "Median of the first five finite losses"
+    row = page.locator(".runs tbody tr").filter(has=page.get_by_role("button", name="nan", exact=True))
+    expect(row.locator("td.num").first).to_have_text("1.00")
+    page.get_by_role("button", name="nan", exact=True).click()
+    expect(page.locator("[data-part=course]")).to_have_text("loss1.00 \u2192 NaN")

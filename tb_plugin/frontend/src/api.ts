@@ -8,6 +8,8 @@ import { columnAt, decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
 
+export type RunState = "closed" | "running" | "silent";
+
 export interface RunSummary {
   readonly run: string;
   readonly version: string;
@@ -15,6 +17,11 @@ export interface RunSummary {
   readonly last: number | null;
   readonly started: number | null;
   readonly updated: number;
+  /** Whether the last session was closed, or else nothing was written for longer than usual; an older page has none. */
+  readonly state?: RunState;
+  /** The model, where its folder holds several runs. */
+  readonly model?: string | null;
+  readonly parameters?: number | null;
   readonly too_new: number;
   /** Records that could not be understood and were left out; an older server does not count them. */
   readonly damaged?: number;

@@ -23,7 +23,7 @@ import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
 import { bytesOf, type Series } from "./model/series";
 import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
-import { runLabel } from "./views/header";
+import { runLabel } from "./model/labels";
 import type { Views } from "./page";
 import type { LineCard } from "./views/lines";
 import type { MapContent } from "./views/map";

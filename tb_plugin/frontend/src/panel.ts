@@ -12,7 +12,8 @@ import { OverviewPage, SOON } from "./overview";
 import { ArchitectureView } from "./views/architecture";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
-import { Header, runLabel } from "./views/header";
+import { Header } from "./views/header";
+import { nameRuns, runLabel } from "./model/labels";
 import { MetricInfo } from "./views/info";
 import type { LineCard } from "./views/lines";
 import { LosingCard } from "./views/losing";
@@ -103,7 +104,6 @@ export class Panel {
     error: (message) => (this.#overviewError.textContent = message),
     changed: () => this.#save(),
   });
-  readonly #overviewHead = el("p", { class: "lead", text: "GradFlow" });
   readonly #overviewError = el("div", { class: "card error", attrs: { role: "alert" } });
   readonly #notice = el("div", { class: "card notice", attrs: { role: "status", "data-part": "notice" } });
   readonly #page: HTMLElement;
@@ -137,7 +137,7 @@ export class Panel {
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
     this.#overview.root.hidden = true;
-    this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
+    this.#overview.root.prepend(el("p", { class: "lead", text: "GradFlow" }), this.#overviewError);
     this.#fill();
     this.#loader = new Loader(this.#now, {
       ...views,
@@ -181,6 +181,7 @@ export class Panel {
       // Without a run to open, the first answer is the table of all of them: the list of runs is a part of it.
       const overview = opening && this.#now.run === "" ? await fetchOverview(SOON) : null;
       const runs = overview === null || overview.runs.length < overview.total ? await fetchRuns() : overview.runs;
+      nameRuns(overview?.runs ?? runs);
       const first = this.#now.run === "" && runs.length > 1;
       if (first || this.#overviewShown) {
         this.#showOverview(true);
@@ -203,7 +204,7 @@ export class Panel {
       this.#showNotice(current.run);
       if (this.#now.otherRun(current.run) === undefined) this.#now.other = "";
       this.#header.showRuns(runs, current.run, this.#now.other);
-      await this.#loader.run(current.run, current.version);
+      await this.#loader.run(current.run, `${current.version} ${current.state}`);
     });
   }
 
@@ -376,8 +377,7 @@ export class Panel {
   }
 
   #setLive(on: boolean): void {
-    this.#live = on;
-    if (on) void this.refresh();
+    if ((this.#live = on)) void this.refresh();
   }
 
   /** The host takes its time to change its address, so that happens after the repaint. */

@@ -50,7 +50,8 @@ const HELD = [
 ];
 const [BLOCKS] = groupsOf(HELD) as [Group];
 const COLUMNS = columnsOf(BLOCKS, HELD);
-const ROWS = rowsOf(BLOCKS, MOMENT, [ISSUE], COLUMNS);
+// The accused layer has a row beside those of the blocks.
+const ROWS = rowsOf(BLOCKS, MOMENT, [ISSUE], COLUMNS).filter(({ site }) => site !== ISSUE.layer);
 
 test("a row shows what was written, missing apart from zero and from NaN", () => {
   assert.deepEqual(

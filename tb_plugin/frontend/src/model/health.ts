@@ -58,7 +58,7 @@ const LEADING: readonly string[] = [
   "parameter.update_ratio",
 ];
 
-const MOST_COLUMNS = 8;
+const [MOST_COLUMNS, MOST_ACCUSED] = [8, 100];
 
 /** Rows that are shown together: all blocks, all parameters, or the modules that one instrument reads. */
 export interface Group {
@@ -176,7 +176,7 @@ export function rowsOf(
   );
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
-  return [...sites].map((site, depth) => {
+  return withAccused([...sites], holding).map(({ site, depth }) => {
     const cells = Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)]));
     return {
       site,
@@ -187,6 +187,28 @@ export function rowsOf(
       cells,
     };
   });
+}
+
+/** The sites in depth order, and the layers that issues name among them: where they lie, before all where that is nowhere. */
+function withAccused(
+  sites: readonly string[],
+  issues: readonly Issue[],
+): readonly { readonly site: string; readonly depth: number }[] {
+  const places = new Map(sites.map((site, depth) => [site, depth]));
+  for (const [site, depth] of [...places])
+    for (let dot = site.indexOf("."); dot > 0; dot = site.indexOf(".", dot + 1))
+      if (!places.has(site.slice(0, dot))) places.set(site.slice(0, dot), depth - 0.5);
+  const here = new Set(sites);
+  const absent = [...new Set(issues.flatMap(({ layers }) => layers))].filter((site) => site !== "" && !here.has(site));
+  const placed = absent.slice(0, MOST_ACCUSED).map((site) => {
+    let [depth, name] = [places.get(site), site];
+    for (let dot = name.lastIndexOf("."); depth === undefined && dot > 0; dot = name.lastIndexOf(".")) {
+      name = name.slice(0, dot);
+      depth = here.has(name) ? (places.get(name) ?? 0) + 0.5 : undefined;
+    }
+    return { site, depth: depth ?? -1 };
+  });
+  return [...sites.map((site, depth) => ({ site, depth })), ...placed].sort((a, b) => a.depth - b.depth);
 }
 
 /** Of a vanishing gradient: the blocks at which less arrives than its threshold, or no more than where it accuses. */

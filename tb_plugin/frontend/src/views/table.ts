@@ -213,6 +213,7 @@ export class HealthTable {
   /** The metric that shows a row on the map. */
   #metricOf(site: string): string {
     const known = (this.group?.metrics ?? []).map(({ name }) => name);
-    return known.find((name) => this.#moment?.metrics[name]?.sites.includes(site)) ?? known[0] ?? "";
+    const read = [...known, ...Object.keys(this.#moment?.metrics ?? {})];
+    return read.find((name) => this.#moment?.metrics[name]?.sites.includes(site)) ?? known[0] ?? "";
   }
 }

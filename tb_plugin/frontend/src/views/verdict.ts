@@ -49,6 +49,7 @@ export class VerdictView {
   readonly #past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
   readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
   #courses: Courses = new Map();
+  #first: number | null = null;
   /** Where a layer is called, and where its class is defined. */
   #places: (layer: string) => Places = () => ({ called: "", defined: "" });
 
@@ -68,12 +69,18 @@ export class VerdictView {
     this.#pastBox.hidden = this.#moreBox.hidden = true;
   }
 
-  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number, places: (layer: string) => Places): void {
+  show(
+    issues: readonly Issue[],
+    { last, lost, loss, state }: RunMeta,
+    open: number,
+    places: (layer: string) => Places,
+  ): void {
     this.#places = places;
-    const said = verdict(issues, last, lost, open);
+    const said = verdict(issues, last, lost, open, state);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
     this.#learning.title = loss ? "Medians of the first and of the last five losses" : "";
+    this.#first = loss?.first ?? null;
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
     setText(this.#headline, said.headline);
@@ -108,7 +115,6 @@ export class VerdictView {
     const last = (block === undefined ? null : lastReading(block)) ?? 0;
     this.#courseText.classList.toggle("broken", !Number.isFinite(last));
     if (Number.isFinite(last)) return;
-    const first = values.find((value) => Number.isFinite(value));
     if (this.#banner.classList.contains("tone-good")) {
       this.#banner.className = "card verdict tone-bad";
       setText(this.#mark, MARKS.bad);
@@ -116,8 +122,11 @@ export class VerdictView {
       setText(this.#detail, "No rule has called it an issue.");
     }
     setText(this.#courseTitle, "loss");
-    setText(this.#courseText, `${first === undefined ? "" : `${threeDigits(first)} \u2192 `}${formatNumber(last)}`);
-    this.#learning.title = "The first loss and the last one";
+    setText(
+      this.#courseText,
+      `${this.#first === null ? "" : `${threeDigits(this.#first)} \u2192 `}${formatNumber(last)}`,
+    );
+    this.#learning.title = "The median of the first five finite losses, and the last one";
   }
 
   /** Says on each card how its quantity is now, and how it was when it was worst. */
