@@ -50,6 +50,11 @@ def sparse(tmp_path_factory, logs, versions_in, tensorboard):
     logs.write_run(root / "late", sparse_records(logs, steps=39))
     logs.write_run(root / "dead", dead_records(logs))
     logs.write_run(root / "empty", [])
+    long = "x" * 120
+    accused = logs.issue(layer=long)
+    logs.write_run(
+        root / "long", [*logs.plain_records(range(1, 9), (long, "b")), StepRecord(9, 9.0, issues=(accused,))]
+    )
     logs.write_run(root / "again", sparse_records(logs), model="Net", entries=3)
     logs.write_run(root / "again", sparse_records(logs, steps=30), start=600, model="Net", entries=3)
     for start, model in ((0, "Generator"), (2, "Discriminator")):
@@ -172,7 +177,7 @@ def test_the_list_of_runs_hides_no_session_and_names_those_of_one_folder(sparse,
     """A cell that was run again is two runs, and so are two exporters in one folder."""
     page, _ = open_panel(sparse, height=900)
     rows = page.locator(".runs tbody tr")
-    expect(rows).to_have_count(10)
+    expect(rows).to_have_count(11)
     expect(rows.filter(has_text="gan: Generator")).to_have_count(1)
     expect(rows.filter(has_text="gan: Discriminator")).to_have_count(1)
     again = rows.filter(has_text="again: began")
@@ -195,3 +200,23 @@ def test_one_run_has_one_first_and_one_last_loss(sparse, open_panel):
     expect(row.locator("td.num").first).to_have_text("1.00")
     page.get_by_role("button", name="nan", exact=True).click()
     expect(page.locator("[data-part=course]")).to_have_text("loss1.00 \u2192 NaN")
+
+
+def test_two_runs_side_by_side_have_a_verdict_each(sparse, open_panel):
+    """A healthy run beside a dead one is not all that is said; a difference counts the layers without a partner."""
+    page, _ = open_panel(sparse, at("healthy", other="dead"))
+    other = page.locator("[data-part=verdict-other]")
+    expect(other).to_contain_text("dead: 1 problem. DEAD in h.1.act since step 3")
+    expect(other).to_have_class(re.compile("tone-bad"))
+    page, _ = open_panel(sparse, at("long", other="healthy", mode="difference", metric="block.gain"))
+    expect(page.locator(".layers").first).to_contain_text("healthy has no layer of the same name")
+    page, _ = open_panel(sparse, at("healthy"))
+    expect(page.locator("[data-part=verdict-other]")).to_be_hidden()
+
+
+def test_a_long_name_keeps_to_its_column(sparse, open_panel):
+    """A layer of 120 letters does not lie over its verdict."""
+    page, _ = open_panel(sparse, at("long"))
+    row = page.locator(".health tbody tr").first
+    name, verdict = (row.locator(part).bounding_box() for part in ("th button", "td >> nth=0"))
+    assert name["x"] + name["width"] <= verdict["x"]

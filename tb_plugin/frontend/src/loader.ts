@@ -16,13 +16,13 @@ import {
 import { answerOf } from "./answer";
 import type { Choice } from "./choice";
 import { inModelOrder, placesIn, type Module } from "./model/architecture";
-import { difference } from "./model/difference";
+import { alone, difference } from "./model/difference";
 import { wantedMetrics, type Moment } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
 import { bytesOf, type Series } from "./model/series";
-import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
+import { isEvent, isProblem, metricFor, verdict, type Issue } from "./model/verdict";
 import { runLabel } from "./model/labels";
 import type { Views } from "./page";
 import type { LineCard } from "./views/lines";
@@ -185,9 +185,13 @@ export class Loader {
   /** Learns what the run compared with holds, so that nothing is asked in vain. */
   async #meetOther(run: string): Promise<void> {
     const other = this.now.otherRun(run);
-    const metrics = other === undefined ? [] : (await fetchMeta(other.run)).metrics;
-    if (other?.run === this.now.otherRun(run)?.run)
-      this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
+    const [meta, found] = other === undefined ? [] : await Promise.all([fetchMeta(other.run), fetchIssues(other.run)]);
+    if (other?.run !== this.now.otherRun(run)?.run) return;
+    const held = (meta?.metrics ?? []).filter((metric) => this.now.inPhase(metric));
+    this.#otherHolds = new Set(held.map(({ name }) => name));
+    this.views.verdict.showOther(
+      meta && found ? [runLabel(meta.run), verdict(found.issues, meta.last, meta.lost, found.open, meta.state)] : null,
+    );
   }
 
   async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {
@@ -286,7 +290,10 @@ export class Loader {
     const [mine, theirs, { spec }] = [runLabel(this.now.run), runLabel(run), own];
     if (this.now.mode === "difference") {
       const apart = found === null ? null : difference(own.series, found, spec);
-      if (apart !== null) return map.show({ ...own, ...apart, of: `${mine} against ${theirs}` });
+      if (apart !== null) {
+        const of = `${mine} against ${theirs}${alone(own.series, found, apart.series.sites.length)}`;
+        return map.show({ ...own, ...apart, of });
+      }
       return map.clear(found === null ? `${theirs} holds no ${spec.title}` : `${theirs} has no layer of the same name`);
     }
     map.show({ ...own, of: mine });

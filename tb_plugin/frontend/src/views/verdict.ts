@@ -6,7 +6,7 @@ import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, lastReading, type Series } from "../model/series";
 import { saidOf, type Places } from "../model/architecture";
-import { isProblem, issueKey, verdict, where, whereIn, type Issue } from "../model/verdict";
+import { isProblem, issueKey, verdict, where, whereIn, type Issue, type Verdict } from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
 const [OPEN_CARDS, MOST_LISTED, SPARK_WIDTH, SPARK_HEIGHT] = [3, 40, 170, 40];
@@ -21,6 +21,7 @@ export class VerdictView {
   readonly #headline = el("h1");
   readonly #detail = el("p");
   readonly #fix = el("p", { class: "fix", attrs: { "data-part": "fix" } });
+  readonly #other = el("p", { class: "other", attrs: { "data-part": "verdict-other" } });
   readonly #path = svg("path", {});
   readonly #spark = svg(
     "svg",
@@ -61,12 +62,12 @@ export class VerdictView {
     this.root.className = "answer";
     this.#banner.append(
       this.#mark,
-      el("div", { class: "said" }, this.#headline, this.#detail, this.#fix),
+      el("div", { class: "said" }, this.#headline, this.#detail, this.#fix, this.#other),
       this.#spark,
       this.#learning,
     );
     this.root.append(this.#banner, this.#open, el("div", { class: "folds" }, this.#moreBox, this.#pastBox));
-    this.#pastBox.hidden = this.#moreBox.hidden = true;
+    this.#pastBox.hidden = this.#moreBox.hidden = this.#other.hidden = true;
   }
 
   show(
@@ -102,6 +103,15 @@ export class VerdictView {
     this.#moreBox.hidden = folded <= 0;
     setText(this.#pastTitle, `${formatStep(past.length)} past ${past.length === 1 ? "issue" : "issues"}`);
     this.#pastBox.hidden = past.length === 0;
+  }
+
+  /** The verdict of the run compared with, null for none. */
+  showOther(said: readonly [string, Verdict] | null): void {
+    this.#other.hidden = said === null;
+    if (said === null) return;
+    const [run, { tone, headline, detail }] = said;
+    this.#other.className = `other tone-${tone}`;
+    setText(this.#other, `${MARKS[tone]} ${run}: ${headline}. ${detail}`);
   }
 
   /** The loss of the whole run, whatever is in view below; null where the run holds none. */
