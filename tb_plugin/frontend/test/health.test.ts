@@ -202,3 +202,14 @@ test("ok stands only where the numbers are fine: within their thresholds, and wh
     ["no issue", "no issue", "no issue"],
   );
 });
+
+test("a row whose number is NaN or infinite is not ok, whatever its other numbers are", () => {
+  for (const broken of ["NaN", "Infinity", "-Infinity"] as const) {
+    const metrics = {
+      "block.gradient_norm": { step: 7, sites: ["h.0"], values: [broken] },
+      "block.gain": { step: 7, sites: ["h.0"], values: [1] },
+    };
+    const rows = rowsOf(BLOCKS, { step: 7, metrics }, [], columnsOf(BLOCKS, HELD));
+    assert.deepEqual([rows.map(verdictOf), rows[0]?.off], [["outside"], "gradient"]);
+  }
+});

@@ -235,7 +235,7 @@ function issuesByLayer(issues: readonly Issue[]): ReadonlyMap<string, Issue> {
 }
 
 /**
- * What of a row is not as it should be: the column of the first number outside the thresholds of its metric, "" where all
+ * What of a row is not as it should be: the column of the first number that is none, or outside its thresholds, "" where all
  * lie within, null where none has thresholds that tell good from bad: two ends, or the most of a share.
  */
 function judge(columns: readonly Column[], cells: Readonly<Record<string, Cell | null>>): string | null {
@@ -243,6 +243,7 @@ function judge(columns: readonly Column[], cells: Readonly<Record<string, Cell |
   for (const { key, share, marks } of columns) {
     const [low, high] = marks.length === 2 ? marks : share && (marks[0] ?? 0) > 0.5 ? [-Infinity, marks[0]] : [];
     const value = cells[key]?.value;
+    if (value !== undefined && !Number.isFinite(value)) return key;
     if (low === undefined || high === undefined || value === undefined) continue;
     if (!(value >= low && value <= high)) return key;
     judged = true;
