@@ -214,9 +214,24 @@ def test_two_runs_side_by_side_have_a_verdict_each(sparse, open_panel):
     expect(page.locator("[data-part=verdict-other]")).to_be_hidden()
 
 
-def test_a_long_name_keeps_to_its_column(sparse, open_panel):
+@pytest.mark.parametrize("width", [360, 760, 1280])
+def test_a_long_name_keeps_to_its_column(sparse, open_panel, width):
     """A layer of 120 letters does not lie over its verdict."""
-    page, _ = open_panel(sparse, at("long"))
+    page, _ = open_panel(sparse, at("long"), width=width)
     row = page.locator(".health tbody tr").first
     name, verdict = (row.locator(part).bounding_box() for part in ("th button", "td >> nth=0"))
     assert name["x"] + name["width"] <= verdict["x"]
+
+
+def test_narrow_paper_holds_every_column_and_the_whole_fix(sparse, open_panel):
+    """What does not fit beside each other on a screen of 760 px is made smaller on paper."""
+    page, _ = open_panel(sparse, at("dead"), width=760)
+    page.emulate_media(media="print")
+    for part in (".health .scroll", "[data-part=fix]"):
+        assert page.locator(part).evaluate(
+            "box => [box.scrollWidth - box.clientWidth, box.scrollHeight - box.clientHeight]"
+        ) <= [1, 1]
+    page.emulate_media(media="screen")
+    page.locator("[data-part=all-runs]").click()
+    page.emulate_media(media="print")
+    assert page.locator(".runs .scroll").evaluate("box => box.scrollWidth - box.clientWidth") <= 1
