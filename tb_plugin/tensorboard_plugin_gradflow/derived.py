@@ -82,7 +82,7 @@ def compute(metric: str, stored: Stored) -> Stored:
 
 def _without_floor(log_gains: Stored) -> Stored:
     """Return logarithmic gains with *missing* where a block passed on nothing. Shape: as the input."""
-    nothing = log_gains < _NOTHING
+    nothing = np.isfinite(log_gains) & (log_gains < _NOTHING)
     if not nothing.any():
         return log_gains
     out = np.array(log_gains, dtype=np.float32)

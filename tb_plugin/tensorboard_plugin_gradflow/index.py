@@ -33,6 +33,8 @@ _PROMISED = MappingProxyType(
         "gap": _SPAN,
     }
 )
+_IF_THERE = MappingProxyType({"meta": (("model", str), ("entries", int))})
+"""What older writers left out."""
 _BESIDE = re.compile(r"(.*) \[\d+-[0-9a-f-]+\]", re.DOTALL)
 
 
@@ -316,6 +318,9 @@ def _sound_content(content: bytes) -> Mapping[str, Any] | None:
     if decoded is not None and decoded["v"] <= FORMAT:
         promised = _PROMISED.get(str(decoded.get("kind")), ())
         if not all(_holds(decoded.get(name), kind) for name, kind in promised):
+            return None
+        known = _IF_THERE.get(str(decoded.get("kind")), ())
+        if not all(_holds(decoded[name], kind) for name, kind in known if name in decoded):
             return None
         if promised and decoded["first"] > decoded["last"]:
             return None

@@ -244,8 +244,8 @@ def _read_clocks(
     first = query.first
     if first is not None and query.before:
         earlier = [both["steps"][both["steps"] < min(first, cuts[key])] for key, both in whole.items()]
-        steps = np.unique(np.concatenate([np.empty(0), *earlier]))[-query.before :]
-        first = int(steps[0]) if len(steps) else first
+        led = np.unique(np.concatenate([np.empty(0), *earlier]))[-query.before :]
+        first = int(led[0]) if len(led) else first
     clocks = {key: _valid_rows(both, cuts[key], replace(query, first=first)) for key, both in whole.items()}
     return {key: clock for key, clock in clocks.items() if len(clock.rows)}
 
