@@ -38,7 +38,7 @@ def runs_in(path: Path) -> list[Run]:
     """Return the runs in one folder, those that began first before others.
 
     There are several where more than one process or exporter wrote to it at the same time, and where a session began
-    again at its first step, as when the cell of a notebook is run twice.
+    again at its first step, as when the cell of a notebook is run twice, or trained another model.
 
     Args:
         path: The folder.

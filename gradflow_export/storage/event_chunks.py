@@ -54,6 +54,7 @@ from gradflow_export.records.step_record import (
     issue_from_json,
     note_from_json,
 )
+from gradflow_export.storage.continued import LONGEST
 
 PLUGIN_NAME = "gradflow"
 DRAFTS = ".draft"
@@ -129,7 +130,9 @@ def pack_info(info: RunInfo, number: int = 0) -> Blob:
         number: Which file of the session it is, counted from 0.
     """
     tag = f"{PLUGIN_NAME}/{info.session}/meta/{number}"
-    return Blob(tag, json.dumps(info_to_json(info)), {"v": FORMAT, "kind": "meta"})
+    # Which model it is can be known without opening any tensor.
+    content = {"v": FORMAT, "kind": "meta", "model": info.model[:LONGEST], "entries": info.entries}
+    return Blob(tag, json.dumps(info_to_json(info)), content)
 
 
 def pack_gap(session: str, gap: Gap, number: int) -> Blob:

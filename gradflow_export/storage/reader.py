@@ -16,6 +16,7 @@ from typing import overload
 
 from gradflow_export.errors import StorageError
 from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
+from gradflow_export.storage.continued import chains, identity
 from gradflow_export.storage.event_chunks import DRAFTS, Blob
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
 from gradflow_export.storage.log_index import EventSession, LineSession, Page, Session, read_events, read_lines
@@ -123,8 +124,9 @@ class Run:
         skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
         gaps: Steps that were recorded and could not be written, as the files tell.
         beside: One session of each other run that was written to the same directory at the same time.
-        replaced: The session at the end of each earlier run of which nothing is left, because a later one began again
-            at or before its first step, as when a notebook's cell is run twice; earliest first.
+        replaced: The session at the end of each earlier run that a later one did not continue, because it began again
+            at or before its first step, as when a notebook's cell is run twice, or trained another model; earliest
+            first.
         closed: Whether the latest session was closed. Else it goes on, or its process ended before its time, or could
             not write.
     """
@@ -183,32 +185,30 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
     history, whole = (found_in[0], found_in[0]) if found_in else ([], [])
     if session in _replaced(whole):
         history = whole[: [start.name for start in whole].index(session or "") + 1]
+    own = _runs(history)[-1]
     infos = [start.info for start in history if start.info is not None]
     return Run(
         path,
         infos[-1] if infos else None,
         tuple(start.name for start in history),
-        Records(history),
+        Records(own),
         skipped,
-        tuple(gap for start in history for gap in start.gaps),
+        tuple(gap for start in own for gap in start.gaps),
         tuple(other[0].name for other in histories if other is not whole),
         not history or history[-1].closed,
         _replaced(history),
     )
 
 
+def _runs(history: Sequence[_Start]) -> list[Sequence[_Start]]:
+    """Divide sessions that follow each other into runs, the last of which is the one that goes on."""
+    found = chains([(min(start.owner, default=None), identity(start.info)) for start in history])
+    return [[history[place] for place in places] for places in found]
+
+
 def _replaced(history: Sequence[_Start]) -> tuple[str, ...]:
-    """Return the last session before each that began again at or before the first step of what came before it."""
-    ends: list[str] = []
-    first, last = math.inf, ""
-    for start in history:
-        if start.owner:
-            began = min(start.owner)
-            if last and began <= first:
-                ends.append(last)
-                first = math.inf
-            first, last = min(first, began), start.name
-    return tuple(ends)
+    """Return the last session with a step of each run but the last."""
+    return tuple([start.name for start in run if start.owner][-1] for run in _runs(history)[:-1])
 
 
 def _starts(parts: Sequence[Session]) -> list[_Start]:

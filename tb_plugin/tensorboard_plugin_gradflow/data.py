@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
@@ -17,7 +19,7 @@ from tensorboard_plugin_gradflow.derived import DERIVED, stored_name
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.headline import headline
 from tensorboard_plugin_gradflow.howto import how_to_read
-from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, started
+from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, folder_of, started
 from tensorboard_plugin_gradflow.metadata import FORMAT
 from tensorboard_plugin_gradflow.sound import is_issue, is_names, is_number, is_whole
 from tensorboard_plugin_gradflow.source import Source, Tables
@@ -63,8 +65,30 @@ def catalog() -> dict[str, Any]:
 
 
 def list_runs(source: Source) -> dict[str, Any]:
-    """Return every run with GradFlow data, the most recently written first."""
-    return {"v": FORMAT, "runs": [about(source, index) for index in source.indexes()]}
+    """Return every run with GradFlow data, the most recently written first.
+
+    With their models where several share a folder: their names say less then.
+    """
+    indexes = source.indexes()
+    folders = Counter(folder_of(index.run) for index in indexes)
+    runs = [
+        about(source, index) | (model_of(source, index) if folders[folder_of(index.run)] > 1 else {})
+        for index in indexes
+    ]
+    return {"v": FORMAT, "runs": runs}
+
+
+def model_of(source: Source, index: RunIndex) -> dict[str, Any]:
+    """Return class and number of parameters of a run's model, ``None`` where they are not known.
+
+    Args:
+        source: Where to read.
+        index: The run.
+    """
+    info: dict[str, Any] = {}
+    for session in index.sessions[-1:]:
+        info = next((known_of(data) for _, data in source.read_json(index.run, session.of_kind("meta"))), {})
+    return {name: info.get(name) for name in ("model", "parameters")}
 
 
 def run_meta(source: Source, run: str) -> dict[str, Any]:
@@ -223,6 +247,7 @@ def about(source: Source, index: RunIndex) -> dict[str, Any]:
         "last": last,
         "started": started(index.sessions[0].name) if index.sessions else None,
         "updated": index.updated,
+        "state": index.state(time.time()),
         "too_new": index.too_new,
         "damaged": source.damaged(index),
     }

@@ -14,6 +14,10 @@ from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 
 Stored = npt.NDArray[np.float32]
 
+_LOGARITHM = "block.log_gain"
+_NOTHING = -50.0
+"""Norms are 1e-30 at least before their logarithm is taken: a gradient of exactly 0 is written as some -60 nats."""
+
 
 @dataclass(frozen=True)
 class Derived:
@@ -71,4 +75,16 @@ def stored_name(metric: str) -> str:
 
 def compute(metric: str, stored: Stored) -> Stored:
     """Return the values of a metric from those of its source. Shape of both: ``[rows, sites]``."""
+    if stored_name(metric) == _LOGARITHM:
+        stored = _without_floor(stored)
     return DERIVED[metric].compute(stored) if metric in DERIVED else stored
+
+
+def _without_floor(log_gains: Stored) -> Stored:
+    """Return logarithmic gains with *missing* where a block passed on nothing. Shape: as the input."""
+    nothing = np.isfinite(log_gains) & (log_gains < _NOTHING)
+    if not nothing.any():
+        return log_gains
+    out = np.array(log_gains, dtype=np.float32)
+    out.view(np.uint32)[nothing] = MISSING_BITS
+    return out

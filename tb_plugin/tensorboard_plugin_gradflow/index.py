@@ -7,13 +7,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from gradflow_export.storage.continued import Identity, chains, identity_of
 from gradflow_export.storage.event_chunks import Tag, parse_tag
 from tensorboard_plugin_gradflow.metadata import FORMAT, decode_content
 
 _NO_CUT = 2**62
+_PATIENCE, _PAUSES = 120.0, 3
+"""Seconds, and longest pauses so far, until a run that writes nothing is called silent: chunks take up to 60 s."""
 _REMEMBERED = 2**15
 _REMEMBERED_CONTENTS = 2**14
 _WHOLE = re.compile(r"[0-9]{1,15}")
@@ -29,6 +33,8 @@ _PROMISED = MappingProxyType(
         "gap": _SPAN,
     }
 )
+_IF_THERE = MappingProxyType({"meta": (("model", str), ("entries", int))})
+"""What older writers left out."""
 _BESIDE = re.compile(r"(.*) \[\d+-[0-9a-f-]+\]", re.DOTALL)
 
 
@@ -114,6 +120,7 @@ class RunIndex:
         updated: Wall time of the newest tensor, in seconds since the epoch.
         too_new: How many tensors a newer version of the writer wrote; they are left out.
         damaged: How many have a description that nobody can have meant; they are left out too.
+        written: When the last session wrote a chunk of steps, rising, in seconds since the epoch.
     """
 
     run: str
@@ -121,6 +128,7 @@ class RunIndex:
     updated: float
     too_new: int
     damaged: int = 0
+    written: tuple[float, ...] = ()
 
     @cached_property
     def tensors(self) -> int:
@@ -153,6 +161,22 @@ class RunIndex:
         words = {str(chunk.content["phase"]) for session in self.sessions for chunk in session.of_kind("clock")}
         return tuple(sorted(words, key=lambda word: (word != "train", word)))
 
+    @property
+    def closed(self) -> bool:
+        """Whether the last session was closed, so that nothing is missing behind it."""
+        return any(True for session in self.sessions[-1:] for _ in session.of_kind("end"))
+
+    def state(self, now: float) -> str:
+        """Return ``"closed"``, ``"running"``, or ``"silent"``: not closed, and nothing written for longer than usual.
+
+        Args:
+            now: Seconds since the epoch.
+        """
+        if self.closed:
+            return "closed"
+        pauses = (after - before for before, after in pairwise(self.written))
+        return "running" if now - self.updated <= max(_PATIENCE, _PAUSES * max(pauses, default=0.0)) else "silent"
+
     @cached_property
     def version(self) -> str:
         """Changes whenever the run has something new."""
@@ -164,14 +188,16 @@ def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
 
     Several sessions of one run are one history: where a later session begins at a step that an earlier one had passed
     already (a resumed checkpoint), the later one counts. Sessions that were written at the same time are runs of their
-    own.
+    own, and so is one that did not continue what came before it: see
+    :func:`gradflow_export.storage.continued.chains`.
 
     Args:
         run: TensorBoard's name of the folder.
         listing: Tag to time series, as ``list_tensors`` returns it.
 
     Returns:
-        The run that began first, then the others; never empty, and without sessions when no tag is ours.
+        The folder's own run, then the others; never empty, and without sessions when no tag is ours. Of runs of which
+        each followed the one before, the last is the folder's own.
     """
     found: dict[str, dict[str, Chunk]] = {}
     times: dict[str, list[float]] = {}
@@ -196,16 +222,20 @@ def build_indexes(run: str, listing: Mapping[str, Any]) -> list[RunIndex]:
     names = sorted((name for name in found if _order(name)[1] == lowest), key=_order)
     out: list[RunIndex] = []
     for history in _histories(names, times) or [[]]:
-        sessions, cut = [], _NO_CUT
-        for name in reversed(history):
-            session = Session(name, found[name], cut)
-            sessions.append(session)
-            cut = min([cut, *_first_steps(session.of_kind("clock"))])
-        shown = f"{run} [{history[0]}]" if out else run
-        newest = max((updated[name] for name in history), default=0.0)
-        # What cannot be understood cannot be distinguished by session either: it counts for the folder's own run.
-        counts = (0, 0) if out else (too_new, damaged)
-        out.append(RunIndex(shown, tuple(reversed(sessions)), newest, *counts))
+        places = chains([_start(found[name]) for name in history])
+        # The one that goes on has the name: a page that is open on it follows when a cell is run again.
+        for part in reversed([history[place.start : place.stop] for place in places]):
+            sessions, cut = [], _NO_CUT
+            for name in reversed(part):
+                session = Session(name, found[name], cut)
+                sessions.append(session)
+                cut = min([cut, *_first_steps(session.of_kind("clock"))])
+            shown = f"{run} [{part[0]}]" if out else run
+            newest = max((updated[name] for name in part), default=0.0)
+            # What cannot be understood cannot be distinguished by session either: it counts for the folder's own run.
+            counts = (0, 0) if out else (too_new, damaged)
+            written = tuple(sorted(times.get(part[-1], ()))) if part else ()
+            out.append(RunIndex(shown, tuple(reversed(sessions)), newest, *counts, written))
     return out
 
 
@@ -247,6 +277,14 @@ def _histories(names: Sequence[str], times: Mapping[str, Sequence[float]]) -> li
     return histories
 
 
+def _start(chunks: Mapping[str, Chunk]) -> tuple[int | None, Identity | None]:
+    """Return the first step of a session and which model it trains, as far as known."""
+    kinds = [(chunk.content.get("kind"), chunk.content) for chunk in chunks.values()]
+    steps = (int(content["first"]) for kind, content in kinds if kind == "clock")
+    models = (identity_of(content.get("model"), content.get("entries")) for kind, content in kinds if kind == "meta")
+    return min(steps, default=None), next(filter(None, models), None)
+
+
 def folder_of(run: str) -> str:
     """Return TensorBoard's name of the folder that a run lies in."""
     found = _BESIDE.fullmatch(run)
@@ -280,6 +318,9 @@ def _sound_content(content: bytes) -> Mapping[str, Any] | None:
     if decoded is not None and decoded["v"] <= FORMAT:
         promised = _PROMISED.get(str(decoded.get("kind")), ())
         if not all(_holds(decoded.get(name), kind) for name, kind in promised):
+            return None
+        known = _IF_THERE.get(str(decoded.get("kind")), ())
+        if not all(_holds(decoded[name], kind) for name, kind in known if name in decoded):
             return None
         if promised and decoded["first"] > decoded["last"]:
             return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorboard_plugin_gradflow.cache import Remembered
-from tensorboard_plugin_gradflow.data import about, all_issues, known_of, run_level
+from tensorboard_plugin_gradflow.data import about, all_issues, model_of, run_level
 from tensorboard_plugin_gradflow.headline import Floats, Steps, every_step, loss_ends, readings
 from tensorboard_plugin_gradflow.hyperparameters import Hyperparameters
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
@@ -72,9 +72,6 @@ def overview(
 
 def _outcome(source: Source, index: RunIndex, losses: Pairs, drawn: Pairs) -> dict[str, Any]:
     """Return what does not change while a run's version stays; of the losses some are drawn."""
-    info: dict[str, Any] = {}
-    for session in index.sessions[-1:]:
-        info = next((known_of(data) for _, data in source.read_json(index.run, session.of_kind("meta"))), {})
     issues = all_issues(source, index)
     states = [issue["state"] for issue in issues if issue["severity"] != "INFO"]
     # What another one explains is no problem more.
@@ -87,8 +84,7 @@ def _outcome(source: Source, index: RunIndex, losses: Pairs, drawn: Pairs) -> di
     named = ("issue_type", "severity", "layer", "step")
     read = {chunk.tag: readings(source, index, session, chunk, "loss") for session, chunk in drawn}
     return {
-        "model": info.get("model"),
-        "parameters": info.get("parameters"),
+        **model_of(source, index),
         "issues": {state: states.count(state) for state in ("open", "healed", "ended")},
         "problems": len(problems),
         "verdict": None if worst is None else {name: worst[name] for name in named},

@@ -123,7 +123,7 @@ class GradflowPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
 
 def _series(request: wrappers.Request, source: Source) -> bytearray:
     columns = _number(request, "columns")
-    start = _number(request, "from")
+    start, before = _number(request, "from"), _number(request, "before")
     query = Query(
         metric=_text(request, "metric"),
         first=_number(request, "first"),
@@ -138,6 +138,7 @@ def _series(request: wrappers.Request, source: Source) -> bytearray:
             0 if start is None else start,
             _number(request, "until"),
         ),
+        before=before or 0,
     )
     return read_series(source, _text(request, "run"), query)
 

@@ -26,6 +26,7 @@ from tensorboard_plugin_gradflow.wire import encode_series
 MOST_COLUMNS = 8192
 DEFAULT_COLUMNS = 1024
 DEFAULT_AROUND, MOST_AROUND = 20, 100
+MOST_BEFORE = 16
 MOST_CELLS = 5_000_000
 """Columns times rows: what is collected for each takes up to 21 bytes. Columns get wider where there would be more."""
 MOST_ANSWER = 64 * 2**20
@@ -47,6 +48,8 @@ class Query:
         phase: Phase wanted; ``""`` for training, or the first by name where the metric was never read in training.
         rows: How sites are joined.
         around: A step and a number of readings on either side of it, which are wanted one by one; ``None`` for columns.
+        before: How many readings before ``first`` are wanted as well, however far back they lie: the newest of them is
+            what holds at ``first``.
     """
 
     metric: str
@@ -58,12 +61,15 @@ class Query:
     phase: str = ""
     rows: Rows = field(default_factory=Rows)
     around: tuple[int, int] | None = None
+    before: int = 0
 
     def __post_init__(self) -> None:
         if self.first is not None and self.last is not None and self.first > self.last:
             raise RequestError(400, f"Expected first <= last; got first={self.first}, last={self.last}.")
         if not 1 <= self.columns <= MOST_COLUMNS:
             raise RequestError(400, f"Expected columns between 1 and {MOST_COLUMNS}; got {self.columns}.")
+        if not 0 <= self.before <= MOST_BEFORE:
+            raise RequestError(400, f"Expected before between 0 and {MOST_BEFORE}; got {self.before}.")
         for word in self.reducers:
             if word not in REDUCERS:
                 raise RequestError(400, f"Expected reduce to be a list of {sorted(REDUCERS)}; got {word[:40]!r}.")
@@ -104,7 +110,7 @@ def read_series(source: Source, run: str, query: Query) -> bytearray:
     index = source.index(run)
     tables = site_tables(source, index)
     everywhere = value_chunks(index, tables, query.metric)
-    pairs = [pair for pair in one_phase(everywhere, query.phase) if _overlaps(*pair, query)]
+    pairs = _wanted(one_phase(everywhere, query.phase), query)
     sites = chosen_sites(pairs, tables, query)
     edges = query.rows.edges(len(sites))
     clocks = _read_clocks(source, index, pairs, query)
@@ -182,6 +188,25 @@ def one_phase(pairs: Sequence[tuple[Session, Chunk]], wanted: str = "") -> list[
     return [pair for pair, phase in zip(pairs, phases, strict=True) if phase == chosen]
 
 
+def _wanted(pairs: Sequence[tuple[Session, Chunk]], query: Query) -> list[tuple[Session, Chunk]]:
+    """Return the chunks that hold what is asked for, those of readings before it included."""
+    chosen = {chunk.tag for session, chunk in pairs if _overlaps(session, chunk, query)}
+    earlier = [
+        (session, chunk)
+        for session, chunk in pairs
+        if query.first is not None and int(chunk.content["first"]) < min(query.first, session.cut)
+    ]
+    found = 0
+    for session, chunk in sorted(earlier, key=lambda pair: int(pair[1].content["last"]), reverse=True):
+        if found >= query.before:
+            break
+        chosen.add(chunk.tag)
+        # How many rows of a chunk lie before the first step, or before its session's cut, its clock alone knows.
+        whole = int(chunk.content["last"]) < min(query.first or 0, session.cut)
+        found += int(chunk.content["rows"]) if whole else 0
+    return [pair for pair in pairs if pair[1].tag in chosen]
+
+
 def _overlaps(session: Session, chunk: Chunk, query: Query) -> bool:
     first, last = int(chunk.content["first"]), min(int(chunk.content["last"]), session.cut - 1)
     too_late = query.last is not None and first > query.last
@@ -211,12 +236,18 @@ def _read_clocks(
     for chunk, stored in source.read(index.run, chunks):
         if isinstance(stored, np.ndarray):
             found.setdefault(wanted[chunk.tag], {})[chunk.parts.name] = stored
-    whole = {key: both for key, both in found.items() if both.keys() == {"steps", "wall"}}
-    return {
-        key: _valid_rows(both, cuts[key], query)
-        for key, both in whole.items()
-        if len(both["steps"]) == len(both["wall"])
+    whole = {
+        key: both
+        for key, both in found.items()
+        if both.keys() == {"steps", "wall"} and len(both["steps"]) == len(both["wall"])
     }
+    first = query.first
+    if first is not None and query.before:
+        earlier = [both["steps"][both["steps"] < min(first, cuts[key])] for key, both in whole.items()]
+        led = np.unique(np.concatenate([np.empty(0), *earlier]))[-query.before :]
+        first = int(led[0]) if len(led) else first
+    clocks = {key: _valid_rows(both, cuts[key], replace(query, first=first)) for key, both in whole.items()}
+    return {key: clock for key, clock in clocks.items() if len(clock.rows)}
 
 
 def _valid_rows(both: dict[str, npt.NDArray[np.float64]], cut: int, query: Query) -> _Clock:

@@ -167,3 +167,21 @@ def test_the_steps_around_an_issue_come_one_by_one(tmp_path, logs, open_client, 
     assert ends.first == [5, 10, 15, 20]
     for bad in ("", "&step=x", "&step=3&count=0", "&step=3&count=1000"):
         assert client.get(f"/around?run=a&metric=block.gain{bad}").status_code == 400
+
+
+def test_a_gradient_of_exactly_zero_is_told_as_nothing(tmp_path, logs, open_client, decode):
+    """Its logarithm was taken of 1e-30: neither series nor moment show such a number, nor a sum with it."""
+    logs.write_run(
+        tmp_path / "a",
+        [
+            StepRecord(step, logs.EPOCH + step, (Reading.of("block.log_gain", ("a", "b", "c"), [0.0, -64.7, -0.5]),))
+            for step in (1, 2)
+        ],
+    )
+    client = open_client(tmp_path)
+    moment = client.get("/moment?run=a&metric=block.log_gain&metric=block.gain_from_loss").json["metrics"]
+    assert moment["block.log_gain"]["values"] == [0.0, None, -0.5]
+    assert moment["block.gain_from_loss"]["values"] == [0.0, None, -0.5]
+    for metric in ("block.log_gain", "block.gain_from_loss"):
+        values = decode(client.get(f"/series?run=a&metric={metric}").data).values["extreme"]
+        assert (values[:, 0].view(np.uint32) == MISSING_BITS).tolist() == [False, True, False]

@@ -55,6 +55,31 @@ def test_a_range_is_read_at_full_resolution(tmp_path, logs, read):
     assert series.first == list(range(500, 510))
 
 
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_what_holds_at_the_beginning_of_a_range_can_be_asked_for(tmp_path, logs, read, rows):
+    """The readings before it come first, however far back and in whatever chunk, and columns get no wider by them."""
+    steps = [1, 2, 3, 4, *range(500, 2001)]
+    logs.write_run(tmp_path / "a", logs.plain_records(steps), rows=rows)
+    for first, expected in ((100, [2, 3, 4]), (501, [3, 4, 500]), (2, [1]), (1, [])):
+        series = read(tmp_path, "block.gain", first=first, last=first + 9, columns=100, before=3)
+        assert series.first[: len(expected)] == expected
+        assert (series.width, series.most) == (1, 1)
+        assert all(step >= first for step in series.first[len(expected) :])
+        plain = read(tmp_path, "block.gain", first=first, last=first + 9, columns=100)
+        assert series.first[len(expected) :] == plain.first
+        if plain.first:
+            assert series.values["extreme"][:, len(expected) :].tolist() == plain.values["extreme"].tolist()
+
+
+def test_what_a_resumed_session_replaced_holds_nowhere(tmp_path, logs, read):
+    """Readings before a range are those that still count."""
+    logs.write_run(tmp_path / "a", logs.plain_records(range(1, 100), value=lambda *_: 1.0))
+    logs.write_run(tmp_path / "a", logs.plain_records(range(50, 60, 5), value=lambda *_: 2.0), start=200)
+    series = read(tmp_path, "block.gain", first=70, last=80, columns=100, before=4)
+    assert series.first == [48, 49, 50, 55]
+    assert series.values["extreme"][0].tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("sites", [2, 40])
 def test_many_small_chunks_and_one_large_one_are_the_same_series(tmp_path, logs, read, sites):
     """Rows of small chunks are joined before they are reduced, here across two sessions that overlap."""

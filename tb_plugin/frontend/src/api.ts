@@ -8,6 +8,8 @@ import { columnAt, decodeSeries, type Series } from "./model/series";
 import type { Issue } from "./model/verdict";
 import type { MetricSpec } from "./schema";
 
+export type RunState = "closed" | "running" | "silent";
+
 export interface RunSummary {
   readonly run: string;
   readonly version: string;
@@ -15,6 +17,11 @@ export interface RunSummary {
   readonly last: number | null;
   readonly started: number | null;
   readonly updated: number;
+  /** Whether the last session was closed, or else nothing was written for longer than usual; an older page has none. */
+  readonly state?: RunState;
+  /** The model, where its folder holds several runs. */
+  readonly model?: string | null;
+  readonly parameters?: number | null;
   readonly too_new: number;
   /** Records that could not be understood and were left out; an older server does not count them. */
   readonly damaged?: number;
@@ -65,6 +72,8 @@ export interface SeriesQuery {
   readonly reduce: string;
   readonly range: readonly [number, number] | null;
   readonly sites?: readonly string[];
+  /** How many readings before the range are wanted as well. */
+  readonly before?: number;
 }
 
 export async function fetchRuns(): Promise<readonly RunSummary[]> {
@@ -112,6 +121,7 @@ export async function fetchSeries(query: SeriesQuery): Promise<Series> {
   if (query.range !== null) {
     args.set("first", String(Math.floor(query.range[0])));
     args.set("last", String(Math.ceil(query.range[1])));
+    if (query.before) args.set("before", String(query.before));
   }
   if (query.phase !== "") args.set("phase", query.phase);
   for (const site of query.sites ?? []) args.append("site", site);
@@ -158,6 +168,18 @@ export async function fetchAround(
   const [from, to] =
     kept === null ? [0, series.columns - 1] : [Math.max(0, at - count), Math.min(series.columns - 1, at + count)];
   return [series.first[from] ?? step, series.last[to] ?? step];
+}
+
+/** The first step with readings of a metric at or after a step, or the last where there is none. */
+export async function fetchReading(run: string, metric: string, step: number, phase: string): Promise<number> {
+  const kept = offline();
+  const args = new URLSearchParams({ run, metric, step: String(step), count: "1", ...(phase === "" ? {} : { phase }) });
+  const { first, last, columns } =
+    kept === null
+      ? decodeSeries(await (await get(`around?${args}`)).arrayBuffer())
+      : await kept.series(run, metric, "extreme", []);
+  for (let i = 0; i < columns; i++) if ((last[i] ?? 0) >= step) return Math.max(step, first[i] ?? 0);
+  return last[columns - 1] ?? step;
 }
 
 export async function fetchMoment(

@@ -23,6 +23,8 @@ export class Choice {
   range: Range | null = null;
   /** null follows the last step. */
   step: number | null = null;
+  /** The step of an issue that is to be looked at, until it is known when it was read; null for none. */
+  landing: number | null = null;
   /** Whether the step of this run was chosen, by a link or by what the verdict is about. */
   placed = false;
   pins: readonly string[] = [];
@@ -76,15 +78,19 @@ export class Choice {
   openRun(run: string): void {
     [this.run, this.range, this.step, this.pins, this.phase] = [run, null, null, [], ""];
     if (this.other === run) this.other = "";
-    [this.meta, this.asked, this.placed, this.missing] = [null, false, false, ""];
+    [this.meta, this.asked, this.placed, this.missing, this.landing] = [null, false, false, "", null];
     this.depth = { ...ALL_ROWS, tall: this.depth.tall };
   }
 
   pinIssue(issue: Issue, most: number): void {
     const concerned = issue.layers.slice(0, most);
     this.pins = [...new Set([...concerned, ...this.pins])].filter((pin) => pin !== "").slice(0, this.mostPins);
-    this.step = issue.step;
+    this.land(issue.step);
     if (this.range !== null && (issue.step < this.range[0] || issue.step > this.range[1])) this.range = null;
+  }
+
+  land(step: number): void {
+    this.step = this.landing = step;
   }
 
   togglePin(site: string): void {
@@ -137,7 +143,22 @@ export class Choice {
     return this.range ?? this.whole;
   }
 
+  /** The step that every view shows: the one chosen, or where that is not in view, the nearest that is. */
   get currentStep(): number {
+    const step = this.chosenStep;
+    return this.range === null ? step : Math.max(this.range[0], Math.min(this.range[1] - 1, step));
+  }
+
+  get chosenStep(): number {
     return this.step ?? this.meta?.last ?? 0;
+  }
+
+  /** Another step, null for the last; returns the steps in view, moved where they do not hold it. */
+  moveTo(wanted: number | null): Range | null {
+    [this.step, this.landing] = [wanted, null];
+    if (this.range === null) return null;
+    const [step, [first, end]] = [this.chosenStep, this.range];
+    const by = Math.min(0, step - first) + Math.max(0, step + 1 - end);
+    return by === 0 ? this.range : [first + by, end + by];
   }
 }

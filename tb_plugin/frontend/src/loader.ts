@@ -8,6 +8,7 @@ import {
   fetchIssues,
   fetchMeta,
   fetchMoment,
+  fetchReading,
   fetchSeries,
   listHistograms,
   type SeriesQuery,
@@ -15,46 +16,23 @@ import {
 import { answerOf } from "./answer";
 import type { Choice } from "./choice";
 import { inModelOrder, placesIn, type Module } from "./model/architecture";
-import { difference } from "./model/difference";
+import { alone, difference } from "./model/difference";
 import { wantedMetrics, type Moment } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS } from "./model/losing";
 import { Recent } from "./model/recent";
 import { bytesOf, type Series } from "./model/series";
-import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
-import type { ArchitectureView } from "./views/architecture";
-import type { Curves } from "./views/curves";
-import { runLabel, type Header } from "./views/header";
-import type { LosingCard } from "./views/losing";
+import { isEvent, isProblem, metricFor, verdict, type Issue } from "./model/verdict";
+import { runLabel } from "./model/labels";
+import type { Views } from "./page";
 import type { LineCard } from "./views/lines";
-import type { MapContent, MapView } from "./views/map";
-import { MOST_RIDGES, type Listed, type RidgeView } from "./views/ridge";
-import type { StripView } from "./views/strip";
-import type { HealthTable } from "./views/table";
-import type { VerdictView } from "./views/verdict";
-
-export interface Views {
-  readonly page: HTMLElement;
-  readonly header: Header;
-  readonly verdict: VerdictView;
-  readonly strip: StripView;
-  readonly map: MapView;
-  /** The map of the run compared with. */
-  readonly second: MapView;
-  readonly curves: Curves;
-  readonly losing: LosingCard;
-  readonly architecture: ArchitectureView;
-  readonly table: HealthTable;
-  readonly ridges: RidgeView;
-  /** Shows the chosen step, and the pinned layers, in every view. */
-  showStep(): void;
-  showPins(): void;
-  /** Says what went wrong, nothing where all is well. */
-  showError(message: string): void;
-}
+import type { MapContent } from "./views/map";
+import { MOST_RIDGES, type Listed } from "./views/ridge";
 
 const [TREND_COLUMNS, MOST_SUGGESTED, MOST_ACCUSED, KEPT_BYTES, MOST_CELLS] = [60, 3, 100, 12e6, 6e6];
 const [LOSING_LINES, BYTES] = [6, 64];
+/** Readings before the steps in view: the newest holds at their beginning, and the others tell how long. */
+const BEFORE = 3;
 
 export class Loader {
   /** Counts what was asked for. */
@@ -207,16 +185,20 @@ export class Loader {
   /** Learns what the run compared with holds, so that nothing is asked in vain. */
   async #meetOther(run: string): Promise<void> {
     const other = this.now.otherRun(run);
-    const metrics = other === undefined ? [] : (await fetchMeta(other.run)).metrics;
-    if (other?.run === this.now.otherRun(run)?.run)
-      this.#otherHolds = new Set(metrics.filter((metric) => this.now.inPhase(metric)).map(({ name }) => name));
+    const [meta, found] = other === undefined ? [] : await Promise.all([fetchMeta(other.run), fetchIssues(other.run)]);
+    if (other?.run !== this.now.otherRun(run)?.run) return;
+    const held = (meta?.metrics ?? []).filter((metric) => this.now.inPhase(metric));
+    this.#otherHolds = new Set(held.map(({ name }) => name));
+    this.views.verdict.showOther(
+      meta && found ? [runLabel(meta.run), verdict(found.issues, meta.last, meta.lost, found.open, meta.state)] : null,
+    );
   }
 
   async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {
     const { now, views } = this;
     const { cards } = views.curves;
     // The map first: a server that works on the lines at the same time answers later.
-    await this.#map(job);
+    await Promise.all([this.#map(job), this.#land(job)]);
     if (job !== this.#job) return;
     this.#mapped = `${now.run}\n${now.metric}`;
     if (suggest.length > 0 && now.pins.length === 0) now.pins = this.#suggestedPins(suggest);
@@ -229,11 +211,21 @@ export class Loader {
     await Promise.all([this.#table(job, true), this.#ridges(job)]);
   }
 
+  /** What an issue is about was read at its step, or next after it: before it all may have been well. */
+  async #land(job: number): Promise<void> {
+    const { run, metric, phase, landing } = this.now;
+    if (landing === null || this.now.spec(metric) === undefined) return;
+    const step = await fetchReading(run, metric, landing, phase);
+    if (job !== this.#job) return;
+    [this.now.step, this.now.landing] = [step, null];
+    this.views.save();
+  }
+
   /** An event is looked at where it happened, what holds on at the last step. */
   #begin(issues: readonly Issue[]): void {
     const { now } = this;
     const worst = issues.find(isProblem);
-    if (worst !== undefined && isEvent(worst) && now.step === null && !now.placed) now.step = worst.step;
+    if (worst !== undefined && isEvent(worst) && now.step === null && !now.placed) now.land(worst.step);
     now.placed = true;
   }
 
@@ -260,7 +252,7 @@ export class Loader {
       views: { map, second },
     } = this;
     const { run, metric, phase, reduce, range } = now;
-    map.showZoom(range !== null);
+    map.bar.showZoom(range !== null);
     const [spec, other] = [now.spec(metric), now.otherRun(run)];
     this.#otherSites = [];
     if (spec === undefined) {
@@ -270,13 +262,13 @@ export class Loader {
     }
     // Fewer columns where there are very many rows: each column keeps its extreme, and a closer look asks again.
     const columns = Math.min(map.columns, Math.max(200, Math.floor(MOST_CELLS / Math.max(1, spec.sites))));
-    const query = { run, metric, phase, columns, reduce, range };
+    const query = { run, metric, phase, columns, reduce, range, before: range === null ? 0 : BEFORE };
     const theirs =
       other !== undefined && this.#otherHolds.has(metric) ? this.#series({ ...query, run: other.run }) : null;
     const [series, found] = await Promise.all([this.#series(query), theirs]);
     if (job !== this.#job || series.metric !== now.metric) return;
     this.#otherSites = found?.sites ?? [];
-    map.showMode(other === undefined ? null : now.mode);
+    map.bar.showMode(other === undefined ? null : now.mode);
     second.root.hidden = other === undefined || now.mode === "difference";
     const order = now.meta?.sessions.at(-1)?.blocks ?? [];
     const content = {
@@ -298,7 +290,10 @@ export class Loader {
     const [mine, theirs, { spec }] = [runLabel(this.now.run), runLabel(run), own];
     if (this.now.mode === "difference") {
       const apart = found === null ? null : difference(own.series, found, spec);
-      if (apart !== null) return map.show({ ...own, ...apart, of: `${mine} against ${theirs}` });
+      if (apart !== null) {
+        const of = `${mine} against ${theirs}${alone(own.series, found, apart.series.sites.length)}`;
+        return map.show({ ...own, ...apart, of });
+      }
       return map.clear(found === null ? `${theirs} holds no ${spec.title}` : `${theirs} has no layer of the same name`);
     }
     map.show({ ...own, of: mine });
@@ -349,7 +344,7 @@ export class Loader {
     if (job !== this.#job) return;
     this.#tableShows = shows;
     await this.#losing(job, anew);
-    views.architecture.colour(views.map.shade);
+    views.architecture.colour(views.map.shade, views.map.reading);
     if (job !== this.#job) return;
     if (trend !== null) table.showTrend(trend, metric.scale === "log");
     table.show(group, moment);

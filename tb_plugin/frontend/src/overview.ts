@@ -3,6 +3,7 @@ import { fetchMeta, fetchOverview, fetchSeries, type RunMeta, type RunMetric, ty
 import { el } from "./dom";
 import type { Overview } from "./model/overview";
 import { multipleOf } from "./model/multiples";
+import { nameRuns } from "./model/labels";
 import { Multiples } from "./views/multiples";
 import { OverviewTable } from "./views/overview";
 
@@ -45,13 +46,15 @@ export class OverviewPage {
 
   /** Shows the table that was answered just now, or loads it anew where any run has something new. */
   async refresh(runs: readonly RunSummary[], answered: Overview | null): Promise<void> {
-    const versions = runs.map(({ run, version }) => `${run} ${version}`).join("\n");
+    const versions = runs.map(({ run, version, state }) => `${run} ${version} ${state}`).join("\n");
     if (versions === this.#version) return;
     const job = ++this.#asked;
     let overview = answered ?? (await fetchOverview(PATIENCE));
+    nameRuns(overview.runs);
     while (overview.pending && job === this.#asked) {
       this.#table.show(overview, this.chosen);
       overview = await fetchOverview(PATIENCE);
+      nameRuns(overview.runs);
     }
     if (job !== this.#asked) return;
     this.#version = versions;

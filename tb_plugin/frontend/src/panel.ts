@@ -12,7 +12,8 @@ import { OverviewPage, SOON } from "./overview";
 import { ArchitectureView } from "./views/architecture";
 import { Curves } from "./views/curves";
 import { emptyState } from "./views/empty";
-import { Header, runLabel } from "./views/header";
+import { Header } from "./views/header";
+import { nameRuns, runLabel } from "./model/labels";
 import { MetricInfo } from "./views/info";
 import type { LineCard } from "./views/lines";
 import { LosingCard } from "./views/losing";
@@ -26,8 +27,7 @@ import { VerdictView } from "./views/verdict";
 
 type Timer = "table" | "save" | "zoom";
 
-const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS] = [4000, 120, 120, 100, 90];
-const [MOST_PINNED, AROUND] = [3, 20];
+const [POLL_MS, RESIZE_MS, TABLE_MS, SAVE_MS, WHEEL_MS, MOST_PINNED, AROUND] = [4000, 120, 120, 100, 90, 3, 20];
 
 export class Panel {
   readonly root = el("div");
@@ -104,7 +104,6 @@ export class Panel {
     error: (message) => (this.#overviewError.textContent = message),
     changed: () => this.#save(),
   });
-  readonly #overviewHead = el("p", { class: "lead", text: "GradFlow" });
   readonly #overviewError = el("div", { class: "card error", attrs: { role: "alert" } });
   readonly #notice = el("div", { class: "card notice", attrs: { role: "status", "data-part": "notice" } });
   readonly #page: HTMLElement;
@@ -138,7 +137,7 @@ export class Panel {
     page.hidden = this.#second.root.hidden = true;
     this.#page = page;
     this.#overview.root.hidden = true;
-    this.#overview.root.prepend(this.#overviewHead, this.#overviewError);
+    this.#overview.root.prepend(el("p", { class: "lead", text: "GradFlow" }), this.#overviewError);
     this.#fill();
     this.#loader = new Loader(this.#now, {
       ...views,
@@ -146,6 +145,7 @@ export class Panel {
       page,
       showStep: () => this.#showStep(),
       showPins: () => this.#showPins(),
+      save: () => this.#save(),
       showError: (message) => {
         this.#error.textContent = message;
         if (message !== "") page.hidden = false;
@@ -159,7 +159,7 @@ export class Panel {
     this.#overview.chosen = wanted.compare ?? [];
     this.#curves.restore(wanted);
     this.#ridges.restore(wanted.histograms ?? "");
-    this.#map.showReducer(this.#now.reduce);
+    this.#map.bar.showReducer(this.#now.reduce);
     this.#showDepth();
     await this.refresh(true);
     document.body.dataset["ready"] = "1";
@@ -181,6 +181,7 @@ export class Panel {
       // Without a run to open, the first answer is the table of all of them: the list of runs is a part of it.
       const overview = opening && this.#now.run === "" ? await fetchOverview(SOON) : null;
       const runs = overview === null || overview.runs.length < overview.total ? await fetchRuns() : overview.runs;
+      nameRuns(overview?.runs ?? runs);
       const first = this.#now.run === "" && runs.length > 1;
       if (first || this.#overviewShown) {
         this.#showOverview(true);
@@ -203,7 +204,7 @@ export class Panel {
       this.#showNotice(current.run);
       if (this.#now.otherRun(current.run) === undefined) this.#now.other = "";
       this.#header.showRuns(runs, current.run, this.#now.other);
-      await this.#loader.run(current.run, current.version);
+      await this.#loader.run(current.run, `${current.version} ${current.state}`);
     });
   }
 
@@ -240,9 +241,8 @@ export class Panel {
   }
 
   themed(dark: boolean): void {
-    this.#map.themed(dark);
-    this.#second.themed(dark);
-    this.#architecture.colour(this.#map.shade);
+    for (const map of [this.#map, this.#second]) map.themed(dark);
+    this.#architecture.colour(this.#map.shade, this.#map.reading);
     this.#curves.redraw();
     this.#ridges.draw();
   }
@@ -283,7 +283,8 @@ export class Panel {
   }
 
   #moveTo(step: number | null): void {
-    this.#now.step = step;
+    const range = this.#now.moveTo(step);
+    if (range !== this.#now.range) this.#zoom(range, WHEEL_MS);
     this.#showStep();
     this.#save();
   }
@@ -368,15 +369,15 @@ export class Panel {
     const extent = this.#now.extent;
     for (const view of [this.#map, this.#second, ...this.#curves.cards]) view.stretch(extent);
     this.#strip.showRange(extent);
-    this.#map.showZoom(this.#now.range !== null);
+    this.#showStep();
+    this.#map.bar.showZoom(this.#now.range !== null);
     this.#save();
     this.#loader.drop();
     this.#later("zoom", patience, () => void this.#reload());
   }
 
   #setLive(on: boolean): void {
-    this.#live = on;
-    if (on) void this.refresh();
+    if ((this.#live = on)) void this.refresh();
   }
 
   /** The host takes its time to change its address, so that happens after the repaint. */

@@ -53,8 +53,11 @@ test("the worst lies on the side of the threshold on which the issue was found",
   assert.deepEqual(courseOf(series({ max: [4, 9, 3] }), false), { now: 3, worst: 9, worstSteps: [20, 20] });
 });
 
-test("NaN is worse than every number, and what did not arrive is no reading", () => {
-  assert.deepEqual(courseOf(series({ max: [4, NaN, 9, null] }), false), { now: 9, worst: NaN, worstSteps: [20, 20] });
+test("NaN is worse than every number, and where nothing arrives at last, that is how it is now", () => {
+  assert.deepEqual(courseOf(series({ max: [4, NaN, null, 9] }), false), { now: 9, worst: NaN, worstSteps: [20, 20] });
+  const found = courseOf(series({ max: [4, NaN, 9, null] }), false);
+  assert.deepEqual(found, { now: null, worst: NaN, worstSteps: [20, 20] });
+  assert.equal(found && courseText(found, "gain", "1"), "gain: now nothing arrived, worst NaN at step 20");
   assert.equal(courseOf(series({ max: [null, null] }), false), null);
 });
 

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { RunMetric } from "../src/api";
 import { colourScale } from "../src/model/colour";
-import { difference } from "../src/model/difference";
+import { alone, difference } from "../src/model/difference";
 import { cellKind, type Series } from "../src/model/series";
 import { MISSING_BITS } from "../src/schema";
 
@@ -89,4 +89,10 @@ test("runs that were read at other steps are compared by what their maps show", 
 
 test("models without a common layer have no difference", () => {
   assert.equal(difference(series(["a"], [1], [1]), series(["b"], [1], [1]), SPEC), null);
+});
+
+test("layers of either run without one of the same name are counted", () => {
+  const [own, other] = [series(["a", "b"], [1], [1, 2]), series(["b", "c", "d"], [1], [1, 2, 3])];
+  assert.equal(alone(own, other, 1), ", without a partner: 1 of 2 layers here, 2 of 3 there");
+  assert.equal(alone(own, own, 2), "");
 });

@@ -50,7 +50,8 @@ const HELD = [
 ];
 const [BLOCKS] = groupsOf(HELD) as [Group];
 const COLUMNS = columnsOf(BLOCKS, HELD);
-const ROWS = rowsOf(BLOCKS, MOMENT, [ISSUE], COLUMNS);
+// The accused layer has a row beside those of the blocks.
+const ROWS = rowsOf(BLOCKS, MOMENT, [ISSUE], COLUMNS).filter(({ site }) => site !== ISSUE.layer);
 
 test("a row shows what was written, missing apart from zero and from NaN", () => {
   assert.deepEqual(
@@ -200,4 +201,15 @@ test("ok stands only where the numbers are fine: within their thresholds, and wh
     ),
     ["no issue", "no issue", "no issue"],
   );
+});
+
+test("a row whose number is NaN or infinite is not ok, whatever its other numbers are", () => {
+  for (const broken of ["NaN", "Infinity", "-Infinity"] as const) {
+    const metrics = {
+      "block.gradient_norm": { step: 7, sites: ["h.0"], values: [broken] },
+      "block.gain": { step: 7, sites: ["h.0"], values: [1] },
+    };
+    const rows = rowsOf(BLOCKS, { step: 7, metrics }, [], columnsOf(BLOCKS, HELD));
+    assert.deepEqual([rows.map(verdictOf), rows[0]?.off], [["outside"], "gradient"]);
+  }
 });

@@ -11,7 +11,7 @@ import {
   zoomRows,
   type RowRange,
 } from "../src/model/depth";
-import { paintHeat, shownCell, columnsBetween } from "../src/model/heat";
+import { paintHeat, shownCell } from "../src/model/heat";
 import { mapNote } from "../src/model/note";
 import { branchesOf, rowsOf, UNFOLDED } from "../src/model/tree";
 import type { Block, Series } from "../src/model/series";
@@ -227,24 +227,6 @@ test("a folded branch shows its reading furthest out, and pointing at it finds t
     kind: "value",
     value: 8,
   });
-});
-
-test("a reading stands until the next one, and a pixel of many columns takes them all", () => {
-  const first = Float64Array.from([2, 4, 8]);
-  const spans = [
-    columnsBetween(first, 0, 1),
-    columnsBetween(first, 2, 3),
-    columnsBetween(first, 5, 6),
-    columnsBetween(first, 3, 9),
-    columnsBetween(first, 0, 20),
-  ];
-  assert.deepEqual(spans, [
-    [-1, -1],
-    [0, 0],
-    [1, 1],
-    [0, 2],
-    [0, 2],
-  ]);
 });
 
 test("what is left out is said: rows per pixel, folded rows, and that only some rows are in view", () => {

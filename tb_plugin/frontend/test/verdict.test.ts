@@ -58,3 +58,23 @@ test("an issue is shown by the metric that proves it, if the run holds it", () =
   assert.equal(metricFor(dead, ["activation.dead_share", "block.gain"], "block.gain"), "activation.dead_share");
   assert.equal(metricFor(dead, ["block.gain"], "block.gain"), "block.gain");
 });
+
+test("a run that was not closed is healthy only as far as it was recorded, and one without steps says why", () => {
+  assert.equal(verdict([], 123, 0, 0, "running").headline, "Healthy");
+  assert.deepEqual(verdict([], 123, 0, 0, "silent"), {
+    tone: "warn",
+    headline: "Healthy in the recorded steps",
+    detail: "No open problem at step 123; not closed: what came after step 123 is not known.",
+    fix: "",
+  });
+  assert.match(verdict([ISSUE], 123, 0, 1, "silent").detail, /not closed: what came after step 123 is not known$/);
+  const [running, closed, silent] = (["running", "closed", "silent"] as const).map((state) =>
+    verdict([], null, 0, 0, state),
+  );
+  assert.equal(running?.headline, "No steps yet");
+  assert.deepEqual(
+    [closed?.headline, closed?.detail],
+    ["No step was recorded", "The run was closed before its first step."],
+  );
+  assert.match(silent?.detail ?? "", /was not closed/);
+});

@@ -2,7 +2,8 @@
 import { el } from "../dom";
 import { word } from "../model/colour";
 import { placeAt, rowHeight, rowsBetween, rowTop } from "../model/depth";
-import { columnsBetween, paintHeat, shownCell, type Cell, type HeatView } from "../model/heat";
+import { paintHeat, shownCell, type Cell, type HeatView } from "../model/heat";
+import { columnsBetween } from "../model/reach";
 import { gesture, type Gesture } from "../model/zoom";
 import { cssVariable, pinColour } from "../style";
 import { onWheel } from "./wheel";
@@ -180,13 +181,14 @@ export class HeatMap {
 
   #pointed(rows: readonly [number, number], x: number, left: number, top: number): Pointed | null {
     if (this.#view === null) return null;
-    const { first } = this.#view.series;
+    const { series } = this.#view;
     const ratio = window.devicePixelRatio || 1;
     const pixel = Math.floor(Math.max(0, Math.min(this.#size[0] - 0.01, x)) * ratio);
-    const columns = columnsBetween(first, this.#toStep(pixel / ratio), this.#toStep((pixel + 1) / ratio));
+    const columns = columnsBetween(series, this.#toStep(pixel / ratio), this.#toStep((pixel + 1) / ratio));
     if (columns[1] < 0) return null;
     const cell = shownCell(this.#view, rows, columns);
-    return { rows, step: first[cell.column] ?? this.#toStep(x), cell, x: left, y: top };
+    const step = columns[0] > columns[1] ? Math.floor(this.#toStep(x)) : (series.first[cell.column] ?? this.#toStep(x));
+    return { rows, step, cell, x: left, y: top };
   }
 
   #under(event: PointerEvent): Pointed | null {

@@ -5,7 +5,8 @@ import type { Issue } from "./verdict";
 import type { Unit } from "../schema";
 
 export interface Course {
-  readonly now: number;
+  /** null where nothing arrived. */
+  readonly now: number | null;
   readonly worst: number;
   /** The steps of the column in which it was worst. */
   readonly worstSteps: readonly [number, number];
@@ -24,21 +25,25 @@ export function courseOf(series: Series, low: boolean): Course | null {
   let now: number | null = null;
   for (let column = 0; column < series.columns; column++) {
     const kind = cellKind(block?.bits[column] ?? 0);
-    if (kind === "missing") continue;
+    if (kind === "missing") {
+      now = null;
+      continue;
+    }
     const value = block?.values[column] ?? NaN;
     const rank = kind === "value" ? (low ? -value : value) : Infinity;
     if (worst === null || rank > worst.rank)
       worst = { value, rank, steps: [series.first[column] ?? 0, series.last[column] ?? 0] };
     now = last?.values[column] ?? value;
   }
-  return worst === null || now === null ? null : { now, worst: worst.value, worstSteps: worst.steps };
+  return worst === null ? null : { now, worst: worst.value, worstSteps: worst.steps };
 }
 
 export function courseText({ now, worst, worstSteps: [first, last] }: Course, title: string, unit: Unit): string {
   return `${title}: now ${quantity(now, unit)}, worst ${quantity(worst, unit)} at ${last > first ? `steps ${formatStep(first)}\u2013${formatStep(last)}` : `step ${formatStep(first)}`}`;
 }
 
-function quantity(value: number, unit: Unit): string {
+function quantity(value: number | null, unit: Unit): string {
+  if (value === null) return "nothing arrived";
   if (unit === "share" && Number.isFinite(value)) return `${threeDigits(value * 100)} %`;
   // Nats say little to the eye: the factor that they stand for says more.
   return unit === "nats" && Number.isFinite(value) ? `\u00d7${threeDigits(Math.exp(value))}` : threeDigits(value);

@@ -51,6 +51,13 @@ export function difference(own: Series, other: Series, spec: RunMetric): Differe
   };
 }
 
+/** How many layers of either run have none of the same name in the other, in words; empty where all have. */
+export function alone(own: Series, other: Series | null, shared: number): string {
+  const [here, there] = [own.sites.length - shared, (other?.sites.length ?? shared) - shared];
+  if (here + there === 0) return "";
+  return `, without a partner: ${here} of ${own.sites.length} layers here, ${there} of ${other?.sites.length ?? 0} there`;
+}
+
 function firstBlock(series: Series): Block | undefined {
   return series.blocks.values().next().value;
 }

@@ -58,7 +58,7 @@ const LEADING: readonly string[] = [
   "parameter.update_ratio",
 ];
 
-const MOST_COLUMNS = 8;
+const [MOST_COLUMNS, MOST_ACCUSED] = [8, 100];
 
 /** Rows that are shown together: all blocks, all parameters, or the modules that one instrument reads. */
 export interface Group {
@@ -139,6 +139,17 @@ export interface Row {
 /** "site", "verdict", or the key of a column. */
 export type SortKey = string;
 
+/** The step at which most of a group's numbers were read, which may lie before the one that is asked for. */
+export function readAt(group: Group, { metrics, step }: Moment): number {
+  return group.metrics.map(({ name }) => metrics[name]?.step ?? null).find((read) => read !== null) ?? step;
+}
+
+/** The steps at which the numbers of a column were read, none where nothing was. */
+export function stepsRead(key: string, rows: readonly Row[], { metrics }: Moment): readonly number[] {
+  const used = new Set(rows.flatMap(({ cells }) => cells[key]?.metric ?? []));
+  return [...new Set([...used].flatMap((name) => metrics[name]?.step ?? []))].sort((a, b) => a - b);
+}
+
 /** The metrics to ask for at a step, those of the columns and of the rows. */
 export function wantedMetrics(group: Group, available: readonly RunMetric[]): readonly string[] {
   const names = new Set(available.map(({ name }) => name));
@@ -165,7 +176,7 @@ export function rowsOf(
   );
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
-  return [...sites].map((site, depth) => {
+  return withAccused([...sites], holding).map(({ site, depth }) => {
     const cells = Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)]));
     return {
       site,
@@ -176,6 +187,28 @@ export function rowsOf(
       cells,
     };
   });
+}
+
+/** The sites in depth order, and the layers that issues name among them: where they lie, before all where that is nowhere. */
+function withAccused(
+  sites: readonly string[],
+  issues: readonly Issue[],
+): readonly { readonly site: string; readonly depth: number }[] {
+  const places = new Map(sites.map((site, depth) => [site, depth]));
+  for (const [site, depth] of [...places])
+    for (let dot = site.indexOf("."); dot > 0; dot = site.indexOf(".", dot + 1))
+      if (!places.has(site.slice(0, dot))) places.set(site.slice(0, dot), depth - 0.5);
+  const here = new Set(sites);
+  const absent = [...new Set(issues.flatMap(({ layers }) => layers))].filter((site) => site !== "" && !here.has(site));
+  const placed = absent.slice(0, MOST_ACCUSED).map((site) => {
+    let [depth, name] = [places.get(site), site];
+    for (let dot = name.lastIndexOf("."); depth === undefined && dot > 0; dot = name.lastIndexOf(".")) {
+      name = name.slice(0, dot);
+      depth = here.has(name) ? (places.get(name) ?? 0) + 0.5 : undefined;
+    }
+    return { site, depth: depth ?? -1 };
+  });
+  return [...sites.map((site, depth) => ({ site, depth })), ...placed].sort((a, b) => a.depth - b.depth);
 }
 
 /** Of a vanishing gradient: the blocks at which less arrives than its threshold, or no more than where it accuses. */
@@ -202,7 +235,7 @@ function issuesByLayer(issues: readonly Issue[]): ReadonlyMap<string, Issue> {
 }
 
 /**
- * What of a row is not as it should be: the column of the first number outside the thresholds of its metric, "" where all
+ * What of a row is not as it should be: the column of the first number that is none, or outside its thresholds, "" where all
  * lie within, null where none has thresholds that tell good from bad: two ends, or the most of a share.
  */
 function judge(columns: readonly Column[], cells: Readonly<Record<string, Cell | null>>): string | null {
@@ -210,6 +243,7 @@ function judge(columns: readonly Column[], cells: Readonly<Record<string, Cell |
   for (const { key, share, marks } of columns) {
     const [low, high] = marks.length === 2 ? marks : share && (marks[0] ?? 0) > 0.5 ? [-Infinity, marks[0]] : [];
     const value = cells[key]?.value;
+    if (value !== undefined && !Number.isFinite(value)) return key;
     if (low === undefined || high === undefined || value === undefined) continue;
     if (!(value >= low && value <= high)) return key;
     judged = true;
@@ -285,7 +319,8 @@ export function momentFrom(found: readonly Series[], step: number): Moment {
       if (kind === "missing" || column < 0) return null;
       return kind === "nan" ? "NaN" : kind === "inf" ? (value > 0 ? "Infinity" : "-Infinity") : value;
     });
-    metrics[series.metric] = { step: series.first[column] ?? null, sites: series.sites, values };
+    const read = series.last[column];
+    metrics[series.metric] = { step: read === undefined ? null : Math.min(read, step), sites: series.sites, values };
   }
   const coarse = Math.max(1, ...found.filter(({ most }) => most > 1).map(({ width }) => width));
   return { step, metrics, ...(coarse > 1 ? { coarse } : {}) };

@@ -2,10 +2,12 @@
 // the reading furthest out, so that one that deviates is seen at any size.
 import { colourOf, word, type ColourScale } from "./colour";
 import { rowsBetween, type Depth } from "./depth";
-import { cellKind, columnAt, type Block, type CellKind, type Series } from "./series";
+import { columnsBetween } from "./reach";
+import { cellKind, type Block, type CellKind, type Series } from "./series";
 
 export interface HeatColours {
   readonly missing: number;
+  /** Where nothing was read, with thin lines of the other. */
   readonly empty: number;
 }
 
@@ -30,15 +32,8 @@ const BLACK = word(12, 12, 14);
 const STRIPE = word(250, 250, 250);
 const STRIPES_EVERY = 6;
 const STRIPE_WIDTH = 1.5;
+const UNREAD_EVERY = 7;
 const [UNREAD, MISSING, VALUE, BROKEN] = [0, 1, 2, 3];
-
-/** The columns [from, to] that the steps [begin, end) show: a reading stands until the next one. */
-export function columnsBetween(first: Float64Array, begin: number, end: number): readonly [number, number] {
-  const from = columnAt(first, begin);
-  const next = columnAt(first, end);
-  const to = next >= 0 && first[next] === end ? next - 1 : next;
-  return [Math.max(from, Math.min(0, to)), Math.max(from, to)];
-}
 
 export function paintHeat(
   pixels: Uint32Array,
@@ -48,11 +43,11 @@ export function paintHeat(
   colours: HeatColours,
 ): void {
   const { series, block, range, depth, scale } = view;
-  const { columns, first } = series;
+  const { columns } = series;
   const [fromColumn, toColumn] = [new Int32Array(width), new Int32Array(width)];
   const step = (x: number): number => range[0] + (x / width) * (range[1] - range[0]);
   for (let x = 0; x < width; x++) {
-    const between = columnsBetween(first, step(x), step(x + 1));
+    const between = columnsBetween(series, step(x), step(x + 1));
     fromColumn[x] = between[0];
     toColumn[x] = between[1];
   }
@@ -133,8 +128,11 @@ export function paintHeat(
     }
     const at = y * width;
     pixels.set(line, at);
-    for (let x = 0; x < width; x++)
-      if (state[x] === BROKEN) pixels[at + x] = (x + y) % STRIPES_EVERY < STRIPE_WIDTH ? STRIPE : BLACK;
+    for (let x = 0; x < width; x++) {
+      const now = state[x];
+      if (now === BROKEN) pixels[at + x] = (x + y) % STRIPES_EVERY < STRIPE_WIDTH ? STRIPE : BLACK;
+      else if (now === UNREAD && (x + height - y) % UNREAD_EVERY === 0) pixels[at + x] = colours.missing;
+    }
   }
 }
 

@@ -10,8 +10,6 @@ export type Hyperparameter = number | string | boolean;
 export interface OverviewRun extends RunSummary {
   /** Whether nothing but its name is known yet. */
   readonly pending?: boolean;
-  readonly model?: string | null;
-  readonly parameters?: number | null;
   readonly issues: { readonly open: number; readonly healed: number; readonly ended: number };
   /** Open issues that no other explains; absent in a page that was kept earlier. */
   readonly problems?: number;

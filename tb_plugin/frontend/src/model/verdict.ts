@@ -1,4 +1,5 @@
 // What the panel says first: is it learning, and if not, which layer, since when.
+import type { RunState } from "../api";
 import type { IssueType, Severity } from "../schema";
 import { formatStep } from "./format";
 import { groupIssues } from "./groups";
@@ -36,6 +37,11 @@ export interface Verdict {
 }
 
 const NAMED = 2;
+const EMPTY: Readonly<Record<RunState, string>> = {
+  running: "The run is open and nothing was written so far.",
+  closed: "The run was closed before its first step.",
+  silent: "The run was not closed, and nothing was written for longer than usual.",
+};
 
 /** A note (severity INFO) is shown in the list, and is not a problem. */
 export function isProblem(issue: Issue): boolean {
@@ -58,13 +64,20 @@ export function whereIn(layer: string, count: number): string {
 }
 
 /** What was lost stands in the headline: nobody looked at those steps, so that nobody can call them healthy. */
-export function verdict(issues: readonly Issue[], last: number | null, lost = 0, open = 0): Verdict {
+export function verdict(
+  issues: readonly Issue[],
+  last: number | null,
+  lost = 0,
+  open = 0,
+  state: RunState = "closed",
+): Verdict {
+  const unknown = state === "silent" ? `not closed: what came after step ${formatStep(last ?? 0)} is not known` : "";
   const missing = lost === 0 ? "" : `, ${formatStep(lost)} ${lost === 1 ? "step" : "steps"} lost`;
   if (last === null)
     return {
       tone: "none",
-      headline: "No steps yet",
-      detail: "The run is open and nothing was written so far.",
+      headline: state === "running" ? "No steps yet" : "No step was recorded",
+      detail: EMPTY[state],
       fix: "",
     };
   const problems = issues.filter(isProblem);
@@ -73,11 +86,11 @@ export function verdict(issues: readonly Issue[], last: number | null, lost = 0,
   if (worst === undefined) {
     const healed = issues.filter((issue) => issue.state === "healed").length;
     const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
-    const headline = lost === 0 ? "Healthy" : `Healthy in the recorded steps${missing}`;
+    const whole = lost === 0 && unknown === "";
     return {
-      tone: lost === 0 ? "good" : "warn",
-      headline,
-      detail: `No open problem at step ${formatStep(last)}.${past}`,
+      tone: whole ? "good" : "warn",
+      headline: whole ? "Healthy" : `Healthy in the recorded steps${missing}`,
+      detail: `No open problem at step ${formatStep(last)}${unknown === "" ? "" : `; ${unknown}`}.${past}`,
       fix: "",
     };
   }
@@ -92,7 +105,8 @@ export function verdict(issues: readonly Issue[], last: number | null, lost = 0,
       ({ head, layers }) =>
         `${head.issue_type} in ${whereIn(head.layer, layers.length)} since step ${formatStep(head.step)}`,
     );
-  return { tone, headline, detail: named.join("  \u00b7  "), fix: worst.advice };
+  const detail = [...named, unknown].filter(Boolean).join("  \u00b7  ");
+  return { tone, headline, detail, fix: worst.advice };
 }
 
 /** The metrics that an issue is judged by, or that follow it, the closest first. */

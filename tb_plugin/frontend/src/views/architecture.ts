@@ -25,6 +25,8 @@ export class ArchitectureView {
   #shade: Shade = () => null;
   #pins: readonly string[] = [];
   #shown = "";
+  #what = "";
+  #when = "";
 
   constructor(private readonly pick: (name: string) => void) {
     this.root.hidden = true;
@@ -38,18 +40,16 @@ export class ArchitectureView {
     this.#boxes = [];
     const [root] = partsOf(modules);
     const parts = root?.inner ?? [];
-    setText(
-      this.#note,
-      `${root?.module.kind ?? ""}, ${formatCount(root?.module.parameters ?? 0)} parameters; in the order of the calls, coloured as the map`,
-    );
+    this.#what = `${root?.module.kind ?? ""}, ${formatCount(root?.module.parameters ?? 0)} parameters; in the order of the calls, coloured as the map`;
     this.#body.replaceChildren(...parts.map((part) => this.#part(part, parts.length <= MOST_OPEN)));
-    this.colour(this.#shade);
+    this.colour(this.#shade, this.#when);
     this.showPins(this.#pins);
   }
 
-  /** Colours the boxes anew: another metric, step or theme. */
-  colour(shade: Shade): void {
-    this.#shade = shade;
+  /** Colours the boxes anew: another metric, step or theme; `when` says at which step that was read. */
+  colour(shade: Shade, when: string): void {
+    [this.#shade, this.#when] = [shade, when];
+    setText(this.#note, when === "" ? this.#what : `${this.#what}: ${when}`);
     for (const { module, box, value } of this.#boxes) {
       const found = shade(module.name);
       box.style.borderLeftColor = found?.colour ?? "";
@@ -98,7 +98,7 @@ export class ArchitectureView {
       const fill = (): void => {
         if (!fold.open || list.childElementCount > 0) return;
         list.append(...inner.map((part) => this.#part(part, false)));
-        this.colour(this.#shade);
+        this.colour(this.#shade, this.#when);
         this.showPins(this.#pins);
       };
       fold.addEventListener("toggle", fill);

@@ -1,5 +1,6 @@
 // Which run, what it is, at which step, and whether the page follows it.
-import type { RunMeta, RunSummary } from "../api";
+import type { RunMeta, RunState, RunSummary } from "../api";
+import { runLabel } from "../model/labels";
 import { el, setOptions, setText } from "../dom";
 import { formatCount, formatDuration, formatStep, formatTime } from "../model/format";
 
@@ -17,6 +18,14 @@ export interface HeaderEvents {
 }
 
 const MANY_RUNS = 6;
+const STATES: Readonly<Record<RunState, readonly [string, string]>> = {
+  running: ["Live", "The run goes on"],
+  closed: ["Finished", "The run was closed after its last step"],
+  silent: [
+    "Not closed",
+    "Nothing was written for longer than usual, and the run was not closed: its process may have ended",
+  ],
+};
 
 export class Header {
   readonly #runs = el("select", { class: "run", attrs: { "aria-label": "Run", "data-part": "run" } });
@@ -30,7 +39,13 @@ export class Header {
   readonly #facts = el("div", { class: "facts" });
   readonly #slider = el("input", { attrs: { type: "range", step: "1", "aria-label": "Step" } });
   readonly #output = el("output", { attrs: { "data-part": "step" } });
-  readonly #live = el("button", { class: "btn live", attrs: { type: "button" } }, el("i"), "Live");
+  readonly #state = el("span", { text: "Live" });
+  readonly #live = el(
+    "button",
+    { class: "btn live", attrs: { type: "button", "data-part": "live" } },
+    el("i"),
+    this.#state,
+  );
   readonly #all = el("button", {
     class: "btn",
     text: "\u2630 All runs",
@@ -63,7 +78,6 @@ export class Header {
     this.#all.hidden = true;
     this.#all.addEventListener("click", () => events.overview());
     this.#filter.hidden = this.#phaseBox.hidden = true;
-    this.#live.title = "Look for new steps every few seconds while this page is visible";
     this.#live.setAttribute("aria-pressed", String(live));
     this.#live.addEventListener("click", () => {
       const on = this.#live.getAttribute("aria-pressed") !== "true";
@@ -87,6 +101,13 @@ export class Header {
       other,
     );
     this.#others.disabled = runs.length < 2;
+    this.#showState(runs.find(({ run }) => run === chosen)?.state ?? "running");
+  }
+
+  #showState(state: RunState): void {
+    this.#live.dataset["state"] = state;
+    setText(this.#state, STATES[state][0]);
+    this.#live.title = `${STATES[state][1]}. Pressed: this page looks for new steps every few seconds while it is visible`;
   }
 
   showMeta(meta: RunMeta, phase: string): void {
@@ -132,8 +153,4 @@ export class Header {
     button.addEventListener("click", () => this.#move(Number(this.#slider.value) + by));
     return button;
   }
-}
-
-export function runLabel(run: string): string {
-  return run === "." ? "(root)" : run.replace(/\/\.$/, "");
 }

@@ -5,6 +5,8 @@ import { formatNumber, unitText } from "../model/format";
 import type { MetricSpec } from "../schema";
 
 const [WIDTH, HEIGHT] = [220, 10];
+const UNREAD =
+  "A reading is shown until the next one, but for no longer than twice the distance between the readings around it";
 const WORDS = { auto: "automatic", fixed: "fixed", robust: "1st to 99th percentile", typed: "typed" } as const;
 
 export class Legend {
@@ -55,6 +57,7 @@ export class Legend {
       this.#middle,
       key("background:var(--missing)", "nothing arrived"),
       key("", "NaN or Inf", "hatch"),
+      key("", "not read", "unread", UNREAD),
       ...(second ? [] : [el("label", { class: "range" }, "colours", this.#ranges), this.#typed]),
     );
   }
@@ -100,8 +103,8 @@ export class Legend {
   }
 }
 
-function key(style: string, text: string, name = ""): HTMLElement {
+function key(style: string, text: string, name = "", title = ""): HTMLElement {
   const swatch = el("i", { class: name });
   swatch.style.cssText = style;
-  return el("span", { class: "key" }, swatch, text);
+  return el("span", { class: "key", title }, swatch, text);
 }

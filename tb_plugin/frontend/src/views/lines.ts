@@ -12,7 +12,7 @@ import { smooth } from "../model/smooth";
 import type { Gesture } from "../model/zoom";
 import { cssVariable, onPaper, pinColour } from "../style";
 import { downloadMenu } from "./download";
-import { runLabel } from "./header";
+import { runLabel } from "../model/labels";
 import type { MetricInfo } from "./info";
 import type { Navigate } from "./navigate";
 import type { Tooltip } from "./tooltip";

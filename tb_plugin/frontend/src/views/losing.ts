@@ -83,6 +83,7 @@ export class LosingCard {
       dot.addEventListener("click", () => this.pick(site));
       return [dot];
     });
+    const gone = sites.filter((_, i) => left.nats[i] === null).length;
     const names = [
       svg("text", { x: LEFT, y: HEIGHT - 6 }, "loss"),
       svg(
@@ -109,7 +110,7 @@ export class LosingCard {
     this.#chart.replaceChildren(picture);
     setText(
       this.#note,
-      `at step ${formatStep(left.step)}; ${spoken}${this.#earlier.length > 1 ? "; faint: other steps of the run" : ""}`,
+      `at step ${formatStep(left.step)}; ${spoken}${gone > 0 && drop !== null ? `; nothing arrives at ${formatStep(gone)} of ${formatStep(sites.length)}` : ""}${this.#earlier.length > 1 ? "; faint: other steps of the run" : ""}`,
     );
   }
 }

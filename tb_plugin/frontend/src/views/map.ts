@@ -25,7 +25,7 @@ import { NamesView } from "./names";
 import type { Navigate } from "./navigate";
 import { mapPicture } from "./picture";
 import { placeTicks, showFlags } from "./ticks";
-import { stepsOf, tipOf } from "./tip";
+import { readingText, tipOf } from "./tip";
 import type { Tooltip } from "./tooltip";
 
 export interface MapEvents extends Navigate {
@@ -55,7 +55,7 @@ export interface MapContent {
 const AXIS = 46;
 
 export class MapView {
-  readonly #bar: MapBar;
+  readonly bar: MapBar;
   readonly #names: NamesView;
   readonly #heat: HeatMap;
   readonly #profile = new Profile();
@@ -106,7 +106,7 @@ export class MapView {
       reveal: (row) => this.#set({ rows: reveal(this.#depth, row) }),
     });
     this.#legend = new Legend((colour) => this.#set({ colour }), second);
-    this.#bar = new MapBar(
+    this.bar = new MapBar(
       {
         metric: (name) => events.metric(name),
         search: () => events.search(),
@@ -132,9 +132,9 @@ export class MapView {
       second,
     );
     this.#body.append(this.#names.root, this.#heat.root, this.#profile.root, el("div"), this.#axis, this.#caption);
-    this.#axis.append(this.#bar.noteRoot, this.#flags);
+    this.#axis.append(this.bar.noteRoot, this.#flags);
     this.#lesson.hidden = true;
-    this.root.append(this.#bar.root, this.#body, this.#lesson, this.#legend.root);
+    this.root.append(this.bar.root, this.#body, this.#lesson, this.#legend.root);
     if (!second) return;
     for (const part of this.root.querySelectorAll("[data-part]"))
       part.setAttribute("data-part", `${part.getAttribute("data-part")}-other`);
@@ -156,26 +156,17 @@ export class MapView {
     return view === null ? () => null : shadeOf(view, this.#step);
   }
 
+  /** At which step that was read. */
+  get reading(): string {
+    return this.#content === null ? "" : readingText(this.#content.series, this.#step);
+  }
+
   /** Offers metrics, and keeps the place that a map of so many sites will take. */
   offer(options: readonly Option[], chosen: string, sites: number): void {
-    this.#bar.offer(options, chosen);
+    this.bar.offer(options, chosen);
     const height = heightOf(sites, this.#state.tall, window.innerHeight);
     this.#body.style.minHeight = `${height + AXIS}px`;
     this.#names.root.style.minHeight = this.#content === null ? `${height}px` : "";
-  }
-
-  showReducer(reducer: Reducer): void {
-    this.#bar.showReducer(reducer);
-  }
-
-  /** Offers the ways to compare, or none. */
-  showMode(mode: Mode | null): void {
-    this.#bar.showMode(mode);
-  }
-
-  /** Offers the way back from a zoom. */
-  showZoom(zoomed: boolean): void {
-    this.#bar.showZoom(zoomed);
   }
 
   /** Shows other rows, folds and colours of what is there. */
@@ -196,7 +187,7 @@ export class MapView {
     this.#lesson.hidden = true;
     this.#body.hidden = this.#legend.root.hidden = false;
     this.#names.root.style.minHeight = "";
-    this.#bar.show(of === "" ? "Layer map" : `Layer map: ${of}`, spec);
+    this.bar.show(of === "" ? "Layer map" : `Layer map: ${of}`, spec);
     this.#heat.root.setAttribute("aria-label", `${spec.title} by layer and step. ${KEYS}`);
     this.#lay();
     this.#paint();
@@ -219,7 +210,7 @@ export class MapView {
   clear(message: string, of = "", entry: CatalogEntry | null = null): void {
     this.#content = this.#scale = null;
     this.#rows.clear();
-    this.#bar.clear(of === "" ? "Layer map" : `Layer map: ${of}`, message);
+    this.bar.clear(of === "" ? "Layer map" : `Layer map: ${of}`, message);
     this.#heat.clear();
     this.#profile.clear();
     this.#names.clear();
@@ -254,7 +245,7 @@ export class MapView {
     const column = columnAt(series.first, step);
     this.#profile.paint(view, column, spec.marks, this.#height);
     placeTicks(this.#caption, this.#profile.width, this.#profile.ticks);
-    setText(this.#caption.children[1] ?? this.#caption, `step ${stepsOf(series, column)}: ${spec.title}`);
+    setText(this.#caption.children[1] ?? this.#caption, `${this.reading}: ${spec.title}`);
   }
 
   /** Shows what is pointed at in another view: a step, and a site where this map has it. */
@@ -268,7 +259,7 @@ export class MapView {
     const { accused = [], order = [] } = this.#content ?? {};
     this.#rows.lay(this.#state, accused, order);
     const { levels, sites } = this.#rows;
-    this.#bar.showRows(levels, this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
+    this.bar.showRows(levels, this.#state.fold.level, sites.length, this.#state.rows !== null, this.#state.tall);
   }
 
   #paint(): void {
@@ -282,7 +273,7 @@ export class MapView {
     this.#heat.paint({ series, block, range, depth: this.#depth, scale: this.#scale }, this.#height);
     this.#legend.show(spec, this.#scale, this.#state.colour, this.#dark);
     const pixels = window.devicePixelRatio || 1;
-    this.#bar.note(
+    this.bar.note(
       mapNote(series, this.#depth, {
         range,
         width: this.#heat.width * pixels,

@@ -4,7 +4,7 @@ import { el, keepChildren, setOptions, setText, svg } from "../dom";
 import { formatStep, threeDigits } from "../model/format";
 import { against, axesOf, pathOf, type Axes, type Multiple } from "../model/multiples";
 import { columnAt } from "../model/series";
-import { runLabel } from "./header";
+import { runLabel } from "../model/labels";
 
 export interface MultiplesEvents {
   /** Another metric is to be loaded. */
@@ -157,9 +157,10 @@ export class Multiples {
     this.#drawn.forEach(({ steps, values }, i) => {
       const chart = this.#charts.children[i];
       const column = columnAt(Float64Array.from(steps), step);
-      const known =
-        share === null ? (values.filter((value) => value !== null).at(-1) ?? null) : (values[column] ?? null);
-      const at = share === null ? "" : ` at step ${formatStep(steps[column] ?? step)}`;
+      const place =
+        share === null ? values.reduce<number>((found, value, i) => (value === null ? found : i), -1) : column;
+      const known = values[place] ?? null;
+      const at = ` at step ${formatStep(steps[place] ?? step)}`;
       const output = chart?.querySelector("output");
       if (output) setText(output, `${known === null ? "\u2013" : threeDigits(known)}${at}`);
       const x = share === null ? -9 : share * WIDTH;

@@ -15,7 +15,7 @@ import {
   type OverviewRun,
 } from "../model/overview";
 import { downloadMenu } from "./download";
-import { runLabel } from "./header";
+import { runLabel } from "../model/labels";
 import { RowWindow } from "./window";
 
 export interface OverviewEvents {
@@ -25,6 +25,10 @@ export interface OverviewEvents {
 }
 
 const [SPARK_WIDTH, SPARK_HEIGHT, LINE] = [110, 22, 32];
+const MEANT: Readonly<Record<string, string>> = {
+  first: "Median of the first five finite losses",
+  last: "Median of the last five finite losses; NaN or Inf where the last one is",
+};
 
 export class OverviewTable {
   readonly #filter = el("input", {
@@ -60,7 +64,7 @@ export class OverviewTable {
     () => Math.max(320, window.innerHeight - 190),
     {
       key: (run) =>
-        `${run.run}\n${run.version}\n${run.pending ?? ""}\n${this.#columns.map(({ key }) => key).join("\n")}`,
+        `${run.run}\n${runLabel(run.run)}\n${run.version}\n${run.state}\n${run.pending ?? ""}\n${this.#columns.map(({ key }) => key).join("\n")}`,
       make: (run) => this.#row(run),
       update: (row, { run }) => {
         const box = row.querySelector("input");
@@ -89,7 +93,8 @@ export class OverviewTable {
     const columns = this.#columns.filter(({ key }) => key !== "trend");
     const word = (run: OverviewRun, key: string): string | number | null =>
       key === "verdict"
-        ? (run.verdict?.issue_type ?? (run.pending ? null : hasBrokenLoss(run) ? "loss is NaN or Inf" : "Healthy"))
+        ? (run.verdict?.issue_type ??
+          (run.pending ? null : hasBrokenLoss(run) ? "loss is NaN or Inf" : soundness(run).textContent))
         : valueIn(run, key);
     return [columns.map(({ title }) => title), ...this.#shown.map((run) => columns.map(({ key }) => word(run, key)))];
   }
@@ -120,7 +125,7 @@ export class OverviewTable {
         const cell = el("th", { class: numeric ? "num" : "", attrs: { scope: "col", "data-key": key } });
         if (key === "") cell.append(el("span", { text: title }));
         else {
-          const button = el("button", { text: title, attrs: { type: "button" } });
+          const button = el("button", { text: title, title: MEANT[key] ?? "", attrs: { type: "button" } });
           button.addEventListener("click", () => {
             this.#falling = key === this.#sort ? !this.#falling : key === "steps" || key === "verdict";
             this.#sort = key;
@@ -172,7 +177,7 @@ export class OverviewTable {
           : run.verdict === null && hasBrokenLoss(run)
             ? el("span", { class: "off", text: "loss is NaN or Inf" })
             : run.verdict === null
-              ? el("span", { class: "ok", text: run.last === null ? "no steps yet" : "Healthy" })
+              ? soundness(run)
               : el("span", {
                   class: `badge sev-${run.verdict.severity}`,
                   text: run.verdict.issue_type,
@@ -205,6 +210,15 @@ export class OverviewTable {
     }
     return cell;
   }
+}
+
+/** What is said of a run without a problem: healthy only what is known to the end. */
+function soundness({ last, state }: OverviewRun): HTMLElement {
+  if (last === null)
+    return el("span", { class: "more", text: state === "running" ? "no steps yet" : "no step recorded" });
+  if (state !== "silent") return el("span", { class: "ok", text: "Healthy" });
+  const title = `Not closed: what came after step ${formatStep(last)} is not known`;
+  return el("span", { class: "off", text: "not closed", title });
 }
 
 /** A setting as it was written, a measurement in three digits. */

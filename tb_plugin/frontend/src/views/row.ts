@@ -42,7 +42,7 @@ export class TableRow {
         this.#verdict,
         "off",
         beyond(column, cells[column.key]?.value ?? NaN),
-        `${column.title} is outside ${column.marks.join(" to ")}; no rule has called it an issue`,
+        `${column.title} is ${column.marks.length === 0 ? "no number" : `outside ${column.marks.join(" to ")}`}; no rule has called it an issue`,
       );
     else if (arrives !== null)
       set(
@@ -84,8 +84,8 @@ export class TableRow {
 function beyond({ title, marks, share }: Column, value: number): string {
   const [low, high] = marks.length === 2 ? marks : [undefined, marks[0]];
   const mark = (number: number): string => (share ? `${formatNumber(100 * number, 3)} %` : formatNumber(number, 3));
-  if (low !== undefined && value < low) return `${title} < ${mark(low)}`;
-  return Number.isNaN(value) ? `${title} is NaN` : `${title} > ${mark(high ?? 0)}`;
+  if (low !== undefined && value < low && Number.isFinite(value)) return `${title} < ${mark(low)}`;
+  return Number.isFinite(value) ? `${title} > ${mark(high ?? 0)}` : `${title} is ${formatNumber(value)}`;
 }
 
 function fill(td: HTMLElement, cell: Cell | null, { share }: Column, off: boolean): void {

@@ -6,7 +6,9 @@ import {
   arrange,
   columnsOf,
   groupsOf,
+  readAt,
   rowsOf,
+  stepsRead,
   verdictOf,
   type Column,
   type Group,
@@ -42,7 +44,7 @@ export class HealthTable {
   readonly #note = el("span", { class: "note", attrs: { "data-part": "table-note" } });
   readonly #download = downloadMenu("the table", {
     csv: () => csv(this.#shown),
-    name: () => fileName(this.#run, "health", String(this.#moment?.step ?? "")),
+    name: () => fileName(this.#run, "health", String(this.#read)),
   });
   readonly #heads = el("tr");
   readonly #body = el("tbody");
@@ -76,6 +78,9 @@ export class HealthTable {
   #metrics: readonly RunMetric[] = [];
   #groups: readonly Group[] = [];
   #columns: readonly Column[] = [];
+  /** The step of the numbers, and of those in columns that were read at another one, by key. */
+  #read = 0;
+  #others: ReadonlyMap<string, string> = new Map();
 
   constructor(private readonly events: TableEvents) {
     this.root.hidden = true;
@@ -107,6 +112,15 @@ export class HealthTable {
     this.#rows = rowsOf(group, moment, this.#issues, columns);
     // A question that no row answers is not asked.
     this.#columns = columns.filter(({ key }) => this.#rows.some(({ cells }) => cells[key] !== null));
+    this.#read = readAt(group, moment);
+    this.#others = new Map(
+      this.#columns.flatMap(({ key }): [string, string][] => {
+        const steps = stepsRead(key, this.#rows, moment);
+        const [first = 0, last = 0] = [steps[0], steps.at(-1)];
+        if (first === this.#read && last === this.#read) return [];
+        return [[key, first === last ? `step ${formatStep(last)}` : `steps ${formatStep(first)}, ${formatStep(last)}`]];
+      }),
+    );
     this.#draw();
   }
 
@@ -150,9 +164,16 @@ export class HealthTable {
     const rows = this.#arranged;
     const some = rows.length === this.#rows.length ? "" : `${formatStep(rows.length)} of `;
     const count = this.#rows.length > MANY ? `${some}${formatStep(this.#rows.length)} rows, ` : "";
-    setText(this.#note, this.#moment === null ? "" : `${count}at step ${formatStep(this.#moment.step)}${coarse}`);
+    setText(this.#note, this.#moment === null ? "" : `${count}${this.#when(this.#moment)}${coarse}`);
     this.#table.style.setProperty("--n", String(Math.max(1, this.#columns.length)));
     this.#window.show(rows);
+  }
+
+  /** Numbers are those of a reading, and readings are not made at every step. */
+  #when({ step }: Moment): string {
+    return this.#read === step
+      ? `at step ${formatStep(step)}`
+      : `read at step ${formatStep(this.#read)}, the last reading by step ${formatStep(step)}`;
   }
 
   #drawHeads(): void {
@@ -163,13 +184,20 @@ export class HealthTable {
       ({ key }) => key,
       ({ key, title }) => {
         if (key === "") return el("th", { text: title, attrs: { scope: "col" } });
-        const button = el("button", { text: title, attrs: { type: "button" } });
+        const button = el(
+          "button",
+          { attrs: { type: "button" } },
+          el("span", { text: title }),
+          el("span", { class: "when" }),
+        );
         button.addEventListener("click", () => this.#sortBy(key));
         return el("th", { attrs: { scope: "col", "data-key": key } }, button);
       },
       (head, { key }) => {
-        if (key !== "")
-          head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
+        if (key === "") return;
+        head.setAttribute("aria-sort", key === this.#sort ? (this.#falling ? "descending" : "ascending") : "none");
+        const when = head.querySelector(".when");
+        if (when !== null) setText(when, this.#others.get(key) ?? "");
       },
     );
   }
@@ -185,6 +213,7 @@ export class HealthTable {
   /** The metric that shows a row on the map. */
   #metricOf(site: string): string {
     const known = (this.group?.metrics ?? []).map(({ name }) => name);
-    return known.find((name) => this.#moment?.metrics[name]?.sites.includes(site)) ?? known[0] ?? "";
+    const read = [...known, ...Object.keys(this.#moment?.metrics ?? {})];
+    return read.find((name) => this.#moment?.metrics[name]?.sites.includes(site)) ?? known[0] ?? "";
   }
 }

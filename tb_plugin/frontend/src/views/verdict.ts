@@ -6,7 +6,7 @@ import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, lastReading, type Series } from "../model/series";
 import { saidOf, type Places } from "../model/architecture";
-import { isProblem, issueKey, verdict, where, whereIn, type Issue } from "../model/verdict";
+import { isProblem, issueKey, verdict, where, whereIn, type Issue, type Verdict } from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
 const [OPEN_CARDS, MOST_LISTED, SPARK_WIDTH, SPARK_HEIGHT] = [3, 40, 170, 40];
@@ -21,6 +21,7 @@ export class VerdictView {
   readonly #headline = el("h1");
   readonly #detail = el("p");
   readonly #fix = el("p", { class: "fix", attrs: { "data-part": "fix" } });
+  readonly #other = el("p", { class: "other", attrs: { "data-part": "verdict-other" } });
   readonly #path = svg("path", {});
   readonly #spark = svg(
     "svg",
@@ -49,6 +50,7 @@ export class VerdictView {
   readonly #past = el("ul", { class: "issues past", attrs: { "data-part": "past" } });
   readonly #pastBox = el("details", {}, this.#pastTitle, this.#past);
   #courses: Courses = new Map();
+  #first: number | null = null;
   /** Where a layer is called, and where its class is defined. */
   #places: (layer: string) => Places = () => ({ called: "", defined: "" });
 
@@ -60,20 +62,26 @@ export class VerdictView {
     this.root.className = "answer";
     this.#banner.append(
       this.#mark,
-      el("div", { class: "said" }, this.#headline, this.#detail, this.#fix),
+      el("div", { class: "said" }, this.#headline, this.#detail, this.#fix, this.#other),
       this.#spark,
       this.#learning,
     );
     this.root.append(this.#banner, this.#open, el("div", { class: "folds" }, this.#moreBox, this.#pastBox));
-    this.#pastBox.hidden = this.#moreBox.hidden = true;
+    this.#pastBox.hidden = this.#moreBox.hidden = this.#other.hidden = true;
   }
 
-  show(issues: readonly Issue[], { last, lost, loss }: RunMeta, open: number, places: (layer: string) => Places): void {
+  show(
+    issues: readonly Issue[],
+    { last, lost, loss, state }: RunMeta,
+    open: number,
+    places: (layer: string) => Places,
+  ): void {
     this.#places = places;
-    const said = verdict(issues, last, lost, open);
+    const said = verdict(issues, last, lost, open, state);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
     this.#learning.title = loss ? "Medians of the first and of the last five losses" : "";
+    this.#first = loss?.first ?? null;
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
     setText(this.#headline, said.headline);
@@ -97,6 +105,15 @@ export class VerdictView {
     this.#pastBox.hidden = past.length === 0;
   }
 
+  /** The verdict of the run compared with, null for none. */
+  showOther(said: readonly [string, Verdict] | null): void {
+    this.#other.hidden = said === null;
+    if (said === null) return;
+    const [run, { tone, headline, detail }] = said;
+    this.#other.className = `other tone-${tone}`;
+    setText(this.#other, `${MARKS[tone]} ${run}: ${headline}. ${detail}`);
+  }
+
   /** The loss of the whole run, whatever is in view below; null where the run holds none. */
   showLoss(series: Series | null): void {
     const block = series?.blocks.values().next().value;
@@ -108,7 +125,6 @@ export class VerdictView {
     const last = (block === undefined ? null : lastReading(block)) ?? 0;
     this.#courseText.classList.toggle("broken", !Number.isFinite(last));
     if (Number.isFinite(last)) return;
-    const first = values.find((value) => Number.isFinite(value));
     if (this.#banner.classList.contains("tone-good")) {
       this.#banner.className = "card verdict tone-bad";
       setText(this.#mark, MARKS.bad);
@@ -116,8 +132,11 @@ export class VerdictView {
       setText(this.#detail, "No rule has called it an issue.");
     }
     setText(this.#courseTitle, "loss");
-    setText(this.#courseText, `${first === undefined ? "" : `${threeDigits(first)} \u2192 `}${formatNumber(last)}`);
-    this.#learning.title = "The first loss and the last one";
+    setText(
+      this.#courseText,
+      `${this.#first === null ? "" : `${threeDigits(this.#first)} \u2192 `}${formatNumber(last)}`,
+    );
+    this.#learning.title = "The median of the first five finite losses, and the last one";
   }
 
   /** Says on each card how its quantity is now, and how it was when it was worst. */
