@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
+from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls, output_tensor
 from gradflow_export.metrics.arrays.local import local
@@ -25,15 +27,21 @@ class Answer:
     """What one call of the model gave out.
 
     Attributes:
-        node: What made it in the graph.
         rows: Each sample, or place, a row of its scores.
         take: Called with its gradient, in the same shape.
     """
 
     def __init__(self, output: Tensor, rows: Tensor) -> None:
-        self.node: Any = output.grad_fn
+        # What made it would hold the graph, and with it what the user has let go.
+        self._output = weakref.ref(output)
         self.rows = rows
         self.take: Callable[[Tensor], None] | None = None
+
+    @property
+    def node(self) -> Any:
+        """What made it in the graph; ``None`` once nobody holds it any more."""
+        output = self._output()
+        return None if output is None else output.grad_fn
 
     def arrives(self, gradient: Tensor) -> None:
         """Hand over the gradient, once."""
@@ -48,10 +56,11 @@ class Answers:
 
     Args:
         guard: Wraps the hooks.
+        code: Of a model that is compiled no call is seen: a hook that comes and goes would have it compiled anew.
     """
 
-    def __init__(self, *, guard: Guard = unguarded) -> None:
-        self._guard, self._calls = guard, ModuleCalls()
+    def __init__(self, *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
+        self._guard, self._calls, self._code = guard, ModuleCalls(), code
         self.given: list[Answer] = []
 
     def attach(self, model: nn.Module) -> contextlib.ExitStack:
@@ -62,7 +71,7 @@ class Answers:
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
         self.forget()
-        self._calls.arm(on=on)
+        self._calls.arm(on=on and not (self._code is not None and self._code.found))
 
     def forget(self) -> None:
         """Forget the calls so far."""

@@ -27,6 +27,7 @@ from gradflow_export.checks.leaked_columns import LastSteps
 from gradflow_export.checks.target_reader import by_hand, same_words
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.members import members
@@ -57,12 +58,13 @@ class InputInstrument(Instrument):
     Args:
         model: Gives the model, or ``None`` when it is gone.
         guard: Wraps what reads the graph.
+        code: Knows whether the model is compiled.
     """
 
     instrument: ClassVar[str] = "inputs"
     interval: ClassVar[int] = 100
 
-    def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
+    def __init__(self, model: Callable[[], Any], *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
         self._model, self._read = model, guard(self._look)
         self.armed, self._passes = False, 0
         self._out: Drained = []
@@ -71,12 +73,12 @@ class InputInstrument(Instrument):
         self._ends: dict[str, LastSteps] = {}
         self._entered: dict[str, StorageWeakRef] = {}
         self._drawn: frozenset[int] | None = None
-        self._answers = Answers(guard=guard)
+        self._answers = Answers(guard=guard, code=code)
 
     @classmethod
     def make(cls, setting: Setting) -> InputInstrument:
         """Make one for a model."""
-        return cls(weakref.ref(setting.model), guard=setting.part(cls.instrument))
+        return cls(weakref.ref(setting.model), guard=setting.part(cls.instrument), code=setting.code)
 
     @property
     def modules(self) -> int:
@@ -140,7 +142,7 @@ class InputInstrument(Instrument):
                 layers.first = _entering(layers.first, states)
                 self._take(term, layers, pairs, whole=whole, single=_is_alone(root.grad_fn, term.node))
             known = any(term.targets is not None for term in terms)
-            for answer in self._answers.given if not known else ():
+            for answer in () if known else (each for each in self._answers.given if each.node is not None):
                 layers = layers_behind(answer.node, names)
                 layers.first = _entering(layers.first, states)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()

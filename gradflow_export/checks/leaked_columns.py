@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.statistics import distinct, median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, seen
@@ -46,7 +47,7 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tu
         numbers: Whether targets are numbers and no classes.
     """
     here = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
-    both = np.unique(np.concatenate([x, y], axis=1)[here], axis=0)
+    both = distinct(np.concatenate([x, y], axis=1)[here], axis=0)
     x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
     if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
         return -1, len(x)
@@ -105,7 +106,7 @@ def _places(x: Floats, steps: tuple[int, int]) -> npt.NDArray[np.int64]:
 def _is_window(x: Floats) -> bool:
     """Whether rows are windows of one series: numbers that stand in one column stand in the next one as well."""
     shared = [np.isin(before, after).mean() for before, after in zip(x.T[:8], x.T[1:9], strict=False)]
-    return bool(np.median(shared) > SHARED)
+    return median(np.asarray(shared, dtype=np.float64)) > SHARED
 
 
 def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], *, numbers: bool) -> int:

@@ -44,7 +44,7 @@ class NotLearning(Check):
 
     Not reported:
         Another issue explains it; the loss falls against its own noise; predictions go with their targets all the
-        same; the first 80 steps; losses that are not known
+        same; the first 120 steps; losses that are not known
         as a whole; players of a game and policies, whose losses tell nothing by their size.
 
     Attributes:
@@ -57,7 +57,7 @@ class NotLearning(Check):
         heal: Many; what chance lets fall for a few readings is not learned.
     """
 
-    settle: int = 80
+    settle: int = 120
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200

@@ -98,7 +98,9 @@ class ReloadInstrument(Instrument):
             moved, self._moved = self._moved, []
             now = [(slot(), before, after) for slot, before, after in moved]
             parts = [
-                ((even_sample(p, ENTRIES) - b).abs().amax(), (a - b).abs().amax()) for p, b, a in now if p is not None
+                ((even_sample(p, ENTRIES) - b).abs().amax(), (a - b).abs().amax())
+                for p, b, a in now
+                if p is not None and p.numel()
             ]
             if parts:
                 left, made = (torch.stack(list(sizes)).double().amax() for sizes in zip(*parts, strict=True))

@@ -78,7 +78,7 @@ class Interrupts:
             self._before = signal.signal(signal.SIGINT, self._came)
 
     def close(self) -> None:
-        """Leave Ctrl-C to whoever had it before."""
+        """Give Ctrl-C back to the handler that was there before."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None

@@ -40,7 +40,6 @@ class LearningRate(Rule):
     Attributes:
         replaced: Least update to weight ratio of a step that replaces the weights.
         times: Fewest such steps among the last readings.
-        calmed: Steps in which a run may recover whose last ``times`` steps were small again, as under Adagrad.
         gain: Least gain with which the layers that are judged begin.
         steps: Least number of steps that a fall by a tenth would take.
         timid: Size of steps against the weights below which they are too small where gradients agree.
@@ -58,7 +57,6 @@ class LearningRate(Rule):
 
     replaced: float = 0.2
     times: int = 3
-    calmed: int = 60
     gain: float = 0.1
     steps: float = 5_000.0
     timid: float = 1e-4
@@ -122,8 +120,6 @@ class LearningRate(Rule):
         steps, ratios = _steps_of_layers(history, self.gain)
         big = ratios >= self.replaced
         if int(big.sum()) < self.times or now < self.fallen * first:
-            return
-        if not big[-self.times :].any() and history.run("loss").steps[-1] < self.calmed:
             return
         rate, worst = history.run("learning_rate"), float(ratios[big].max())
         # Later steps may be those of a run that has exploded: the first one tells how much too large the rate is.

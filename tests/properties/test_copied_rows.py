@@ -37,7 +37,7 @@ def test_rows_that_differ_by_rounding_are_doubles(dtype, groups, times, columns,
 def test_the_spread_of_rows_that_differ_by_rounding_is_none(dtype, columns, scale, seed):
     """Below what the rule takes for copies."""
     row = scale * torch.randn(1, columns, generator=torch.Generator().manual_seed(seed))
-    assert initial._spread(rounded(row.expand(17, -1).to(dtype), seed)) <= 1e-5
+    assert initial._row_spreads(rounded(row.expand(17, -1).to(dtype), seed)[None]) <= 1e-5
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -47,7 +47,7 @@ def test_rows_that_were_drawn_are_no_doubles(rows, columns, dtype):
     """Not all of them have a double by chance, and their spread is great."""
     weight = torch.randn(rows, columns).to(dtype)
     assert doubles(weight) < 0.5
-    assert initial._spread(weight) > 0.1
+    assert initial._row_spreads(weight.reshape(1, len(weight), -1)) > 0.1
 
 
 @given(rows=st.integers(2, 50), columns=st.integers(2, 50), noise=st.floats(0.0, 0.1), seed=st.integers(0, 99))

@@ -265,7 +265,8 @@ def _child(
         # More threads than this one did not come along, and would be waited for.
         torch.set_num_threads(1)
         if exporter is not None:
-            exporter.close()
+            with contextlib.suppress(OSError):  # what it would close is closed already
+                exporter.close()
         told = Course(model, optimizers, batches).tried(treatments)
         os.write(writer, json.dumps({"told": told}).encode())
     finally:
@@ -277,8 +278,10 @@ def _alone(kept: int) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    own = os.dup2(kept, 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 2**16)
+    # A number that nothing had: what is closed later, by objects that came along, must not be this.
+    own = os.dup(kept)
+    os.closerange(3, own)
+    os.closerange(own + 1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 2**16)
     return own
 
 
