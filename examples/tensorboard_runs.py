@@ -14,7 +14,7 @@ for name, activation in {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}.items():
     torch.manual_seed(0)
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), activation()) for _ in range(10)))
     model = nn.Sequential(blocks, nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()
 
     with Exporter(model, backends=["tensorboard"], logdir=f"runs/{name}").watch(criterion, blocks=blocks) as exporter:

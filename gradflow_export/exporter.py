@@ -202,8 +202,7 @@ class Exporter(Reports):
                 A tensor of whole numbers, which may be a buffer, holds places on its grid.
             copies: Groups of names of parameters, buffers or modules that should hold the same and are reported when
                 they do not: ``[("left", "right")]``.
-            roles: What optimizers that train these modules are called, ``{"actor": model.pi, "critic": ["q1", "q2"]}``:
-                loss, gradient norm and steps of each stand under that name, which is else ``"Adam.0"``.
+            roles: Names of optimizers by the modules they train, ``{"critic": ["q1", "q2"]}``; else ``"Adam.0"``.
             ignore: What is meant as it is, besides the setting of that name: ``[("NOT_TRAINING", "pooler")]`` covers
                 what lies within ``pooler``, ``("DEAD", "*.act")`` such names, a type alone every layer.
 

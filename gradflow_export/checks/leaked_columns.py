@@ -47,7 +47,7 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tu
         numbers: Whether targets are numbers and no classes.
     """
     here = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
-    both = distinct(np.concatenate([x, y], axis=1)[here], axis=0)
+    both = np.asarray(distinct(np.concatenate([x, y], axis=1)[here], axis=0), dtype=np.float64)
     x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
     if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
         return -1, len(x)

@@ -78,7 +78,7 @@ class Interrupts:
             self._before = signal.signal(signal.SIGINT, self._came)
 
     def close(self) -> None:
-        """Give Ctrl-C back to the handler that was there before."""
+        """Leave Ctrl-C to the handler before this one."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None

@@ -1,7 +1,8 @@
 """What a loss wants of each answer, read off the gradient that comes back to it: no loss need be known by its form.
 
-The gradient of a cross-entropy is what was said less what was meant, however it is written, with whatever factor for
-each sample. That is an identity between numbers, and is checked as one: where it does not hold nothing is told.
+The gradient of a cross-entropy is what was said less what was meant, in whatever form it is written, with whatever
+factor for each sample. That is an identity between numbers, and is checked as one: where it does not hold nothing is
+told.
 """
 
 from __future__ import annotations
