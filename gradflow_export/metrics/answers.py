@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.metrics.constants import Kind
-from gradflow_export.records.statistics import median
+from gradflow_export.records.statistics import distinct, median
 
 Floats = npt.NDArray[np.float64]
 CLOSE = 0.02
@@ -84,7 +84,7 @@ def _classes(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
 
 def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp]) -> bool:
     """Whether factors are all the same, or the same in each class, or go with the probability in one or two sweeps."""
-    classes = [factor[target == each] for each in np.unique(target)]
+    classes = [factor[target == each] for each in distinct(target)]
     if _equal(factor) or (2 * len(classes) <= len(target) and all(map(_equal, classes))):
         return True
     ordered = factor[np.argsort(likely)]
