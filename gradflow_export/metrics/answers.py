@@ -84,7 +84,7 @@ def _classes(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
 
 def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp]) -> bool:
     """Whether factors are all the same, or the same in each class, or go with the probability in one or two sweeps."""
-    classes = [factor[target == each] for each in distinct(target)]
+    classes = [factor[target == each] for each in distinct(target.astype(np.float64))]
     if _equal(factor) or (2 * len(classes) <= len(target) and all(map(_equal, classes))):
         return True
     ordered = factor[np.argsort(likely)]
