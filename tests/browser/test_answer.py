@@ -313,7 +313,7 @@ def test_all_runs_are_the_first_page(wide, open_panel):
     page.locator("[data-part=reference]").select_option("deep")
     page.locator("[data-part=multiples-difference]").click()
     expect(page.locator("[data-part=multiples-note]")).to_contain_text("difference to deep")
-    expect(charts.first.locator("output")).to_have_text("0")
+    expect(charts.first.locator("output")).to_have_text("0 at step 40")
     page.wait_for_function("location.hash.includes('p.gradflow.compare=')")
     table.get_by_role("button", name="fading").click()
     expect(page.locator("[data-part=verdict] h1")).to_have_text("1 problem")

@@ -27,7 +27,7 @@ test("runs of one folder are called by what tells them apart: model, size, else 
   assert.deepEqual(["alone [1-0]", ".", "other"].map(runLabel), ["alone", "(root)", "other"]);
 });
 
-test("an accused layer is among the rows of every kind, at its place, with what was read of it", () => {
+test("an accused layer is among the rows that a table opens on, at its place, with what was read of it", () => {
   const held = ["block.gradient_norm", "activation.dead_share"].map(
     (name) => ({ name, title: name, kind: "block", marks: [], unit: "1" }) as unknown as RunMetric,
   );
@@ -56,6 +56,11 @@ test("an accused layer is among the rows of every kind, at its place, with what 
   assert.deepEqual(names([accused(["3.1"])]), ["0", "3", "3.1", "4"]);
   assert.deepEqual(names([accused(["3.1.weight", "4", "head", ""])]), ["head", "0", "3", "3.1.weight", "4"]);
   assert.deepEqual(names([accused(["3.1"], "INFO")]), ["0", "3", "4"]);
+  const chosen = rowsOf(group, moment, [accused(["3.1"])], columnsOf(group, held), false);
+  assert.deepEqual(
+    chosen.map(({ site }) => site),
+    ["0", "3", "4"],
+  );
   const row = rowsOf(group, moment, [accused(["3.1"])], columnsOf(group, held)).find(({ site }) => site === "3.1");
   assert.equal(row?.issue?.issue_type, "DEAD");
   assert.equal(row?.cells["dead"]?.value, 1);

@@ -161,12 +161,16 @@ export function toNumber(written: Written): number {
   return typeof written === "number" ? written : Number(written ?? NaN);
 }
 
-/** One row per site of a group's metrics, in depth order of the first that knows it. */
+/**
+ * One row per site of a group's metrics, in depth order of the first that knows it; with `accusing` also one per layer that
+ * an issue names.
+ */
 export function rowsOf(
   group: Group,
   moment: Moment,
   issues: readonly Issue[],
   columns: readonly Column[],
+  accusing = true,
 ): readonly Row[] {
   const holding = issues.filter((issue) => issue.severity !== "INFO" && holdsAt(issue, moment.step));
   const accused = issuesByLayer(holding);
@@ -176,7 +180,7 @@ export function rowsOf(
   );
   const finders = new Map(Object.entries(moment.metrics).map(([name, found]) => [name, new Finder(name, found)]));
   const sites = new Set(group.metrics.flatMap(({ name }) => moment.metrics[name]?.sites ?? []));
-  return withAccused([...sites], holding).map(({ site, depth }) => {
+  return withAccused([...sites], accusing ? holding : []).map(({ site, depth }) => {
     const cells = Object.fromEntries(columns.map(({ key, metrics }) => [key, cellOf(site, metrics, finders)]));
     return {
       site,

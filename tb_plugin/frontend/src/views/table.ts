@@ -109,7 +109,8 @@ export class HealthTable {
   show(group: Group, moment: Moment): void {
     this.#moment = moment;
     const columns = columnsOf(group, this.#metrics);
-    this.#rows = rowsOf(group, moment, this.#issues, columns);
+    // The rows it opens on hold every accused layer; who chooses a kind means that kind.
+    this.#rows = rowsOf(group, moment, this.#issues, columns, group.key === this.#groups[0]?.key);
     // A question that no row answers is not asked.
     this.#columns = columns.filter(({ key }) => this.#rows.some(({ cells }) => cells[key] !== null));
     this.#read = readAt(group, moment);
