@@ -27,7 +27,7 @@ VALUES = 16
 MEMBERS = 8
 """Fewest samples of a class."""
 ROUNDING = 1e-5
-"""What a target that was scaled may differ from a column, as a share of its spread."""
+"""What a target may differ from a column that was scaled, as a share of its spread."""
 SHARED = 0.02
 """Least share of values that neighbouring columns have in common where rows are windows of one series."""
 
@@ -35,9 +35,9 @@ SHARED = 0.02
 def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tuple[int, int]:
     """Return which column of inputs is the target, -1 for none, and how many different samples were compared.
 
-    A column counts that equals the target in every sample, or, of numbers, follows from it by one factor and one
-    offset. In rows that are steps of a sequence it must be one of the last step: what came before is what a forecast
-    is made of, or what is to be remembered. Several targets must all be there.
+    A column counts that follows from the target in every sample by one factor and one offset. In rows that are steps
+    of a sequence it must be one of the last step: what came before is what a forecast is made of, or what is to be
+    remembered. Several targets must all be there.
 
     Args:
         x: Inputs. Shape: ``[n, inputs]``.
@@ -123,13 +123,10 @@ def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], *, numbers: bool)
         len(values) < 2 or np.sort(counts)[-2] < MEMBERS or not np.array_equal(values, values.round())
     ):
         return -1
-    chosen = x[:, places]
-    same = (chosen == y[:, None]).all(axis=0)
-    if continuous:
-        a, b = chosen - chosen.mean(axis=0), y - y.mean()
-        size = np.square(a).sum(axis=0)
-        slope = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
-        same |= np.abs(b[:, None] - a * slope).max(axis=0) <= ROUNDING * b.std()
+    a, b = x[:, places] - x[:, places].mean(axis=0), y - y.mean()
+    size = np.square(a).sum(axis=0)
+    slope = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
+    same = np.abs(b[:, None] - a * slope).max(axis=0) <= ROUNDING * b.std()
     return int(places[same][0]) if same.any() else -1
 
 
@@ -138,7 +135,7 @@ class LeakedTarget(Check):
     """Find targets that are among the inputs: a column of the table, or the last step of the window.
 
     Samples of inputs and targets are compared number by number. A column that is the target in each of at least
-    ``samples`` different ones, to the last bit or but for one factor and one offset, is no coincidence.
+    ``samples`` different ones, but for one factor and one offset, is no coincidence.
 
     Why it is bad:
         The model reads the answer. The loss on training and on held-out data goes to nothing, and where the answer is

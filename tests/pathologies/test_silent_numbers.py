@@ -98,11 +98,12 @@ def test_a_target_that_is_a_column_leaks(factor, seed):
 
 @SEEDS
 def test_a_class_among_the_inputs_leaks(seed):
-    """The number of the class as a feature is LEAKAGE; features that only determine it are none."""
+    """The number of the class as a feature, scaled or not, is LEAKAGE; features that only determine it are none."""
     torch.manual_seed(seed)
     features = torch.randn(1_000, 6)
     y = features[:, :3].argmax(1)
-    for x in (features, torch.cat([features, y[:, None].float()], 1)):
+    leaked = y[:, None].float()
+    for x in (features, *(torch.cat([features, column], 1) for column in (leaked, leaked / 3 - 1))):
         model = mlp(x.shape[1], 3)
         found = told(model, regression(model, drawn(x, y), F.cross_entropy))
         assert [issue.issue_type for issue in found] == [IssueType.LEAKAGE] * (x.shape[1] == 7)

@@ -278,6 +278,7 @@ def test_nothing_is_awaited_after_an_interrupt(script, monkeypatch, fresh, numbe
         return wait
 
     before = signal.getsignal(signal.SIGINT)
+    others = set(psutil.Process().children(recursive=True))
     monkeypatch.setattr("gradflow_export.experiments.forked.select.select", waited(select.select))
     monkeypatch.setattr("gradflow_export.experiments.fresh.time.sleep", waited(time.sleep))
     monkeypatch.setattr(tempfile, "tempdir", str(script.parent))
@@ -291,6 +292,7 @@ def test_nothing_is_awaited_after_an_interrupt(script, monkeypatch, fresh, numbe
     assert len(waits) == number
     assert signal.getsignal(signal.SIGINT) is before
     assert list(script.parent.glob("gradflow-doctor-*")) == []
+    assert left_behind(set(psutil.Process().children(recursive=True)) - others) == []
 
 
 def test_an_interrupt_while_a_process_begins_comes_after_it(script):
