@@ -44,7 +44,7 @@ DENSE_STEPS = 10
 PREFLIGHT_STEPS = 50
 SETTLING_STEPS = 100
 SETTLING_INTERVAL = 5
-SETTLING_AT_MOST = 50
+SETTLING_AT_MOST = SETTLING_STEPS
 """Steps between two readings of a large model until training has settled."""
 LARGE_DENSE = (1, 2, 10)
 """Of the first steps those in which what there is much of in a large model is read."""
@@ -143,12 +143,12 @@ class Schedule:
 
     def _is_due(self, name: str, step: int, asked: bool, stretch: float, spacing: int) -> bool:
         interval = math.ceil(self.intervals[name] * stretch)
+        large = self.grown.get(name, 1) > 1
         if name == "ranks":
             # Four steps in a row: their samples are pooled.
-            return step in RANK_STEPS or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing)
+            return step in RANK_STEPS[: 1 if large else None] or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing)
         if name in {"statistics", "histograms"}:
             return step in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
-        large = self.grown.get(name, 1) > 1
         begins = step <= self.dense and (not large or self.dense > DENSE_STEPS or step in LARGE_DENSE)
         # What the discrete instrument tells changes slowly, and it takes longer than the others.
         between = SETTLING_AT_MOST if large else SETTLING_INTERVAL
@@ -158,7 +158,7 @@ class Schedule:
         showing = (
             name == "inputs"
             and step <= SHOWN_STEPS
-            and step % min(math.ceil(SHOWN_INTERVAL * stretch), interval) < spacing
+            and step % min(math.ceil((SETTLING_AT_MOST if large else SHOWN_INTERVAL) * stretch), interval) < spacing
         )
         return asked or begins or settling or showing or step % interval < spacing
 

@@ -133,7 +133,8 @@ def make_loop(
     )
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
-    sites = dict.fromkeys(("updates", "statistics", "clipping", "moments"), tensors) | {"blocks": len(chosen)}
+    sites = dict.fromkeys(("updates", "statistics", "clipping", "moments"), tensors)
+    sites |= dict.fromkeys(("blocks", "ranks"), len(chosen))
     for each in (each for each in instruments.armed if each.instrument in settings.schedule.intervals):
         sites[each.instrument] = max(each.modules, sites.get(each.instrument, 0))
     loop = TrainingLoop(instruments, settings.schedule.for_sites(sites), guard, hand_over, lonely)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 import numpy as np
@@ -169,8 +170,8 @@ class VanishingParameters(Rule):
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
         if not stacks:
             blocks = history.at_sites("block.gradient_norm").sites
-            within = [index for index, site in enumerate(sizes) if any(site.startswith(f"{b}.") for b in blocks)]
-            behind = list(sizes)[max(within, default=-1) + 1 :]
+            inside = tuple(f"{block}." for block in blocks)
+            behind = [*takewhile(lambda site: not site.startswith(inside), reversed(sizes))][::-1]
             vectors = _vectors(history)
             links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
