@@ -146,7 +146,9 @@ class Schedule:
         large = self.grown.get(name, 1) > 1
         if name == "ranks":
             # Four steps in a row: their samples are pooled.
-            return step in RANK_STEPS[: 1 if large else None] or (step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing)
+            return step in RANK_STEPS[: 1 if large else None] or (
+                step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing
+            )
         if name in {"statistics", "histograms"}:
             return step in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
         begins = step <= self.dense and (not large or self.dense > DENSE_STEPS or step in LARGE_DENSE)
