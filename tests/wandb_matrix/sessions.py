@@ -107,6 +107,8 @@ def play(session: Session) -> None:
     trainer = trainers.TRAINERS.get(mode)
     model = nn.Linear(4, 2) if trainer is None else trainers.Net(STEPS - trainers.EVERY, end)
     exporter = Exporter(model, wandb=run, start_step=first).watch() if session["ours"] else None
+    if exporter:  # on a busy machine twenty steps may be over before the worker had its turn
+        model.register_forward_pre_hook(lambda *_: exporter._worker.drain(60.0) and None)
     if trainer is None:
         train(model, run, mode, first)
     else:

@@ -140,4 +140,5 @@ def test_the_rows_are_the_users(played, mode, end):
     if mode in AXES and end == "exception":
         ends[mode] = [15]
     assert last == ends.get(mode, [2 * STEPS if is_second(mode, end) and mode != "reopened" else STEPS])
-    assert all(0 < shown <= end for shown, end in zip(newest, last, strict=True))
+    lag = 7 if mode in {"seldom", *AXES} else 2  # these log every five steps
+    assert all(end - lag <= shown <= end for shown, end in zip(newest, last, strict=True)), (newest, last)
