@@ -34,7 +34,7 @@ class Op:
     BMM: Final = "Bmm"
     CAT: Final = "Cat"
     CEIL: Final = "Ceil"
-    CHECKPOINT: Final = "CheckpointFunction"
+    CHECKPOINT: Final = "CheckpointFunctionBackward"
     CLAMP: Final = "Clamp"
     CLAMP_MAX: Final = "ClampMax"
     CLAMP_MIN: Final = "ClampMin"
@@ -143,13 +143,17 @@ ATTENTION: Final = "ScaledDotProduct"
 def kind_of(node: Node) -> str:
     """Return what made a tensor, such as ``"Addmm"`` for ``AddmmBackward0``; empty where nothing did.
 
+    Only derivatives of torch's own operations end in a number. A user's ``torch.autograd.Function`` of the same name,
+    such as a ``Sign`` that passes gradients straight through, is no such operation, and keeps its whole name.
+
     Args:
         node: A ``grad_fn``, or ``None``.
     """
     if node is None:
         return ""
     name: str = node.name()
-    return name.partition("Backward")[0]
+    kind, _, number = name.rpartition("Backward")
+    return kind if number.isdecimal() else name
 
 
 def is_variant(node: Node, kind: str, number: int) -> bool:

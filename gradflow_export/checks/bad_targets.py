@@ -150,10 +150,11 @@ class UnrelatedTargets(Check):
     """Find targets that have nothing to do with the inputs, as when one of the two was shuffled alone.
 
     Three things have to come together, each of which is harmless alone. The loss lies at the level of the best constant
-    answer and does not fall any more. Kernel tests on at least ``tested`` different samples find no trace of
-    dependence: the greatest z is below ``sure`` now, and below ``usual`` in the middle of the last five readings (a
-    linear relation to one of ten features that explains a fifth of the variance gives about 5 with 128 samples, a
-    parity of three bits among twenty 5 with 256; one of five bits they cannot see).
+    answer and does not fall any more. Kernel tests on at least ``tested`` different samples, and an F-test of a linear
+    relation on all that are remembered, find no trace of dependence: the greatest z is below ``sure`` now, and below
+    ``usual`` in the middle of the last five readings (a linear relation to one of ten features that explains a fifth of
+    the variance gives about 5 with 128 samples, a parity of three bits among twenty 5 with 256; one of five bits they
+    cannot see).
 
     And gradients of consecutive batches do not agree, so that no direction helps them all; after ``many`` tests that
     need not be, since answers that are learned by heart, or a mean over places, have directions, and the loss may lie
@@ -217,7 +218,8 @@ class UnrelatedTargets(Check):
             z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
             if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
                 continue
-            if not seen(record, "loss.known", site):
+            # Whether targets of many tasks depend on the inputs tells nothing where weights are adapted to each of them.
+            if not seen(record, "loss.known", site) or seen(record, "target.distinct", site) is None:
                 continue
             tests = past(history, "target.dependence", site)
             if median(tests[-5:]) >= self.usual:
@@ -246,7 +248,7 @@ class UnrelatedTargets(Check):
                     "torch.randperm(len(x)); x, y = x[order], y[order], or in one DataLoader(TensorDataset(x, y), "
                     "shuffle=True).",
                     cause="unrelated",
-                    follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE),
+                    follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
                 ),
             )
         return ()

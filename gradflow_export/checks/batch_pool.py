@@ -16,7 +16,13 @@ from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.metrics.answers import meant
 from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses, sense
-from gradflow_export.metrics.dependence import MOST_ROWS, any_dependence, dependence_on_tokens, unbent
+from gradflow_export.metrics.dependence import (
+    MOST_ROWS,
+    any_dependence,
+    dependence_on_tokens,
+    linear_dependence,
+    unbent,
+)
 from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.records.statistics import distinct, median
 
@@ -261,15 +267,20 @@ class Remembered:
         for index, (row, _) in enumerate(rows):
             known.setdefault(hash((row + 0.0).tobytes()), index)  # -0.0 is 0.0
         # Drawn, always alike: every second row may be of one class.
-        chosen = np.sort(np.random.default_rng(0).permutation([*known.values()])[:MOST_ROWS])
-        x, y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
+        chosen = np.random.default_rng(0).permutation([*known.values()])
+        every_x, every_y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
+        x, y = every_x[:MOST_ROWS], every_y[:MOST_ROWS]
         if found.kind in PICKED and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
             return {}  # too few of each class to tell anything by
-        if not np.isfinite(x).all():
+        if not np.isfinite(every_x).all():
             return {}
         if found.kind in PICKED:
-            y = (y == distinct(y)[None, :64]).astype(np.float64)
-        z = dependence_on_tokens(x, y, BUCKETS) if found.tokens else any_dependence(x, y)
+            every_y = (every_y == distinct(every_y)[None, :64]).astype(np.float64)
+            y = every_y[:MOST_ROWS]
+        if found.tokens:
+            z = dependence_on_tokens(x, y, BUCKETS)
+        else:
+            z = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
         out = {"target.dependence": z, "target.tested": float(len(x))}
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)

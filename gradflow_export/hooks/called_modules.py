@@ -56,6 +56,7 @@ class Calls:
         self._depth = self._thread = 0
         self._seen: _Modules = {}
         self._looked_at: _Modules = {}  # called while gradients are off
+        self._within: _Modules = {}  # so called within a forward pass that has gradients
         self._given: dict[str, list[tuple[str, Callable[[], Tensor | None], int]]] = {}
         self._beside: dict[str, int] = {}
         self._names: dict[int, tuple[str, str]] = {}  # with its pattern
@@ -89,7 +90,7 @@ class Calls:
             return self._codes
         beside, looked_at = self._beside, self._looked_at
         for site, module in members(model):
-            code = _CALLED if _has(self._seen, module) else _UNCALLED
+            code = _CALLED if _has(self._seen, module) or _has(self._within, module) else _UNCALLED
             if beside or looked_at:
                 code |= _LOOKED * _has(looked_at, module) | beside.get(self._kind(site), 0)
             self._codes[site] = code
@@ -127,6 +128,8 @@ class Calls:
             return
         if not torch.is_grad_enabled():
             _put(self._looked_at, module)
+            if self._depth and threading.get_ident() == self._thread:
+                _put(self._within, module)
             return
         model = self._model()
         if module is model:

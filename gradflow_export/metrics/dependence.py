@@ -83,6 +83,34 @@ def any_dependence(x: Floats, y: Floats) -> float:
     return max((z for z in zs if not math.isnan(z)), default=math.nan)
 
 
+def linear_dependence(x: Floats, y: Floats) -> float:
+    """Return how surely any column of ``y`` follows linearly from ``x``, by the F-test of the multiple correlation.
+
+    It takes as many rows as there are, so that it sees weak signals that :func:`any_dependence`, whose cost grows with
+    the square of the rows, does not: a share of 2 % of the variance by 3 to 4 with 1 024 rows and 5 features.
+
+    Args:
+        x: Inputs, one row per sample. Shape: ``[n, features]``.
+        y: What may depend on them. Shape: ``[n, outputs]``.
+
+    Returns:
+        A z-score, one-sided, of the greatest correlation; NaN where there are not twice as many rows as features.
+
+    Source: Paulson 1942, Annals of Mathematical Statistics 13: F as a normal deviate.
+    """
+    x, y = _standardised(x), y - y.mean(axis=0)
+    size = np.square(y).sum(axis=0)
+    y, size = y[:, size > 0], size[size > 0]
+    features, rest = x.shape[1], len(x) - 1 - x.shape[1]
+    if not features or rest < max(features, LEAST_ROWS) or not size.size:
+        return math.nan
+    fitted = product(x, least_squares(x, y))
+    share = min(float((np.square(fitted).sum(axis=0) / size).max()), 1.0 - _RANK)
+    f = (share / features) / ((1.0 - share) / rest)
+    a, b = 2.0 / (9.0 * features), 2.0 / (9.0 * rest)
+    return ((1.0 - b) * f ** (1 / 3) - (1.0 - a)) / math.sqrt(b * f ** (2 / 3) + a)
+
+
 def _of_products(x: Floats) -> Iterator[Floats]:
     """Yield the kernels of products of two and of three different features, where there are as many."""
     cut = np.clip(x, -_CUT, _CUT)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradflow_export import Exporter, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -89,6 +89,35 @@ def test_layers_that_are_copies_of_one_and_cut_off_are_no_followers():
 
     layers = {layer.split(".")[0] for kind, layer in found(model, loss) if kind == "NOT_TRAINING"}
     assert layers == {"target"}
+
+
+def test_what_a_forward_pass_calls_without_gradients_is_called():
+    """The reason is that the graph is cut, not that nobody calls the layers; nor are targets to blame for it."""
+    torch.manual_seed(0)
+    backbone, head = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16)), nn.Linear(16, 2)
+
+    def run(x):
+        with torch.no_grad():
+            x = backbone(x)
+        return head(x)
+
+    x = torch.randn(400, 8)
+    y = (x[:, :4].prod(1) > 0).long()
+    model = Held(run, backbone=backbone, head=head)
+
+    def loss():
+        rows = torch.randint(0, 400, (32,))
+        return F.cross_entropy(model(x[rows]), y[rows])
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(120):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+        (issue,) = (each for each in exporter.issues if each.explained_by is None)
+    assert issue.issue_type is IssueType.NOT_TRAINING
+    assert "no gradient ever came back" in issue.message
 
 
 @pytest.mark.parametrize("name", ["experts", *words(1)])

@@ -12,7 +12,13 @@ from torch.nn import functional as F
 
 from gradflow_export.checks.batch_evidence import _rows as some_rows
 from gradflow_export.metrics.constants import constant_loss, losses
-from gradflow_export.metrics.dependence import any_dependence, dependence, dependence_on_tokens, unbent
+from gradflow_export.metrics.dependence import (
+    any_dependence,
+    dependence,
+    dependence_on_tokens,
+    linear_dependence,
+    unbent,
+)
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(40, 3))
@@ -106,6 +112,29 @@ def test_dependence_is_the_z_score_among_permutations():
     drawn = np.array([statistic(RNG.permutation(24)) for _ in range(1500)])
     expected = (statistic(np.arange(24)) - drawn.mean()) / drawn.std()
     assert dependence(x, y) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(("rows", "features"), [(40, 1), (200, 5), (600, 40)])
+def test_linear_dependence_is_a_normal_score_where_there_is_none(rows, features):
+    """Its quantiles are those of the normal distribution, whatever the sizes, and those of the F-test it stands for."""
+    scores = np.array(
+        [linear_dependence(RNG.normal(size=(rows, features)), RNG.exponential(size=(rows, 1))) for _ in range(400)]
+    )
+    assert (scores < 1.645).mean() == pytest.approx(0.95, abs=0.035)
+    assert (scores < 0.0).mean() == pytest.approx(0.5, abs=0.08)
+
+
+def test_linear_dependence_sees_what_explains_two_percent():
+    """With a thousand rows; scaled, moved and repeated columns change nothing, and what cannot be tested is NaN."""
+    x = RNG.normal(size=(1024, 5))
+    y = 0.15 * x[:, :1] + RNG.normal(size=(1024, 1))
+    score = linear_dependence(x, y)
+    assert score > 2
+    assert linear_dependence(3.0 * x - 7.0, -2.0 * y + 1.0) == pytest.approx(score, rel=1e-9)
+    assert linear_dependence(x, x[:, :1]) > 20
+    assert math.isnan(linear_dependence(x[:9], y[:9]))
+    assert math.isnan(linear_dependence(x, np.ones((1024, 1))))
+    assert math.isnan(linear_dependence(np.ones((1024, 2)), y))
 
 
 def test_dependence_tells_independent_rows_from_dependent_ones():

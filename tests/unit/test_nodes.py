@@ -79,6 +79,13 @@ def test_a_node_is_of_the_kind_of_its_operation(make, kind):
     assert kind_of(make(torch.randn(4, 4, requires_grad=True)).grad_fn) == kind
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_user_writes_is_of_no_kind_whatever_its_name(name):
+    """A ``torch.autograd.Function`` called ``Sign`` may pass gradients straight through, and one called ``Mm`` no product."""
+    written = type(name.rpartition(":")[2], (Once,), {})
+    assert kind_of(written.apply(torch.randn(3, requires_grad=True)).grad_fn) not in {*KINDS} - {Op.CHECKPOINT, Op.ONCE}
+
+
 def test_fused_attention_begins_with_one_word():
     """On any device, and with any kernel."""
     q = torch.randn(1, 1, 4, 8, requires_grad=True)
