@@ -135,7 +135,7 @@ def _make_loss(
     armed: Sequence[Instrument],
     part: Callable[[str], Part],
 ) -> LossInstrument:
-    """Return what reads losses, and tells all others of backward passes."""
+    """Return what reads losses, and reports backward passes to all others."""
     cleared = [block.store.clear, clipping.start_over, *(each.cleared for each in armed if overrides(each, "cleared"))]
 
     def start_over() -> None:
@@ -171,7 +171,7 @@ def _follow_optimizers(
     optimizer: Optimizer | Sequence[Optimizer] | None,
     part: Callable[[str], Part],
 ) -> OptimizerSteps:
-    """Return what calls the loop around the steps of the model's optimizers, and tells of those of others."""
+    """Return what calls the loop around the steps of the model's optimizers, and reports those of others."""
     armed, passes = loop.instruments.armed, loop.instruments.loss.passes
     noticing = [loop.lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
 
