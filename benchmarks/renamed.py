@@ -3,7 +3,7 @@
 Every class and attribute of a program's modules gets a random name: what torch itself names (``weight`` of a linear
 layer, places in lists) stays. Issues must be the same, names translated back::
 
-    python benchmarks/renamed.py                 # 36 programs, spread over all corpora
+    python benchmarks/renamed.py                 # one program in 14, spread over all corpora
     python benchmarks/renamed.py --every 1       # all of them
     python benchmarks/renamed.py --only experts
 
@@ -136,18 +136,18 @@ def issues(run: Callable[[], Said], seed: int | None) -> list[str]:
         unchanged.watched = watched
 
 
-def differences(task: Callable[[], Any], seed: int = 1) -> tuple[str, list[str]]:
+def differences(task: unchanged.Task, seed: int = 1) -> tuple[str, list[str]]:
     """Return the name of a program, and what is said of it by one name only."""
     unchanged.quietly()
-    name, run = task.args  # type: ignore[attr-defined]
+    name, run = task.args
     plain, other = issues(run, None), issues(run, seed)
     lost = [f"lost {line}" for line in plain if line not in other]
     return name, lost + [f"gained {line}" for line in other if line not in plain]
 
 
-def programs(corpora: Sequence[Path], only: str, every: int) -> list[Callable[[], Any]]:
+def programs(corpora: Sequence[Path], only: str, every: int) -> list[unchanged.Task]:
     """Return one of so many programs of :func:`unchanged.tasks`, without the tests."""
-    found = [task for task in unchanged.tasks(corpora, only) if getattr(task, "func", None) is unchanged.one]
+    found = [task for task in unchanged.tasks(corpora, only) if task.func is unchanged.one]
     return found[::every]
 
 

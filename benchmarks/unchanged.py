@@ -2,15 +2,18 @@
 
 Write what each commit says, in a checkout of its own, and compare::
 
-    python benchmarks/unchanged.py write before.json
-    python benchmarks/unchanged.py write after.json --corpus corpus.py --only vanish
-    python benchmarks/unchanged.py compare before.json after.json --but "evidence input"
+    python benchmarks/unchanged.py write before.jsonl
+    python benchmarks/unchanged.py write after.jsonl --corpus corpus.py --only vanish
+    python benchmarks/unchanged.py compare before.jsonl after.jsonl
 
-Programs are those of ``benchmarks/silent`` and ``benchmarks/heldout`` (sick, mended, healthy), those of further corpora
+Programs are those of ``benchmarks/silent`` and ``benchmarks/heldout`` (sick, mended, healthy), of both halves of
+``benchmarks/generated`` as many as there are operators, each healthy and with one mistake, those of further corpora
 that have the shape ``benchmarks/detection.py`` describes, and every exporter of the tests of ``tests/loops``. Each runs
 once at one seed with ``synchronous=True``, so that all values are reproducible bit for bit; clocks, memory and the
-exporter's own share of the time are left out. ``compare`` prints the metrics that differ, by program, and the issues
-gained and lost, and ends with 1 where anything differs that ``--but`` does not name.
+exporter's own share of the time are left out. What was written stays: a run that was stopped goes on where it was.
+
+``compare`` prints the metrics that differ, by program, and the issues gained and lost. What is meant to differ stands
+with its reason in ``benchmarks/intended.txt``; it ends with 1 where anything else does.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ import json
 import logging
 import multiprocessing
 import sys
+import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import detection
+import mutation
 import pytest
 import torch
 from reproducible import is_timed
@@ -42,9 +49,14 @@ ROOT = Path(__file__).resolve().parent.parent
 SPLITS = ("dev", "heldout", "second", "third")
 HELDOUT = ROOT / "benchmarks" / "heldout" / "programs.py"
 LOOPS = ROOT / "tests" / "loops"
+INTENDED = ROOT / "benchmarks" / "intended.txt"
+LIMIT_SECONDS = 900.0
 
 Said = dict[str, Any]
 """What one program said: ``metrics``, a hash of all values of each; ``issues``, one line each."""
+
+Task = partial[dict[str, Said]]
+"""Runs one program, or one file of tests, by the name that is its first argument."""
 
 
 def said(records: Sequence[StepRecord], issues: Sequence[Any]) -> Said:
@@ -98,6 +110,16 @@ def corpus(path: Path, index: int) -> Said:
     return watched(program.model, train, blocks=program.blocks)
 
 
+def generated(of: str, number: int, mistake: str) -> Said:
+    """Run one program of ``benchmarks/generated``; one in which the mistake cannot be made says nothing."""
+    half = mutation.half(of)
+    parts = half.programs.parts(half.draw(number), 0, number)
+    if mistake and not half.operators[mistake].make(parts):
+        return said((), ())
+    half.programs.assemble(parts)
+    return watched(parts.model, lambda _: half.programs.train(parts))
+
+
 class Loops:
     """A pytest plugin: every exporter that a test makes is synchronous, and what it says is kept by the test's name."""
 
@@ -107,7 +129,8 @@ class Loops:
         self._plain = Exporter.__init__
 
     def pytest_runtest_setup(self) -> None:
-        """Watch what exporters are made."""
+        """Begin each test at one seed, and watch what exporters are made."""
+        torch.manual_seed(0)
 
         def make(exporter: Exporter, model: Any, *args: Any, **settings: Any) -> None:
             memory = MemoryWriter()
@@ -131,7 +154,7 @@ class Loops:
         self._made.clear()
 
 
-def loops(file: Path) -> dict[str, Said]:
+def loops(_name: str, file: Path) -> dict[str, Said]:
     """Run one file of tests; return what its exporters said, by test."""
     plugin = Loops()
     pytest.main([str(file), "-q", "--no-header", "--no-summary", "-p", "no:cacheprovider"], plugins=[plugin])
@@ -140,29 +163,39 @@ def loops(file: Path) -> dict[str, Said]:
 
 def one(name: str, run: Callable[[], Said]) -> dict[str, Said]:
     """Run one program; an error is what it said."""
+    quietly()
     try:
         return {name: run()}
     except Exception as error:  # a program that cannot run any more is a difference, and the others are still to run
-        return {name: {"metrics": {}, "issues": [f"{type(error).__name__}: {error}"]}}
+        return failed(name, f"{type(error).__name__}: {error}")
 
 
-def tasks(corpora: Sequence[Path], only: str) -> Iterator[Callable[[], dict[str, Said]]]:
+def failed(name: str, why: str) -> dict[str, Said]:
+    """Return what is kept of a program that did not run to its end."""
+    return {name: {"metrics": {}, "issues": [why]}}
+
+
+def tasks(corpora: Sequence[Path], only: str) -> Iterator[Task]:
     """Yield everything there is to run."""
+    return (task for task in _all_tasks(corpora) if only in task.args[0])
+
+
+def _all_tasks(corpora: Sequence[Path]) -> Iterator[Task]:
     for split in SPLITS:
         cases = importlib.import_module(f"silent.{split}")
         for kind, bunch in (("sick", cases.BUGS), ("mended", cases.BUGS), ("healthy", cases.HEALTHY)):
             for index, case in enumerate(bunch):
-                name = f"silent/{split}/{case.name} {kind}"
-                if only in name:
-                    yield partial(one, name, partial(silent, split, kind, index))
+                yield partial(one, f"silent/{split}/{case.name} {kind}", partial(silent, split, kind, index))
     for path in (HELDOUT, *corpora):
         for index, case in enumerate(detection.load(path).CASES):
-            name = f"{path.parent.name}/{case.name}"
-            if only in name:
-                yield partial(one, name, partial(corpus, path, index))
+            yield partial(one, f"{path.parent.name}/{case.name}", partial(corpus, path, index))
+    for half in ("development", "unseen"):
+        for number, operator in enumerate(mutation.half(half).operators):
+            for mistake in ("", operator):
+                name = f"generated/{half}/{number} {mistake or 'healthy'}"
+                yield partial(one, name, partial(generated, half, number, mistake))
     for file in sorted(LOOPS.glob("test_*.py")):
-        if only in f"loops/{file.name}":
-            yield partial(loops, file)
+        yield partial(loops, f"loops/{file.name}", file)
 
 
 def quietly() -> None:
@@ -173,38 +206,99 @@ def quietly() -> None:
     logging.getLogger("gradflow_export").setLevel(logging.ERROR)
 
 
-def _run(task: Callable[[], dict[str, Said]]) -> dict[str, Said]:
-    quietly()
-    return task()
+def run_all(todo: Sequence[Task], processes: int) -> Iterator[tuple[str, dict[str, Said]]]:
+    """Run each task in a process of its own, which may begin others; yield names and what was said as they end."""
+    fork = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(todo)), {}
+    while waiting or running:
+        while waiting and len(running) < processes:
+            task = waiting.pop()
+            reader, writer = fork.Pipe(duplex=False)
+            process = fork.Process(target=_tell, args=(task, writer))
+            process.start()
+            writer.close()  # so that the pipe ends where the process does
+            running[reader] = task.args[0], process, time.monotonic() + LIMIT_SECONDS
+        ready = connection.wait(list(running), timeout=1.0)
+        for reader, (name, process, until) in list(running.items()):
+            if reader in ready or time.monotonic() > until:
+                del running[reader]
+                try:
+                    found = reader.recv() if reader in ready else failed(name, f"ran past {LIMIT_SECONDS:.0f} s")
+                except EOFError:
+                    process.join()
+                    found = failed(name, f"the process ended with {process.exitcode}")
+                process.kill()
+                process.join()
+                yield name, found
 
 
-def write(path: Path, corpora: Sequence[Path], only: str, processes: int) -> None:
-    """Run everything, each program in a process of its own, and store what it said."""
-    found: dict[str, Said] = {}
-    todo = list(tasks(corpora, only))
-    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
-        for part in tqdm(pool.imap_unordered(_run, todo), total=len(todo), disable=None):
-            found |= part
-    path.write_text(json.dumps(dict(sorted(found.items())), indent=1))
-    print(f"{len(found)} programs are in {path}")
+def _tell(task: Task, writer: connection.Connection) -> None:
+    writer.send(task())
 
 
-def compare(before: dict[str, Said], after: dict[str, Said], but: Sequence[str]) -> list[str]:
-    """Return what differs, a line each; metrics and issue types that begin with one of ``but`` are intended to."""
-    lines = [f"only {'after' if name in after else 'before'}: {name}" for name in sorted(before.keys() ^ after.keys())]
-    metrics: dict[str, list[str]] = defaultdict(list)
-    intended = tuple(but) or ("\0",)
+def stored(path: Path) -> dict[str, dict[str, Said]]:
+    """Return what was written before, by task."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {line["task"]: line["said"] for line in map(json.loads, lines)}
+
+
+def write(path: Path, todo: Sequence[Task], processes: int) -> None:
+    """Run what is not stored yet, and store what it said as it comes."""
+    known = stored(path)
+    todo = [task for task in todo if task.args[0] not in known]
+    with path.open("a") as out:
+        for name, found in tqdm(run_all(todo, processes), total=len(todo), disable=None):
+            print(json.dumps({"task": name, "said": found}), file=out, flush=True)
+    print(f"{sum(map(len, stored(path).values()))} programs are in {path}")
+
+
+class Difference(NamedTuple):
+    """A metric whose values differ, or an issue that was gained or lost, of one program."""
+
+    program: str
+    subject: str
+    how: str
+
+
+def differences(before: Mapping[str, Said], after: Mapping[str, Said]) -> Iterator[Difference]:
+    """Yield what differs between programs that ran before and after, and the names of those that ran once."""
+    for name in sorted(before.keys() ^ after.keys()):
+        yield Difference(name, "program", f"only {'after' if name in after else 'before'}")
     for name in sorted(before.keys() & after.keys()):
         old, new = before[name], after[name]
-        for metric in old["metrics"].keys() | new["metrics"].keys():
+        for metric in sorted(old["metrics"].keys() | new["metrics"].keys()):
             if old["metrics"].get(metric) != new["metrics"].get(metric):
-                metrics[metric].append(name)
-        for mark, these, those in (("lost", old, new), ("gained", new, old)):
-            gone = (line for line in these["issues"] if line not in those["issues"])
-            lines += [f"{name}: {mark} {line}" for line in gone if not line.startswith(intended)]
-    for metric, names in sorted(metrics.items()):
-        if not metric.startswith(intended):
-            lines.append(f"{metric} differs in {len(names)} programs: {', '.join(names[:3])}")
+                yield Difference(name, metric, "differs")
+        for how, these, those in (("lost", old, new), ("gained", new, old)):
+            gone = Counter(these["issues"]) - Counter(those["issues"])
+            yield from (Difference(name, line, how) for line in gone.elements())
+
+
+def intended(path: Path) -> list[tuple[str, str, str]]:
+    """Return what is meant to differ: pattern of programs, beginning of the metric or issue, why."""
+    lines = path.read_text().splitlines()
+    rows = [[part.strip() for part in line.split("|")] for line in lines if line and not line.startswith("#")]
+    return [(program, beginning, why) for program, beginning, why in rows]
+
+
+def compare(before: Path, after: Path, meant: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Print how often each intended difference was met; return the others, metrics together, a line each."""
+    metrics: dict[str, list[str]] = defaultdict(list)
+    lines, met = [], Counter[str]()
+    old, new = ({name: s for part in stored(path).values() for name, s in part.items()} for path in (before, after))
+    for found in differences(old, new):
+        reasons = (w for p, b, w in meant if fnmatchcase(found.program, p) and found.subject.startswith(b))
+        why = next(reasons, None)
+        if why is not None:
+            met[why] += 1
+        elif found.how == "differs":
+            metrics[found.subject].append(found.program)
+        else:
+            lines.append(f"{found.program}: {found.how} {found.subject}")
+    lines += [f"{metric} differs in {len(names)} programs: {', '.join(names[:3])}" for metric, names in metrics.items()]
+    for why, count in met.items():
+        print(f"intended, {count} times: {why}")
+    print("\n".join(lines) or f"{len(old.keys() & new.keys())} programs: every other value and issue is equal")
     return lines
 
 
@@ -214,20 +308,19 @@ def main() -> int:
     writing = commands.add_parser("write", help="run everything and store what it said")
     writing.add_argument("path", type=Path)
     writing.add_argument("--corpus", type=Path, nargs="*", default=[], help="further corpora: Python files with CASES")
-    writing.add_argument("--only", default="", help="only programs whose name contains this")
+    writing.add_argument("--only", default="", help="only programs, and files of tests, whose name contains this")
+    writing.add_argument("--every", type=int, default=1, help="one of so many of them")
     writing.add_argument("--processes", type=int, default=2)
     comparing = commands.add_parser("compare", help="print what differs between two files")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
-    comparing.add_argument("--but", nargs="*", default=[], help="beginnings of metrics and issue types that may differ")
+    comparing.add_argument("--intended", type=Path, default=INTENDED, help="list of what is meant to differ")
     arguments = parser.parse_args()
     if arguments.command == "write":
-        write(arguments.path, arguments.corpus, arguments.only, arguments.processes)
+        todo = list(tasks(arguments.corpus, arguments.only))
+        write(arguments.path, todo[:: arguments.every], arguments.processes)
         return 0
-    before, after = (json.loads(path.read_text()) for path in (arguments.before, arguments.after))
-    lines = compare(before, after, arguments.but)
-    print("\n".join(lines) or f"{len(before)} programs: every value and every issue is equal")
-    return 1 if lines else 0
+    return 1 if compare(arguments.before, arguments.after, intended(arguments.intended)) else 0
 
 
 if __name__ == "__main__":

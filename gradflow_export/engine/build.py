@@ -26,7 +26,7 @@ from gradflow_export.engine.forked import new_session
 from gradflow_export.engine.instruments import Instruments
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.optimizer_groups import Roles
-from gradflow_export.engine.registry import make_instruments, stepped, taken
+from gradflow_export.engine.registry import make_instruments, stepped
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.training_loop import TOLD, TrainingLoop
 from gradflow_export.engine.transfer import Bundle
@@ -34,10 +34,11 @@ from gradflow_export.engine.worker import Worker
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import find_blocks, given_blocks, site_name, unwrap
+from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
 from gradflow_export.hooks.shard_layout import fsdp_class, is_spread, this_rank
-from gradflow_export.instruments.base import Setting, overrides
+from gradflow_export.instruments.base import Instrument, Setting, overrides
 from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
@@ -86,77 +87,108 @@ def make_loop(
         ArgumentError: A block, a pair, a grid or a role is not part of the model.
         ArgumentTypeError: A block is neither a name nor a module, a pair is none, or a grid has no width.
     """
-    choice = find_blocks(model) if blocks is None else given_blocks(model, blocks)
-    chosen, names = choice.blocks, tuple(name for name, _ in choice.blocks)
     code = CompiledCode(model, known=compiled, inside=settings.compiled)
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
-    only = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    told: deque[Issue | Note] = deque(maxlen=TOLD)
+    lonely = LonelyPasses(reference)
     clipping = ClippingInstrument(reference, guard=part("clipping"))
-    calls, found = ModuleCalls(code=code), blocks is None
-    ordered = found and choice.joined
+    block = _make_blocks(model, blocks, code, part)
+    block.calls.on_transformed = part("wiring")(lonely.transformed)
+    given = {"pairs": pairs, "grids": grids, "copies": copies, "rerun_nonfinite": settings.rerun_nonfinite}
+    found = make_instruments(Setting(model, code, part, block.names, told.append, given))
+    armed = tuple(sorted(found, key=stepped))
+    loss = _make_loss(criterion, reference, block, clipping, armed, part)
+    instruments = Instruments(block, GradientInstrument(), loss, clipping, armed)
+    schedule = settings.schedule.for_sites(_sites(model, instruments, settings))
+    loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely)
+    loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
+    loop.partners.roles = Roles(model, roles)
+    instruments.gradients.flagged = loop.pace.flagged
+    loop.optimizers = _follow_optimizers(loop, reference, optimizer, part)
+    return loop
+
+
+def _make_blocks(
+    model: nn.Module, blocks: Iterable[str | nn.Module] | None, code: CompiledCode, part: Callable[[str], Part]
+) -> BlockInstrument:
+    """Return what reads blocks: those that the user names, or those that are found."""
+    found = blocks is None
+    choice = find_blocks(model) if blocks is None else given_blocks(model, blocks)
     block = BlockInstrument(
-        calls, chosen, by_call_order=ordered, whole=choice.leaves, found=found, guard=part("blocks")
+        ModuleCalls(code=code),
+        choice.blocks,
+        by_call_order=found and choice.joined,
+        whole=choice.leaves,
+        found=found,
+        guard=part("blocks"),
     )
     block.choices = choice.choices
-    follow, lonely = part("blocks")(block.follow), LonelyPasses(reference)
-    told: deque[Issue | Note] = deque(maxlen=TOLD)
-    given = {"pairs": pairs, "grids": grids, "copies": copies, "rerun_nonfinite": settings.rerun_nonfinite}
-    armed = make_instruments(Setting(model, code, part, names, told.append, given))
-    see = [part(each.instrument)(each.see) for each in armed if overrides(each, "see")]
-    cleared = [each.cleared for each in armed if overrides(each, "cleared")]
-    noticing = [lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
+    return block
+
+
+def _make_loss(
+    criterion: nn.Module | None,
+    model: Callable[[], nn.Module | None],
+    block: BlockInstrument,
+    clipping: ClippingInstrument,
+    armed: Sequence[Instrument],
+    part: Callable[[str], Part],
+) -> LossInstrument:
+    """Return what reads losses, and reports backward passes to all others."""
+    cleared = [block.store.clear, clipping.start_over, *(each.cleared for each in armed if overrides(each, "cleared"))]
 
     def start_over() -> None:
-        block.store.clear()
-        clipping.start_over()
         for forget in cleared:
             forget()
 
-    calls.on_transformed = part("wiring")(lonely.transformed)
-    instruments = Instruments(
-        block,
-        GradientInstrument(),
-        LossInstrument(
-            criterion,
-            model=reference,
-            on_over=clipping.over,
-            on_cleared=start_over,
-            on_loss=follow,
-            on_root=see,
-            guard=part("loss"),
-        ),
-        clipping,
-        tuple(each for each in armed if not stepped(each)),
-        tuple(each for each in armed if stepped(each)),
-        taken() | {each.takes for each in armed},
+    return LossInstrument(
+        criterion,
+        model=model,
+        on_over=clipping.over,
+        on_cleared=start_over,
+        on_loss=part("blocks")(block.follow),
+        on_root=[part(each.instrument)(each.see) for each in armed if overrides(each, "see")],
+        guard=part("loss"),
     )
+
+
+def _sites(model: nn.Module, instruments: Instruments, settings: Settings) -> dict[str, int]:
+    """Return how many sites each instrument with an interval reads."""
     # Parameters are read by few calls for all of them, blocks and activations by some for each.
     tensors = sum(1 for _ in model.parameters()) // 2
     sites = dict.fromkeys(("updates", "statistics", "clipping", "moments"), tensors)
-    sites |= dict.fromkeys(("blocks", "ranks"), len(chosen))
-    for each in (each for each in instruments.armed if each.instrument in settings.schedule.intervals):
-        sites[each.instrument] = max(each.modules, sites.get(each.instrument, 0))
-    loop = TrainingLoop(instruments, settings.schedule.for_sites(sites), guard, hand_over, lonely)
-    loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
-    instruments.gradients.flagged = loop.pace.flagged
-    loop.partners.roles = Roles(model, roles)
+    sites |= dict.fromkeys(("blocks", "ranks"), len(instruments.blocks.names))
+    for each in instruments.armed:
+        if each.instrument in settings.schedule.intervals:
+            sites[each.instrument] = max(each.modules, sites.get(each.instrument, 0))
+    return sites
+
+
+def _follow_optimizers(
+    loop: TrainingLoop,
+    model: Callable[[], nn.Module | None],
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    part: Callable[[str], Part],
+) -> OptimizerSteps:
+    """Return what calls the loop around the steps of the model's optimizers, and reports those of others."""
+    armed, passes = loop.instruments.armed, loop.instruments.loss.passes
+    noticing = [loop.lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
 
     def foreign(stranger: Optimizer) -> None:
         for notice in noticing:
             notice(stranger)
-        instruments.loss.passes.note_step()
+        passes.note_step()
 
-    loop.optimizers = OptimizerSteps(
-        reference,
+    return OptimizerSteps(
+        model,
         loop.before,
         loop.after,
-        only,
+        [optimizer] if isinstance(optimizer, Optimizer) else optimizer,
         skipped=loop.skip,
         foreign=foreign,
         guard=part("the optimizer step"),
     )
-    return loop
 
 
 def say_what_is_not_read(code: CompiledCode) -> None:

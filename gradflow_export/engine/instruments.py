@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from gradflow_export.engine.registry import stepped, taken
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
@@ -18,20 +20,32 @@ from gradflow_export.instruments.loss import LossInstrument
 
 @dataclass(frozen=True)
 class Instruments:
-    """The instruments of one exporter."""
+    """The instruments of one exporter.
+
+    Attributes:
+        blocks: Of the spine, as are the next three: the loop calls them by name.
+        gradients: Reads what the optimizers use.
+        loss: Sees losses and backward passes.
+        clipping: Sees what becomes of gradients between them.
+        armed: Those of the registry, in the order in which they are armed, called and drained; the loop knows of them
+            only what :class:`Instrument` says.
+    """
 
     blocks: BlockInstrument
     gradients: GradientInstrument
     loss: LossInstrument
     clipping: ClippingInstrument
-    sampled: tuple[Instrument, ...] = ()
-    stepped: tuple[Instrument, ...] = ()
-    takes: frozenset[str] = frozenset()
+    armed: tuple[Instrument, ...] = ()
 
-    @property
-    def armed(self) -> tuple[Instrument, ...]:
-        """Those that look on sampled steps only, when they are armed."""
-        return (*self.sampled, *self.stepped)
+    @cached_property
+    def stepped(self) -> tuple[Instrument, ...]:
+        """Those that look around the steps of optimizers."""
+        return tuple(each for each in self.armed if stepped(each))
+
+    @cached_property
+    def takes(self) -> frozenset[str]:
+        """The arguments of ``observe()`` that instruments take."""
+        return taken() | {each.takes for each in self.armed}
 
     def rest(self) -> Iterator[Callable[[], None]]:
         """See no calls of the model, of the criterion and of ``backward`` for a while; yield what ends that."""

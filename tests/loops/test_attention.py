@@ -294,7 +294,7 @@ def test_a_model_without_attention_is_no_longer_looked_at(watching, recorded):
 
     model = Router()
     _, _, exporter = train(model, watch=watching, steps=7)
-    tap = next(tap for tap in exporter._loop.instruments.sampled if tap.instrument == "attention")
+    tap = next(tap for tap in exporter._loop.instruments.armed if tap.instrument == "attention")
     assert not tap._passes.armed
     assert all(record.get("attention.entropy") is None for record in recorded(exporter))
 
@@ -302,7 +302,7 @@ def test_a_model_without_attention_is_no_longer_looked_at(watching, recorded):
 def test_plain_layers_of_pytorch_have_no_attention_tap(watching):
     """A Sequential of PyTorch's own layers cannot hold attention, so nothing is armed for it."""
     exporter = watching(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
-    assert "attention" not in [tap.instrument for tap in exporter._loop.instruments.sampled]
+    assert "attention" not in [tap.instrument for tap in exporter._loop.instruments.armed]
     assert "attention" in INTERVALS
 
 

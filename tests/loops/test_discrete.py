@@ -117,7 +117,7 @@ def test_a_float32_model_is_left_alone():
     optimizer = SGD(model.parameters())
     memory = MemoryWriter()
     with Exporter(model, backends=[memory], strict=True).watch() as exporter:
-        assert "discrete" not in {tap.instrument for tap in exporter._loop.instruments.sampled}
+        assert "discrete" not in {tap.instrument for tap in exporter._loop.instruments.armed}
         plain_loop(model, optimizer, torch.randn(4, 6))
     assert memory.records[0].get(LOST) is None
 

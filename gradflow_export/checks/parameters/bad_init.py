@@ -156,14 +156,17 @@ class BadInit(Check):
             )
             yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
 
+    def _due_to_weights(self, record: StepRecord, history: History) -> bool:
+        """Whether the loss was compared with the best constant's in this record, and no large input explains it."""
+        if not record.facts.get("loss.over_constant"):
+            return False
+        return not float(np.nanmax(history.at_sites("input.rms").first, initial=0.0)) > self.inputs
+
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
-        if not record.facts.get("loss.over_constant") or record.step < self.after:
+        if record.step < self.after or not self._due_to_weights(record, history):
             return
         if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
-            return
-        sizes = history.at_sites("input.rms").first
-        if sizes.size and float(np.nanmax(sizes, initial=0.0)) > self.inputs:
             return
         worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
         first = gains.first
@@ -184,10 +187,10 @@ class BadInit(Check):
 
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
-        over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
-        if not record.facts.get("loss.over_constant") or record.step < self.after or means.sites != gains.sites:
+        over = history.at_sites("loss.over_constant")
+        if record.step < self.after or not self._due_to_weights(record, history):
             return
-        if not len(means.steps) or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+        if means.sites != gains.sites or not len(means.steps):
             return
         there = (means.first >= self.one_sided) & (gains.first >= self.great)
         names = tuple(gains.sites[index] for index in np.flatnonzero(there))
@@ -209,8 +212,7 @@ class BadInit(Check):
 
     def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
-        sizes = history.at_sites("input.rms").first
-        if not record.facts.get("loss.over_constant") or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+        if not self._due_to_weights(record, history):
             return
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
@@ -231,10 +233,10 @@ class BadInit(Check):
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
-        over, sizes = history.at_sites("loss.over_constant"), history.at_sites("input.rms").first
-        if not record.facts.get("loss.over_constant") or record.step < self.after or not len(gains.steps):
+        over = history.at_sites("loss.over_constant")
+        if record.step < self.after or not self._due_to_weights(record, history):
             return
-        if not depth.first >= self.steep or float(np.nanmax(sizes, initial=0.0)) > self.inputs:
+        if not len(gains.steps) or not depth.first >= self.steep:
             return
         shares = [no_better(history, site, self.level, 5) for site in over.sites]
         worst = min((math.inf if share is None else share for share in shares), default=math.inf)

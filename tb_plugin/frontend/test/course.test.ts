@@ -5,6 +5,7 @@ import { groupIssues } from "../src/model/groups";
 import type { Block, Series } from "../src/model/series";
 import { type Issue, verdict } from "../src/model/verdict";
 import { MISSING_BITS } from "../src/schema";
+import { seriesAt } from "./series";
 
 const ISSUE: Issue = {
   issue_type: "DEAD",
@@ -31,19 +32,8 @@ function block(values: readonly (number | null)[]): Block {
 
 function series(blocks: Readonly<Record<string, readonly (number | null)[]>>): Series {
   const columns = Object.values(blocks)[0]?.length ?? 0;
-  const steps = Float64Array.from({ length: columns }, (_, i) => 10 * (i + 1));
-  return {
-    run: "",
-    metric: "",
-    sites: ["a"],
-    columns,
-    width: 1,
-    most: 1,
-    first: steps,
-    last: steps,
-    wall: steps,
-    blocks: new Map(Object.entries(blocks).map(([name, values]) => [name, block(values)])),
-  };
+  const steps = Array.from({ length: columns }, (_, i) => 10 * (i + 1));
+  return seriesAt(steps, Object.fromEntries(Object.entries(blocks).map(([name, values]) => [name, block(values)])));
 }
 
 test("the worst lies on the side of the threshold on which the issue was found", () => {

@@ -5,6 +5,7 @@ import { colourScale } from "../src/model/colour";
 import { alone, difference } from "../src/model/difference";
 import { cellKind, type Series } from "../src/model/series";
 import { MISSING_BITS } from "../src/schema";
+import { seriesAt } from "./series";
 
 const SPEC = {
   name: "block.gain",
@@ -19,19 +20,8 @@ const SPEC = {
 
 function series(sites: readonly string[], steps: readonly number[], values: readonly number[], width = 1): Series {
   const floats = Float32Array.from(values);
-  const first = Float64Array.from(steps);
-  return {
-    run: "r",
-    metric: "block.gain",
-    sites,
-    columns: steps.length,
-    width,
-    most: 1,
-    first,
-    last: first,
-    wall: first,
-    blocks: new Map([["extreme", { values: floats, bits: new Uint32Array(floats.buffer) }]]),
-  };
+  const extreme = { values: floats, bits: new Uint32Array(floats.buffer) };
+  return seriesAt(steps, { extreme }, { run: "r", metric: "block.gain", sites, width });
 }
 
 function shown(found: ReturnType<typeof difference>): readonly (number | string)[] {

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { csv, fileName, seriesRows } from "../src/model/export";
-import type { Series } from "../src/model/series";
 import { MISSING_BITS } from "../src/schema";
+import { seriesAt } from "./series";
 
 test("csv quotes what has to be quoted, and no layer's name becomes a formula", () => {
   assert.equal(
@@ -18,19 +18,7 @@ test("a series becomes one line per site and column, missing empty", () => {
   const floats = Float32Array.from([1, 0, NaN, 0.5]);
   const bits = new Uint32Array(floats.buffer);
   bits[1] = MISSING_BITS;
-  const steps = Float64Array.from([1, 2]);
-  const series: Series = {
-    run: "r",
-    metric: "m",
-    sites: ["a", "b"],
-    columns: 2,
-    width: 1,
-    most: 1,
-    first: steps,
-    last: steps,
-    wall: steps,
-    blocks: new Map([["extreme", { values: floats, bits }]]),
-  };
+  const series = seriesAt([1, 2], { extreme: { values: floats, bits } }, { run: "r", metric: "m", sites: ["a", "b"] });
   assert.deepEqual(seriesRows(series), [
     ["site", "first_step", "last_step", "wall_time", "extreme"],
     ["a", 1, 1, 1, 1],

@@ -16,6 +16,7 @@ import { mapNote } from "../src/model/note";
 import { branchesOf, rowsOf, UNFOLDED } from "../src/model/tree";
 import type { Block, Series } from "../src/model/series";
 import { MISSING_BITS, NAN_BITS, type MetricSpec } from "../src/schema";
+import { seriesAt } from "./series";
 
 const GAIN: MetricSpec = {
   name: "block.gain",
@@ -107,18 +108,7 @@ test("the first row lies at the bottom, and pixels find their rows again", () =>
 test("value, missing, NaN and no column yet are painted differently", () => {
   const one = 0x3f800000;
   const block = blockOf([one, MISSING_BITS, NAN_BITS]);
-  const series: Series = {
-    run: "",
-    metric: "",
-    sites: ["a"],
-    columns: 3,
-    width: 1,
-    most: 1,
-    first: Float64Array.from([2, 3, 4]),
-    last: Float64Array.from([2, 3, 4]),
-    wall: new Float64Array(3),
-    blocks: new Map([["extreme", block]]),
-  };
+  const series = seriesAt([2, 3, 4], { extreme: block });
   const pixels = new Uint32Array(4 * 12);
   const colours = { missing: word(1, 2, 3), empty: word(4, 5, 6) };
   paintHeat(
@@ -144,19 +134,8 @@ function runOf(
   const values = new Float32Array(names.length * columns).fill(quiet);
   values[loud[0] * columns + loud[1]] = loud[2];
   const block = { values, bits: new Uint32Array(values.buffer) };
-  const steps = Float64Array.from({ length: columns }, (_, i) => i + 1);
-  const series: Series = {
-    run: "",
-    metric: "",
-    sites: names,
-    columns,
-    width: 1,
-    most: 1,
-    first: steps,
-    last: steps,
-    wall: new Float64Array(columns),
-    blocks: new Map([["extreme", block]]),
-  };
+  const steps = Array.from({ length: columns }, (_, i) => i + 1);
+  const series = seriesAt(steps, { extreme: block }, { sites: names });
   return { series, block };
 }
 

@@ -2,29 +2,12 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { columnsOf, readAt, rowsOf, stepsRead, type Group, type Moment } from "../src/model/health";
 import { columnsBetween, holdsUntil } from "../src/model/reach";
-import type { Series } from "../src/model/series";
 import type { RunMetric } from "../src/api";
-
-function readAtSteps(steps: readonly number[]): Series {
-  const first = Float64Array.from(steps);
-  const columns = steps.length;
-  return {
-    run: "",
-    metric: "",
-    sites: ["a"],
-    columns,
-    width: 1,
-    most: 1,
-    first,
-    last: first,
-    wall: first,
-    blocks: new Map(),
-  };
-}
+import { seriesAt } from "./series";
 
 /** The columns shown by each step from 0 to 300, null where nothing was read. */
 function shown(steps: readonly number[]): (number | null)[] {
-  const series = readAtSteps(steps);
+  const series = seriesAt(steps);
   return Array.from({ length: 300 }, (_, step) => {
     const [from, to] = columnsBetween(series, step, step + 1);
     return from > to || to < 0 ? null : to;
@@ -32,7 +15,7 @@ function shown(steps: readonly number[]): (number | null)[] {
 }
 
 test("a reading stands until the next one, and a pixel of many columns takes them all", () => {
-  const series = readAtSteps([2, 4, 8]);
+  const series = seriesAt([2, 4, 8]);
   const spans = [
     [0, 1],
     [2, 3],
@@ -78,7 +61,7 @@ test("whatever the schedule, every reading is seen, and none longer than twice t
   for (let trial = 0; trial < 200; trial++) {
     const steps = [1];
     while (next() > 0.05) steps.push((steps.at(-1) ?? 0) + 1 + Math.floor(next() ** 4 * 60));
-    const until = holdsUntil(readAtSteps(steps));
+    const until = holdsUntil(seriesAt(steps));
     const places = shown(steps.filter((step) => step < 300));
     steps.forEach((step, i) => {
       if (step < 300) assert.equal(places[step], i);
