@@ -45,7 +45,7 @@ THRESHOLDS: Mapping[str, float] = MappingProxyType(
 )
 """Every fixed threshold and its default; read-only. Memory in MB, the rest as in the rule it names."""
 
-_BESIDE = frozenset({"backends", "wandb", "logdir", "config", "start_step", "on_issue"})
+_BESIDE = frozenset({"model", "backends", "wandb", "logdir", "config", "start_step", "on_issue", "strict"})
 """What an exporter takes beside settings; a misspelt one comes here."""
 
 
@@ -119,8 +119,14 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
     values.update({key: value for key, value in given.items() if value is not None or key == "budget"})
     names = _PLAIN | set(THRESHOLDS)
     for key in values:
+        if key in _BESIDE:
+            raise ArgumentError(
+                f"{key!r} is no setting but an argument of its own; pass it to Exporter: Exporter(model, {key}=...)."
+            )
         if key not in names:
-            raise ArgumentError(f"unknown setting {key!r}{nearest(key, names | _BESIDE if key in given else names)}")
+            raise ArgumentError(
+                f"unknown setting {key!r}{nearest(key, names | (_BESIDE if key in given else {SECTION}))}"
+            )
     for key in ("enabled", "alerts_enabled", "rerun_nonfinite", "synchronous"):
         if not isinstance(values.get(key, True), bool):
             raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}; leave it out for the default.")

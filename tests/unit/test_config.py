@@ -1,5 +1,6 @@
 """Settings from keywords, dictionaries, YAML and TOML; unknown names are answered with the nearest."""
 
+import inspect
 import json
 
 import pytest
@@ -122,6 +123,8 @@ def test_every_threshold_may_be_set(name):
         ("alert_enabled", "did you mean 'alerts_enabled'"),
         ("zzz", "unknown setting 'zzz'; known are: alerts_enabled, budget, compiled, dead_threshold"),
         (5, "unknown setting 5; known are"),
+        ("diagnostic", "did you mean 'diagnostics'"),
+        ("logdir", "'logdir' is no setting but an argument of its own; pass it to Exporter: Exporter.model, logdir="),
     ],
 )
 def test_an_unknown_setting_is_answered_with_the_nearest(key, text):
@@ -206,3 +209,17 @@ def test_the_nearest_name_is_found_or_all_are_listed():
     """A close word is suggested, otherwise every known one in order."""
     assert nearest("los", ("loss", "logits")) == "; did you mean 'loss'?"
     assert nearest("qqq", ("loss", "logits")) == "; known are: logits, loss"
+
+
+def test_every_misspelt_argument_is_answered_with_the_right_one():
+    """Each argument and each setting of an exporter, with a letter left out; in ``config`` as well where it may stand."""
+    model = nn.Linear(2, 2)
+    named = [name for name, one in inspect.signature(Exporter).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in {*named, *THRESHOLDS}:
+        wrong = name[:2] + name[3:]
+        with pytest.raises(ArgumentError, match=f"unknown setting '{wrong}'; did you mean '{name}'"):
+            Exporter(model, **{wrong: 1})
+    for name in {*named, *THRESHOLDS}:
+        wrong = name[:2] + name[3:]
+        with pytest.raises(ArgumentError, match=f"unknown setting '{wrong}'"):
+            Exporter(model, config={wrong: 1})

@@ -100,6 +100,17 @@ def marked_blocks(text: str) -> dict[str, str]:
     return dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```\n", text, re.DOTALL))
 
 
+def test_the_code_of_the_page_on_wandb_runs(tmp_path):
+    """A run that is watched, and one that is resumed, as typed, one after the other and offline."""
+    text = (ROOT / "docs" / "wandb.md").read_text(encoding="utf-8")
+    watched, resumed, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text(f"{watched}\n{resumed}\nexporter.close()\nrun.finish()\n", encoding="utf-8")
+    said = run(script, tmp_path, WANDB_MODE="offline", WANDB_CONSOLE="off", WANDB_ERROR_REPORTING="false")
+    assert "gradflow: watching Sequential" in said
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+
+
 def test_pages_show_the_examples_as_they_are():
     """Code in the README and in the pages is the code that the tests run."""
     texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]

@@ -51,6 +51,17 @@ def test_every_task_and_issue_is_within_three_clicks(goal):
     assert goal in reached
 
 
+def test_from_a_loss_that_is_nan_to_the_layer_in_three_clicks():
+    """The first page names the trouble; the page behind it says which line names the layer, and leads to the map of layers."""
+    (row,) = [line for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if "My loss is NaN" in line]
+    (first,) = re.findall(r"\]\(([^)]+)\)", row)
+    page = DOCS / first
+    assert "names the layer where NaN began" in page.read_text(encoding="utf-8")
+    assert {DOCS / "tasks/which-layer.md", DOCS / "issues/numerical.md"} <= links(page)
+    ends = set.union(*({second, *links(second)} for second in links(page)))
+    assert {DOCS / "gallery.md", DOCS / "panel.md"} & ends
+
+
 def test_every_command_has_its_line():
     """The page lists what the command line knows, in its order and words."""
     (commands,) = (act for act in make_parser()._actions if isinstance(act, argparse._SubParsersAction))

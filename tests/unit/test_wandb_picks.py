@@ -172,10 +172,10 @@ def test_histograms_have_at_most_32_bins():
 
 @pytest.mark.parametrize("edges", [[0.0, math.nan, 1.0], [0.0, 1.0, math.inf], [0.0, 0.0, 1.0], [0.0]])
 def test_edges_that_are_no_scale_leave_the_count(edges):
-    """Of a tensor that is all NaN, how many are NaN is still sent."""
+    """Of a tensor that is all NaN, how many are NaN is still sent, and that there is no histogram."""
     histogram = Histogram("parameter.gradient", "a", edges, [1] * (len(edges) - 1), 7)
     got = picks().histograms(StepRecord(1, 1.0, (), (histogram,)), dict)
-    assert got == {"flagged/parameter.gradient_nonfinite:a": 7}
+    assert got == {"flagged/parameter.gradient_nonfinite:a": 7, "histogram/first": None}
 
 
 def test_few_histograms_are_sent_and_always_the_same():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradflow_export.writers.wandb.lane import Lane
-from gradflow_export.writers.wandb.rows import PATIENCE, RowQueue, Rows
+from gradflow_export.writers.wandb.rows import FIRST, PATIENCE, RowQueue, Rows
 
 
 class Run:
@@ -165,6 +165,29 @@ def test_the_end_fills_the_row_that_is_open_and_the_summary(ride):
         assert run.summary["p/verdict"] == "healthy"
 
 
+def test_what_is_taken_back_is_in_no_later_row_and_gone_from_the_summary(ride):
+    """W&B keeps the last value of a key: ``None`` takes it back, from what waits for a row too."""
+    run = Run()
+    rows = ride(run)
+    rows.put({"step": 1, "a": 1.0, "b": math.nan})
+    run.log({"u": 1})
+    rows.put({"step": 2, "b": 2.0})
+    rows.put({"step": 3, "a": None, "b": None})
+    run.log({"u": 2})
+    assert [(row.get("p/a"), "p/b" in row) for row in run.rows] == [(1.0, True), (None, False)]
+    rows.conclude({})
+    assert (run.summary["p/a"], run.summary["p/b"], run.summary["p/step"]) == (None, None, 3)
+
+
+def test_nan_in_the_summary_is_not_missing(ride):
+    """wandb makes null of NaN in what is put into a summary."""
+    run = Run()
+    rows = ride(run)
+    rows.put({"step": 1, "loss": math.nan, "norm": math.inf})
+    rows.conclude({})
+    assert (run.summary["p/loss"], run.summary["p/norm"]) == ("NaN", math.inf)
+
+
 def test_where_nothing_is_logged_the_summary_lives(ride, caplog, monkeypatch):
     """The newest values stand there while the run lives, and one line says what to do."""
     now = [1000.0]
@@ -255,13 +278,14 @@ def test_kept_rows_cover_the_whole_run(limit, count):
     """No more than the limit, evenly, the last step among them, and no NaN lost."""
     rows = RowQueue(limit)
     for step in range(1, count + 1):
-        rows.put({"step": step, "loss": math.nan if step == (count + 1) // 2 else 1.0})
+        rows.put({FIRST: step, "step": step, "loss": math.nan if step == (count + 1) // 2 else 1.0})
     kept = rows.rows()
     steps = [row["step"] for row in kept]
     assert len(kept) <= limit
     assert len(kept) >= min(limit, count) // 2
     assert steps[-1] == count
     assert sum(math.isnan(row["loss"]) for row in kept) == 1
+    assert [row[FIRST] for row in kept] == [1, *(step + 1 for step in steps[:-1])]
     assert max(b - a for a, b in pairwise([0, *steps])) <= max(1, 4 * count // limit)
 
 

@@ -56,6 +56,7 @@ def test_the_last_reading_counts_even_when_later_ones_are_missing():
     rows = health(norms(1, a_weight=2.0, b_weight=1.0), norms(2, a_weight=math.nan, b_weight=None))
     assert math.isnan(rows["a"]["gradient norm"])
     assert rows["b"]["gradient norm"] == 1.0
+    assert (rows["a"]["read at"], rows["b"]["read at"]) == ("gradient norm 2", "gradient norm 1")
 
 
 @pytest.mark.parametrize(("factor", "trend"), [(1.05, "rising"), (0.95, "falling"), (1.0, "steady")])

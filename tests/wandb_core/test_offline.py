@@ -6,6 +6,7 @@ import numpy as np
 
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.step_record import Histogram, IssueType, Reading, Severity, StepRecord
+from gradflow_export.writers.wandb.tables import HEALTH_COLUMNS
 
 ODD = [None, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-45, 3.4e38, 0.1]
 SITES = tuple(f"layer/{number}.weight" for number in range(len(ODD)))
@@ -37,7 +38,8 @@ def test_an_offline_log_equals_the_records(begin, make, read, ours):
         wanted = {name: record.value(name) for name in (*headlines, "custom.mine.x")}
         wanted |= {f"parameter.gradient_norm/{site}": record.value("parameter.gradient_norm", site) for site in SITES}
         wanted = {"step": record.step, **{name: value for name, value in wanted.items() if value is not None}}
-        got = {name: value for name, value in row.items() if not name.startswith(("since", "flagged", "open_issues"))}
+        besides = ("since", "flagged", "open_issues", "read_at")
+        got = {name: value for name, value in row.items() if not name.startswith(besides)}
         assert got.keys() == wanted.keys()
         assert [(name, got[name], wanted[name]) for name in wanted if not same(got[name], wanted[name])] == []
     assert [row["step"] for row in rows if "step" in row] == [record.step for record in records]
@@ -82,8 +84,8 @@ def test_an_issue_is_told_once_and_kept_as_data(begin, make, read, ours):
     assert "Followed by: NUMERICAL in fc since step 5" in log.alerts[0].text
     assert [row["open_issues"] for row in rows] == [0, 0, 1, 1, 2, 1, 1, 2, 2, 2]
     columns, cells = log.table(log.summary["gradflow/health"])
-    assert columns == ["layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend", "step"]
-    assert cells == [["fc", "NUMERICAL (CRITICAL)", 3.0, None, None, None, "steady", 10.0]]
+    assert tuple(columns) == HEALTH_COLUMNS
+    assert cells == [["fc", "NUMERICAL (CRITICAL)", 3.0, None, None, None, "steady", 10.0, ""]]
     columns, data = log.table(log.summary["gradflow/issues"])
     assert [row[columns.index("until step")] for row in data] == [6.0, None, None]
     assert log.summary["gradflow/verdict"] == "NUMERICAL in fc"
@@ -120,3 +122,34 @@ def test_the_run_is_described(begin, make, read):
     assert config["gradflow"]["model"] == "Net"
     assert config["gradflow"]["settings"] == {"every": 1}
     assert config["gradflow"]["blocks"] == ["a", "b"]
+
+
+def test_the_summary_says_of_which_step_each_value_is(begin, make, read):
+    """Whatever the newest records lack: old values are named with their steps, and one that was due and did not come is gone."""
+    ends = {}
+    for every in (1, 7, 40):
+        run, writer = begin(), make.writer()
+        for step in range(1, 41):
+            readings = [Reading.run("loss", 1.0 if step < 25 else math.nan)]
+            if step % 5 == 0:
+                readings += [Reading.of("block.gain", ("a", "b"), [2.0, 3.0]), Reading.run("gain.mean_log", 1.0)]
+                readings += [Reading.run("gain.depth", float(step))] if step < 25 else []
+            if step % 4 == 0 and step < 30:
+                readings += [Reading.run("update.ratio", float(step))]
+            writer.write(make.record(step, *readings))
+            if step % every == 0:
+                run.log({"mine": step})
+        writer.close()
+        run.finish()
+        log = read(run)
+        ends[every] = {key: log.summary.get(f"gradflow/{key}") for key in ("gain.depth", "loss", "read_at", "step")}
+        known = {}
+        for row in log.history:
+            step = row.get("gradflow/step")
+            known |= {
+                key: value for key, value in row.items() if key in ("gradflow/gain.depth", "gradflow/update.ratio")
+            }
+            for key, value in known.items():
+                assert value == step or f"{key.removeprefix('gradflow/')} {value:.0f}" in row["gradflow/read_at"]
+    wanted = {"gain.depth": None, "loss": "NaN", "read_at": "gain.depth 20, update.ratio 28", "step": 40}
+    assert list(ends.values()) == [wanted] * 3

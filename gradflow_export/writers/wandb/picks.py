@@ -145,6 +145,10 @@ class Flagged:
         """Whether there is room for another."""
         return len(self._keys) < MOST_FLAGGED
 
+    def has(self, metric: str, site: str) -> bool:
+        """Return whether a metric at a site has a key."""
+        return (metric, site) in self._keys.values()
+
     def take(self, metric: str, site: str) -> str | None:
         """Return the key of a metric at a site; ``None`` where it has none and there is no room."""
         key = f"{FLAGGED}/{metric}:{site}" if site else f"{FLAGGED}/{metric}"
@@ -239,6 +243,9 @@ class Picks:
         Args:
             record: Where a drawn histogram leaves NaN or Inf out, their number has a key from then on.
             make: ``wandb.Histogram``.
+
+        Returns:
+            Histograms and numbers by key; ``None`` for one whose edges are no scale.
         """
         out: dict[str, Any] = {}
         if not self.drawn and record.histograms:
@@ -254,11 +261,11 @@ class Picks:
             else:
                 continue
             broken = f"{histogram.metric}_nonfinite"
-            if histogram.nonfinite and (flag := self._flagged.take(broken, histogram.site)) is not None:
+            wanted = histogram.nonfinite or self._flagged.has(broken, histogram.site)
+            if wanted and (flag := self._flagged.take(broken, histogram.site)) is not None:
                 out[flag] = histogram.nonfinite
             bins = few_bins(histogram)
-            if bins is not None:
-                out[key] = make(np_histogram=bins)
+            out[key] = None if bins is None else make(np_histogram=bins)
         return out
 
 

@@ -24,7 +24,11 @@ PATIENCE = 10
 LIVE_SECONDS, HINT_SECONDS = 15.0, 60.0
 """How long no row of the user's must have come before the summary is brought up to date, and before that is said."""
 
+FIRST = "first step"
+"""Column of the first step that a row of a table covers; ``step`` is the last."""
+
 _ASK_SECONDS = 0.004
+_PLAIN = (float, int, str)
 
 
 @final
@@ -70,7 +74,7 @@ class RowQueue:
 
 def merge(older: Mapping[str, Any], newer: Mapping[str, Any]) -> Row:
     """Return one row for two: the newer values, but NaN and Inf of either, and what only the older had."""
-    out = {**older, **newer}
+    out = {**older, **newer, **({FIRST: older[FIRST]} if FIRST in older else {})}
     for key, value in older.items():
         if isinstance(value, float) and not math.isfinite(value):
             new = newer.get(key)
@@ -160,20 +164,28 @@ class Rows:
         """Take in the values of a step.
 
         Args:
-            row: Values by key without the prefix; what was there before stays until a row took it.
+            row: Values by key without the prefix; what was there before stays until a row took it. ``None`` takes a
+                value back: W&B leaves the last one in the summary otherwise, whatever a row says.
             worst: How bad the worst layer is, and its name.
         """
         if self.ended:
             return
+        gone = [key for key, value in row.items() if value is None]
+        row = {key: value for key, value in row.items() if value is not None}
         self._define(row)
         with self._lock:
-            self._latest.update({key: value for key, value in row.items() if isinstance(value, (float, int))})
+            self._latest.update({key: value for key, value in row.items() if isinstance(value, _PLAIN)})
+            self._latest.update(dict.fromkeys(gone))
             self._pending.update(row)
+            for key in gone:
+                self._pending.pop(key, None)
             self._waiting.add(row, worst)
         if self.own:
             self._send(self.take(self._row + 1), row["step"])
         else:
             self._keep_alive()
+        if gone:
+            self.summarise(dict.fromkeys(gone))
 
     def add(self, values: Row, step: int) -> None:
         """Add values such as tables: to the next row, or as a row of their own where rows are our own."""
@@ -196,7 +208,7 @@ class Rows:
             self._carried.join(self._waiting)
             values, self._pending, self._waiting = self._pending, {}, Span()
             values.update(self._carried.values())
-            self._latest.update(self._carried.values())
+            self._latest.update(self._since(self._carried))
         self.carried, now = True, time.monotonic()
         self._taken = now
         if self.ask is not None and now - self._asked > _ASK_SECONDS:
@@ -207,7 +219,7 @@ class Rows:
     def conclude(self, values: Row) -> None:
         """Put the newest values, and these, into the run's summary."""
         with self._lock:
-            latest = {**self._latest, **self._waiting.values(), **values}
+            latest = {**self._latest, **self._since(self._waiting), **values}
         if self._fold is not None:  # or the row that is open would put its older values over these
             self.try_to("values within your open row", self._fold.complete)
         self.summarise(latest)
@@ -217,13 +229,28 @@ class Rows:
         summary = getattr(self.run, "summary", None)
         if summary is None:
             return False
-        return self.try_to("values for its summary", lambda: summary.update(self._named(values)))
+        # wandb makes null of NaN here, though not in rows, and in the summary that it keeps of rows it is this text.
+        told = {
+            key: "NaN" if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()
+        }
+        return self.try_to("values for its summary", lambda: summary.update(self._named(told)))
 
     def summary(self, name: str) -> Any:
         """Return a value of the run's summary; ``None`` where there is none."""
         got: list[Any] = []
         self.try_to("a question for its summary", lambda: got.append(self.run.summary.get(f"{self.prefix}/{name}")))
         return got[0] if got else None
+
+    def left(self) -> tuple[list[str], int]:
+        """Return the keys of numbers that an earlier session of the run left in its summary, and their step."""
+        found: dict[str, Any] = {}
+        if getattr(self.run, "resumed", False):
+            self.try_to("a question for its summary", lambda: found.update(dict(self.run.summary)))
+        start = f"{self.prefix}/"
+        ours = {key.removeprefix(start): value for key, value in found.items() if str(key).startswith(start)}
+        step = ours.pop("step", None)
+        numbers = [key for key, value in ours.items() if isinstance(value, (int, float)) or value == "NaN"]
+        return (numbers, int(step)) if isinstance(step, (int, float)) else ([], 0)
 
     def try_to(self, what: str, call: Callable[[], Any]) -> bool:
         """Call something of wandb; say the first failure, and give the run up after many in a row.
@@ -277,6 +304,11 @@ class Rows:
                 "the newest values. WandbWriter(rows='own') draws curves in a run that nobody passes step= to",
                 now - self._taken,
             )
+
+    def _since(self, span: Span) -> Row:
+        """Return a span's values; what an earlier one had and this one has not is taken back."""
+        values = span.values()
+        return {**dict.fromkeys(key for key in Span.KEYS if key in self._latest), **values} if values else {}
 
     def _named(self, values: Row) -> Row:
         return {f"{self.prefix}/{key}": value for key, value in values.items()}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
+from gradflow_export.writers.wandb.ages import told
 
 MOST_ROWS = 1000
 
-HEALTH_COLUMNS = ("layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend", "step")
+HEALTH_COLUMNS = ("layer", "verdict", "gradient norm", "gain", "update ratio", "dead share", "trend", "step", "read at")
 ISSUE_COLUMNS = (
     "type", "severity", "layer", "since step", "until step", "value", "threshold", "message", "advice", "layers",
 )  # fmt: skip
@@ -60,19 +61,25 @@ class IssueBook:
 
 
 class _Latest:
-    """The last values of one metric, by site."""
+    """The last values of one metric, by site, and the steps they are of."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, step: int) -> None:
         self.sites = reading.sites
+        self.steps = np.full(len(reading.sites), step)
         self.values = np.where(reading.present, reading.values.astype(np.float64), np.nan)
         self.present = np.array(reading.present)
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: Reading, step: int) -> None:
+        self.steps[reading.present] = step
         self.values = np.where(reading.present, reading.values, self.values)
         self.present |= reading.present
 
     def as_dict(self) -> dict[str, float]:
         return {site: float(self.values[i]) for i, site in enumerate(self.sites) if self.present[i]}
+
+    def older(self, step: int) -> dict[str, int]:
+        """Return the steps of values that are of another step, by site."""
+        return {self.sites[i]: int(self.steps[i]) for i in np.flatnonzero(self.present & (self.steps != step))}
 
 
 @final
@@ -80,6 +87,7 @@ class HealthBook:
     """Remembers the last reading of each layer, and whether its gradient norm rises or falls."""
 
     _METRICS = ("parameter.gradient_norm", "block.gain", "parameter.update_ratio", "activation.dead_share")
+    """In the order of their columns."""
 
     def __init__(self) -> None:
         self._latest: dict[str, _Latest] = {}
@@ -95,9 +103,9 @@ class HealthBook:
                 continue
             known = self._latest.get(metric)
             if known is None or (known.sites is not reading.sites and known.sites != reading.sites):
-                self._latest[metric] = _Latest(reading)
+                self._latest[metric] = _Latest(reading, record.step)
             else:
-                known.add(reading)
+                known.add(reading, record.step)
             if metric == self._METRICS[0]:
                 self._follow(reading)
 
@@ -122,8 +130,13 @@ class HealthBook:
             step: The step that the table is of.
 
         Returns:
-            A parameter counts for the layer it belongs to: norms are joined, of ratios the greatest is taken.
+            A parameter counts for the layer it belongs to: norms are joined, of ratios the greatest is taken. The last
+            column names the steps of values that are older than ``step``.
         """
+        older = {
+            column: latest.older(step) if (latest := self._latest.get(metric)) else {}
+            for column, metric in zip(HEALTH_COLUMNS[2:6], self._METRICS, strict=True)
+        }
         norms, gains, ratios, dead = (
             latest.as_dict() if (latest := self._latest.get(metric)) else {} for metric in self._METRICS
         )
@@ -141,7 +154,7 @@ class HealthBook:
                     layer or "(whole model)", _verdict(layer, names, issues), math.hypot(*norm) if norm else None,
                     gains.get(layer), _worst([ratios[name] for name in names if name in ratios]),
                     dead.get(layer), _trend([moves[name] for name in names if name in moves]),
-                    float(step),
+                    float(step), _read_at(older, (layer, *names)),
                 ]
             )  # fmt: skip
         return out
@@ -156,6 +169,10 @@ def _verdict(layer: str, names: Sequence[str], issues: Sequence[Issue]) -> str:
         if not concerned.isdisjoint(issue.layers):
             return f"{issue.issue_type.value} ({issue.severity.name})"
     return "healthy"
+
+
+def _read_at(older: Mapping[str, Mapping[str, int]], sites: Sequence[str]) -> str:
+    return told({f"{column}/{site}": steps[site] for column, steps in older.items() for site in sites if site in steps})
 
 
 def _worst(values: Sequence[float]) -> float | None:

@@ -11,12 +11,12 @@ from gradflow_export.records.step_record import RunInfo, StepRecord
 from gradflow_export.writers.wandb.fold import Row
 from gradflow_export.writers.wandb.gains import GainViews
 from gradflow_export.writers.wandb.picks import RUN_KEYS
-from gradflow_export.writers.wandb.rows import RowQueue, Rows
+from gradflow_export.writers.wandb.rows import FIRST, RowQueue, Rows
 from gradflow_export.writers.wandb.tables import HEALTH_COLUMNS, ISSUE_COLUMNS, Cell, HealthBook, IssueBook
 
-STEP_COLUMNS = ("step", *RUN_KEYS)
+STEP_COLUMNS = (FIRST, "step", *RUN_KEYS)
 MOST_STEPS = 1000
-"""Rows of the table of steps; beyond that neighbours become one, NaN and Inf of either kept."""
+"""Rows of the table of steps; beyond that one covers several, their newest values, NaN and Inf of any kept."""
 
 IN_ROWS = ("gain_report",)
 """Views that W&B draws from rows only; the others are drawn from the summary."""
@@ -40,7 +40,7 @@ class Views:
         self._health.add(record)
         self._gains.add(record)
         values = {name: value for name in RUN_KEYS if (value := record.value(name)) is not None}
-        self._steps.put({"step": record.step, **values})
+        self._steps.put({FIRST: record.step, "step": record.step, **values})
         before = self.issues.found
         for issue in record.issues:
             self.issues.add(issue)

@@ -15,6 +15,7 @@ from typing import Any, final
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records.step_record import RunInfo, StepRecord, info_to_json
 from gradflow_export.writers.wandb import runs as wandb_runs
+from gradflow_export.writers.wandb.ages import Ages
 from gradflow_export.writers.wandb.alerts import Alerts
 from gradflow_export.writers.wandb.files import FOLDER, StepFiles
 from gradflow_export.writers.wandb.fold import Row
@@ -107,9 +108,8 @@ class WandbWriter:
         self._table_seconds, self._file_seconds = table_seconds, file_seconds
         self._tabled = self._filed = 0.0
         self._alerts = Alerts(self._wandb, alert_cooldown, most_alerts, healed=alert_healed)
-        self._views = Views(self._wandb.module)
-        self._early, self._lane = RowQueue(max_waiting), Lane()
-        self._lock = threading.RLock()
+        self._views, self._ages = Views(self._wandb.module), Ages()
+        self._early, self._lane, self._lock = RowQueue(max_waiting), Lane(), threading.RLock()
         self._files = self._make_files(None)
         self._info: RunInfo | None = None
         self._rows: Rows | None = None
@@ -147,7 +147,7 @@ class WandbWriter:
             self._alerts.add(record)
             if self._files is not None:
                 self._files.add(record)
-            row, rows = self._row(record), self._attach()
+            rows, row = self._attach(), self._row(record)
             if rows is not None:
                 rows.put(row, worst(record))
                 self._alerts.send(rows)
@@ -189,13 +189,14 @@ class WandbWriter:
             return None if rows.ended else rows
         if rows is not None:
             rows.before_end, rows.used = None, False
-            self._files = self._make_files(self._info)
+            self._files, self._ages = self._make_files(self._info), Ages()
         rows = self._rows = Rows.of(self._wandb.module, run, self._prefix, own=self._how != _ROWS[0])
         rows.before_end, rows.ask = self._before_end, self._ask
         if self._info is not None:
             described = info_to_json(self._info)
             rows.try_to("the run's config", partial(self._wandb.describe, run, rows.prefix, described))
         self._alerts.begin(rows)
+        self._ages.begin(*rows.left())
         if self._files is not None and getattr(run, "dir", None):
             self._files.begin(Path(run.dir).parent / FOLDER / rows.prefix)
         while len(self._early):
@@ -210,7 +211,7 @@ class WandbWriter:
         row: Row = {"step": record.step, "open_issues": len(self._views.issues.open), **self._picks.scalars(record)}
         if record.histograms:
             row.update(self._picks.histograms(record, self._wandb.module.Histogram))
-        return row
+        return self._ages.complete(record, row)
 
     def _send_views(self, rows: Rows, record: StepRecord, *, at_once: bool) -> None:
         """Send tables and files where they are due, on a thread that may wait for the server."""
