@@ -2,8 +2,9 @@
 
 Makes a virtual environment for each pair of Python and torch below `--environments`, which takes several GB each and is
 kept for the next time, runs the unit, contract and loop tests there, and writes a table into `docs/versions.md`. The
-oldest release is that which `pyproject.toml` declares, the newest that which pip finds. `--python 3.13 --torch 2.13`
-runs one pair again; the rows of the others stay. What pytest prints goes into `build/versions`.
+oldest release is that which `pyproject.toml` declares, the newest that which pip finds. Each folder of tests has a row
+of its own, written as soon as it has run: `--python 3.13 --torch 2.13 --tests tests/loops` runs one again, and the
+other rows stay. What pytest prints goes into `build/versions`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ Python, pip takes the newest that has."""
 
 @dataclass(frozen=True)
 class Result:
-    """What one pair gave: versions, counts of tests, and the names of those that failed."""
+    """What tests gave on one pair: versions, which tests, their counts, and the names of those that failed."""
 
     python: str
     torch: str
+    tests: str
     counts: str
     failed: tuple[str, ...]
 
@@ -71,24 +73,21 @@ def environment(folder: Path, python: str, torch: str) -> Path | str:
     return interpreter if done.returncode == 0 else f"not installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
 
 
-def run(interpreter: Path, tests: list[str], more: list[str]) -> tuple[str, str, str, tuple[str, ...]]:
-    """Run tests; return the versions of Python and torch, the counts, and what failed."""
+def run(interpreter: Path, tests: str, more: list[str]) -> Result:
+    """Run a folder or a file of tests."""
     code = "import platform, torch; print(platform.python_version(), torch.__version__)"
     versions = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     options = ["-rfE", "--no-header", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]  # as `make test` does
-    command = [interpreter, "-m", "pytest", *options, *tests, *more]
+    command = [interpreter, "-m", "pytest", *options, tests, *more]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    log = ROOT / "build" / "versions" / f"python{versions[0]}-torch-{versions[1]}.log"
+    log = ROOT / "build" / "versions" / f"python{versions[0]}-torch-{versions[1]}-{Path(tests).stem}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         done = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False, env=environ)
     lines = log.read_text(errors="replace").strip().splitlines() or ["nothing was printed"]
     failed = tuple(line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR ")))
     counts = next((line.strip("= ") for line in reversed(lines) if re.search(r"\d+ (passed|failed|error)", line)), "")
-    said = counts or f"pytest ended with {done.returncode}"
-    # A row of a part says so, until the whole has run.
-    said = said if tuple(tests) == TESTS else f"{', '.join(tests)} alone: {said}"
-    return versions[0], versions[1], said, failed
+    return Result(versions[0], versions[1], tests, counts or f"pytest ended with {done.returncode}", failed)
 
 
 def earlier(page: Path) -> list[Result]:
@@ -98,19 +97,24 @@ def earlier(page: Path) -> list[Result]:
     for section in text.split("\n## ")[1:]:
         title, _, names = section.partition("\n")
         failed[title] = tuple(re.findall(r"`([^`]+)`", names))
-    rows = re.findall(r"^\| (\d\S*) \| (\S+) \| (.*) \|$", text, re.MULTILINE)
-    return [Result(p, t, counts, failed.get(f"Python {p}, torch {t}", ())) for p, t, counts in rows]
+    rows = re.findall(r"^\| (\d\S*) \| (\S+) \| (\S+) \| (.*) \|$", text, re.MULTILINE)
+    return [Result(*row, failed.get(f"Python {row[0]}, torch {row[1]}, {row[2]}", ())) for row in rows]
 
 
 def joined(results: list[Result], more: list[Result]) -> list[Result]:
-    """Return results, each pair of versions once and as it came out last, in the order of versions."""
-    latest = {(r.python, r.torch): r for r in (*results, *more)}
-    return [latest[key] for key in sorted(latest, key=lambda key: [list(map(int, re.findall(r"\d+", v))) for v in key])]
+    """Return results, each pair of versions and folder once and as it came out last, in the order of versions."""
+    latest = {(r.python, r.torch, r.tests): r for r in (*results, *more)}
+
+    def place(key: tuple[str, str, str]) -> tuple[list[list[int]], int, str]:
+        versions = [list(map(int, re.findall(r"\d+", version))) for version in key[:2]]
+        return versions, TESTS.index(key[2]) if key[2] in TESTS else len(TESTS), key[2]
+
+    return [latest[key] for key in sorted(latest, key=place)]
 
 
 def table(results: list[Result]) -> str:
     """Return the results as a Markdown page."""
-    rows = [f"| {r.python} | {r.torch} | {r.counts} |" for r in results]
+    rows = [f"| {r.python} | {r.torch} | {r.tests} | {r.counts} |" for r in results]
     page = [
         "# Versions",
         "",
@@ -118,13 +122,13 @@ def table(results: list[Result]) -> str:
         "",
         WHY,
         "",
-        "| Python | torch | tests |",
-        "|---|---|---|",
+        "| Python | torch | tests | result |",
+        "|---|---|---|---|",
         *rows,
     ]
     for result in results:
         if result.failed:
-            page += ["", f"## Python {result.python}, torch {result.torch}", ""]
+            page += ["", f"## Python {result.python}, torch {result.torch}, {result.tests}", ""]
             page += [f"- `{name}`" for name in result.failed]
     return "\n".join(page) + "\n"
 
@@ -141,19 +145,24 @@ def main() -> int:
     parser.add_argument("more", nargs="*", help="for pytest, after --")
     args = parser.parse_args()
     results: list[Result] = []
+
+    def test(interpreter: Path) -> None:
+        for folder in args.tests:
+            results.append(run(interpreter, folder, args.more))
+            print(f"  {folder}: {results[-1].counts}", flush=True)
+            args.output.write_text(table(joined(earlier(args.output), results)))
+
     if args.interpreter is not None:
-        results.append(Result(*run(args.interpreter, args.tests, args.more)))
+        test(args.interpreter)
     else:
         for python in args.python:
             for torch in args.torch:
                 print(f"Python {python}, torch {torch}", flush=True)
                 found = environment(args.environments, python, torch)
-                results.append(
-                    Result(python, torch, found, ())
-                    if isinstance(found, str)
-                    else Result(*run(found, args.tests, args.more))
-                )
-                print(f"  {results[-1].counts}", flush=True)
+                if isinstance(found, Path):
+                    test(found)
+                else:
+                    results.append(Result(python, torch, "-", found, ()))
     page = table(joined(earlier(args.output), results))
     args.output.write_text(page)
     print(page)

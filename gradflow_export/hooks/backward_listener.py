@@ -41,8 +41,39 @@ class Listener(Protocol):
         """Take the time of the pass that this thread began, ``None`` where it raised."""
 
 
+_Told = tuple[tuple[Listener, ...], float]
+
+
+def _before(listeners: _Listeners, tensors: Any, args: Any, kwargs: Any) -> tuple[Any, _Told]:
+    """Report a pass before it is made; return what it is called on, and who was told and when."""
+    told = () if torch_private.backward_number() != -1 else listeners.current
+    tensors = tensors if isinstance(tensors, (Tensor, tuple, list)) else tuple(tensors)
+    gradients = args[0] if args else kwargs.get("grad_tensors", kwargs.get("grad_variables"))
+    for listener in told:
+        listener.see(tensors, gradients)
+    return tensors, (told, time.perf_counter())
+
+
+def _after(told: _Told) -> None:
+    """Report a pass once it is made."""
+    seconds = time.perf_counter() - told[1]
+    for listener in told[0]:
+        listener.over(seconds)
+
+
 class _Listeners:
-    """Stands in for ``torch.autograd.backward`` while anybody listens."""
+    """Stands in for ``torch.autograd.backward`` while anybody listens.
+
+    Attributes:
+        apart_before: What reports a pass in the middle of compiled code: it breaks the graph and is not compiled. One
+            for the process, so that another exporter has nothing compiled anew.
+        apart_after: The same after the pass.
+        apart: Whether these two are made.
+    """
+
+    apart = False
+    apart_before = staticmethod(_before)
+    apart_after = staticmethod(_after)
 
     def __init__(self, original: Callable[..., None]) -> None:
         self.original = original
@@ -51,8 +82,15 @@ class _Listeners:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            # Compiled code holds no trace of this; a checkpoint that is computed again is no pass of its own.
-            if torch.compiler.is_compiling() or torch_private.backward_number() != -1:
+            if torch.compiler.is_compiling():
+                # A function that calls loss.backward() is compiled: so is this, which the pass itself never is.
+                if _breaks():
+                    tensors, told = _Listeners.apart_before(listeners, tensors, args, kwargs)
+                    original(tensors, *args, **kwargs)
+                    _Listeners.apart_after(told)
+                else:
+                    original(tensors, *args, **kwargs)
+            elif torch_private.backward_number() != -1:  # a checkpoint that is computed again is no pass of its own
                 original(tensors, *args, **kwargs)
             else:
                 listeners.run(tensors, args, kwargs)
@@ -62,18 +100,26 @@ class _Listeners:
 
     def run(self, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the pass, and report it before and after."""
-        told = self.current
-        tensors = tensors if isinstance(tensors, (Tensor, tuple, list)) else tuple(tensors)
-        gradients = args[0] if args else kwargs.get("grad_tensors", kwargs.get("grad_variables"))
-        for listener in told:
-            listener.see(tensors, gradients)
-        seconds, began = None, time.perf_counter()
+        tensors, (told, began) = _before(self, tensors, args, kwargs)
+        seconds = None
         try:
             self.original(tensors, *args, **kwargs)
             seconds = time.perf_counter() - began
         finally:
             for listener in told:
                 listener.over(seconds)
+
+
+@torch_private.constant_when_traced
+def _breaks() -> bool:
+    """Return whether the graph that is traced may break for a pass to be seen; ``torch.compile`` calls this itself."""
+    if torch_private.traces_one_graph():
+        return False
+    if not _Listeners.apart:
+        _Listeners.apart_before = staticmethod(torch.compiler.disable(_before))  # type: ignore[no-untyped-call]
+        _Listeners.apart_after = staticmethod(torch.compiler.disable(_after))  # type: ignore[no-untyped-call]
+        _Listeners.apart = True
+    return True
 
 
 def listen(listener: Listener) -> contextlib.ExitStack:

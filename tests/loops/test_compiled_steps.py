@@ -70,6 +70,7 @@ def test_a_compiled_step_is_recorded(kind, optimizer_of, caplog):
     assert [record.step for record in records] == [1, 2, 3, 4, 5, 6]
     assert all(record.value("gradient.total_norm") > 0 for record in records)
     assert records[0].value("update.total_norm") > 0
+    assert all(record.value("loss") > 0 for record in records)
     assert said(caplog) == []
     alone, _, _ = train(kind, optimizer_of, fullgraph=False, watched=False)
     assert all(map(torch.equal, weights, alone))

@@ -1,8 +1,11 @@
 """Nothing grows with the number of steps."""
 
+import gc
 import json
 import subprocess
 import sys
+import threading
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -89,3 +92,78 @@ def test_what_few_models_need_is_not_loaded(tmp_path):
     others = {"numpy.ma", "yaml", "wandb", "pandas", "scipy"}
     ours = {"storage.reader", "instruments.recurrent", "rules.seed", "cli", "debugging", "diagnostics", "integrations"}
     assert (others | {f"gradflow_export.{name}" for name in ours}) & set(loaded) == set()
+
+
+def test_models_that_replace_each_other_leave_nothing():
+    """Fifty models, each watched and forgotten: no hook, no thread, no model and no exporter is left."""
+    surroundings = _process()
+    data, left = torch.randn(16, 8), []
+    for _ in range(50):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        exporter = Exporter(model, backends=[MemoryWriter()]).watch()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+        left += [weakref.ref(model), weakref.ref(exporter)]
+    assert sum(reference() is not None for reference in left[::2]) == 1  # models go at once, without a collection
+    threads = threading.active_count()
+    del model, exporter, optimizer
+    gc.collect()
+    assert [reference() for reference in left] == [None] * len(left)
+    assert _process() == surroundings
+    assert threads <= surroundings[-1] + 2
+
+
+def _process():
+    """Return what stands process-wide: torch's hooks, the function that makes backward passes, threads."""
+    hooks = [
+        (name, len(value))
+        for home in (torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__])
+        for name, value in sorted(vars(home).items())
+        if name.startswith("_global_") and isinstance(value, dict)
+    ]
+    return hooks, torch.autograd.backward, threading.active_count()
+
+
+def test_work_of_the_training_thread_grows_with_the_blocks_and_no_faster():
+    """Watching, the first step and those after it make as many calls for each of 240 blocks as for each of 60."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + 0.01 * torch.nn.functional.relu(self.layer(x))
+
+    def calls(blocks):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block() for _ in range(blocks)))
+        optimizer, data, counted, counts = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(4, 8), [0], []
+
+        def count(_frame, event, _arg):
+            counted[0] += event in {"call", "c_call"}
+
+        def step():
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+
+        exporter = Exporter(model, backends=[MemoryWriter()])
+        try:
+            for part in (exporter.watch, *[step] * 6):
+                counted[0] = 0
+                sys.setprofile(count)
+                try:
+                    part()
+                finally:
+                    sys.setprofile(None)
+                counts.append(counted[0] / blocks)
+        finally:
+            exporter.close()
+        return counts
+
+    few, many = calls(60), calls(240)
+    assert all(more <= 1.2 * less for less, more in zip(few, many, strict=True)), (few, many)
