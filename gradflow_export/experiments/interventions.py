@@ -53,6 +53,11 @@ class Intervention:
         del name
         return args, kwargs
 
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return what a function of torch gives, by its name and what it got."""
+        del name, args, kwargs
+        return given
+
     def batch(self, loader: object, given: Any) -> Any:
         """Return the batch that the script gets from a loader."""
         del loader
@@ -257,17 +262,19 @@ class EverythingTrained(Intervention):
             self._known.update((id(weight), weight) for weight in leaves(loss))
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Lend the missing parameters to the optimizer that stepped first."""
-        if self._lead is None:
-            self._lead = optimizer
+        """Lend the missing parameters to the optimizer that steps first once they have gradients.
+
+        Another may step between the pass through them and the backward pass, which then fails.
+        """
         self._owned.update(map(id, weights(optimizer)))
-        if optimizer is self._lead:
-            missing = [weight for key, weight in self._known.items() if key not in self._owned]
-            if missing:
-                self.acted = True
-                options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-                self._group = {"params": missing, **options}
-                optimizer.param_groups.append(self._group)
+        missing = [weight for key, weight in self._known.items() if key not in self._owned]
+        if self._lead is None and any(weight.grad is not None for weight in missing):
+            self._lead = optimizer
+        if optimizer is self._lead and missing:
+            self.acted = True
+            options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+            self._group = {"params": missing, **options}
+            optimizer.param_groups.append(self._group)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Take them back, and clear their gradients, which the script does not know of."""

@@ -173,7 +173,10 @@ class Noise(_OfInputs):
 
 
 class Standardized(_OfInputs):
-    """Gives inputs mean 0 and spread 1, by the first batch: each column of a table, all entries of anything else."""
+    """Gives inputs mean 0 and spread 1, by the first batch: each column of a table has a spread of its own.
+
+    The mean is that of each place in a sample, so that an offset which differs from place to place is taken away too.
+    """
 
     stays = True
 
@@ -192,9 +195,9 @@ class Standardized(_OfInputs):
             return tensor
         key = (self._module, tensor.dim(), *tensor.shape[1:2])
         if key not in self._scales:
-            table = tensor.dim() == 2 and len(tensor) > 8
-            mean = tensor.mean(0) if table else tensor.mean()
-            spread = tensor.std(0) if table else tensor.std()
+            many = tensor.dim() > 1 and len(tensor) > 8
+            mean = tensor.mean(0) if many else tensor.mean()
+            spread = tensor.std(0) if many and tensor.dim() == 2 else (tensor - mean).std()
             self._scales[key] = mean, torch.where(spread > 0, spread, torch.ones_like(spread))
         mean, spread = self._scales[key]
         return (tensor - mean) / spread
