@@ -279,7 +279,8 @@ class EverythingTrained(Intervention):
     def after_step(self, optimizer: Optimizer) -> None:
         """Take them back, and clear their gradients, which the script does not know of."""
         if optimizer is self._lead and self._group is not None:
-            optimizer.param_groups.remove(self._group)
+            # By identity: groups of as many tensors cannot be compared.
+            optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not self._group]
             for weight in self._group["params"]:
                 weight.grad = None
             self._group = None
