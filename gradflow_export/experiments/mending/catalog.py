@@ -66,6 +66,7 @@ MENDED: tuple[Treatment, ...] = (
         "# make numbers of classes whole before anything divides them: mask.long(), not (mask / 255).long()",
         (_T.BAD_TARGETS,),
         mistake=True,
+        of_loop=True,
     ),
     Treatment(
         "no activation at the end",
