@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, weights
 from gradflow_export.experiments.mending.sequences import SEQUENCES, masks
-from gradflow_export.experiments.model_edits import LAYERS, tensors
+from gradflow_export.experiments.model_edits import LAYERS, level, tensors
 
 SAME = 1e-6
 """Share of a norm below which a change is taken for rounding."""
@@ -36,6 +36,7 @@ class Facts(Intervention):
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
         layers: Linear and convolutional layers.
+        level: Tables of weights that hold one number throughout.
         sequences: Recurrent and attention layers.
         masked: How often attention was given a mask.
         squashing: Sigmoids and hyperbolic tangents that are modules.
@@ -52,7 +53,7 @@ class Facts(Intervention):
         super().__init__()
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
-        self.sequences = self.masked = 0
+        self.sequences = self.masked = self.level = 0
         self.kept, self.scale, self.dropout = 1.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
@@ -78,6 +79,7 @@ class Facts(Intervention):
         members = list(module.modules())
         self.layers += sum(isinstance(layer, LAYERS) for layer in members)
         self.sequences += sum(isinstance(layer, SEQUENCES) for layer in members)
+        self.level += len(level(module))
         self.squashing += sum(isinstance(layer, (nn.Sigmoid, nn.Tanh)) for layer in members)
         self.resettable |= any(callable(getattr(layer, "reset_parameters", None)) for layer in members)
 
@@ -177,7 +179,7 @@ class Facts(Intervention):
         )
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "edited", "kept", "untrained", "layers", "squashing",
-            "sequences", "masked",
+            "sequences", "masked", "level",
             "resettable", "scale", "digests",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}

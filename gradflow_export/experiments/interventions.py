@@ -136,33 +136,35 @@ def _copied(value: Any) -> Any:
 
 
 class ClearedGradients(Intervention):
-    """Clears the gradients of an optimizer's parameters before the first backward pass after its step.
+    """Clears the gradients of optimizers' parameters before the first backward pass after a step.
 
-    Within a step, which calls a closure as often as it likes, they are cleared before each.
+    That of any of them: what the pass of one part left in another belongs to no later step. Within a step, which calls
+    a closure as often as it likes, they are cleared before each.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._stepped: dict[int, Optimizer] = {}
+        self._stepped = False
+        self._known: dict[int, Optimizer] = {}
         self._inside: dict[int, Optimizer] = {}
 
     def before_backward(self, loss: Tensor) -> None:
         """Clear them."""
         del loss
-        for optimizer in (self._stepped | self._inside).values():
+        for optimizer in (self._known if self._stepped else self._inside).values():
             for weight in weights(optimizer):
                 self.acted |= weight.grad is not None
                 weight.grad = None
-        self._stepped.clear()
+        self._stepped = False
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Remember whose closure may be called."""
-        self._inside[id(optimizer)] = optimizer
+        self._known[id(optimizer)] = self._inside[id(optimizer)] = optimizer
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Remember whose gradients have been used."""
+        """Remember that gradients have been used."""
         self._inside.pop(id(optimizer), None)
-        self._stepped[id(optimizer)] = optimizer
+        self._stepped = True
 
 
 class KeptGradients(Intervention):

@@ -18,7 +18,10 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Kaiming(Intervention):
-    """Draws the weights of linear and convolutional layers anew, with He's variance; biases begin at 0."""
+    """Draws the weights of linear and convolutional layers anew, with He's variance; biases begin at 0.
+
+    So are other tables of weights drawn that hold one number throughout, as layers of the script's own may.
+    """
 
     stays = True
 
@@ -37,6 +40,20 @@ class Kaiming(Intervention):
                     if layer.bias is not None:
                         layer.bias.zero_()
                     self.acted = True
+            for weight in level(module):
+                drawn = torch.empty(weight.shape)
+                nn.init.kaiming_normal_(drawn, nonlinearity="relu", generator=self._generator)
+                weight.copy_(drawn)
+                self.acted = True
+
+
+def level(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of at least two dimensions whose entries are all the same number."""
+    return [
+        weight
+        for weight in module.parameters()
+        if weight.dim() > 1 and weight.numel() > 1 and bool((weight == weight.flatten()[0]).all())
+    ]
 
 
 class Reset(Intervention):

@@ -16,6 +16,7 @@ from torch.utils import checkpoint
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import LOSSES
+from gradflow_export.experiments.mending.passages import NORMS
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -37,7 +38,7 @@ class ReplacedFunctions:
     def attach(self) -> None:
         """Begin; there is no end, but that of the process."""
         for owner, names in (
-            (functional, (*LOSSES, *MARGINS, *ATTENTION)),
+            (functional, (*LOSSES, *MARGINS, *ATTENTION, *(NORMS & set(dir(functional))))),
             (torch, ("softmax", "log_softmax", "sub", "mul")),
             (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS)),
             (checkpoint, ("checkpoint",)),

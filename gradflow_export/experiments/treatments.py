@@ -199,7 +199,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "initial weights of the wrong size",
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD),
-        lambda facts: facts["layers"] > 0,
+        lambda facts: facts["layers"] + facts["level"] > 0,
     ),
     Treatment(
         "the layers' own initialization",

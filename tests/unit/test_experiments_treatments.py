@@ -12,13 +12,13 @@ from torch.nn import functional
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline
 from gradflow_export.experiments.facts import Facts
-from gradflow_export.experiments.interventions import EverythingTrained
+from gradflow_export.experiments.interventions import ClearedGradients, EverythingTrained
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.labels import KeptDifferences, SignedLabels
 from gradflow_export.experiments.mending.losses import OwnAxis
-from gradflow_export.experiments.mending.passages import OpenPassages
+from gradflow_export.experiments.mending.passages import OpenNorms, OpenPassages
 from gradflow_export.experiments.mending.sequences import OtherAxis, OtherMasks
-from gradflow_export.experiments.model_edits import Standardized
+from gradflow_export.experiments.model_edits import Kaiming, Standardized
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import find
 from gradflow_export.records.issues import IssueType
@@ -233,3 +233,45 @@ def test_facts_count_what_reads_sequences():
     facts.function("multi_head_attention_forward", (), {"key_padding_mask": None, "attn_mask": None})
     told = facts.told()
     assert (told["sequences"], told["masked"]) == (2, 1)
+
+
+def test_norms_over_a_single_number_are_left_away():
+    """They return what they were given; a norm over more, or over several places, is kept."""
+    change, one, wide = OpenNorms(), torch.randn(4, 1), torch.randn(4, 2)
+    assert change.result("layer_norm", (one, (1,)), {}, torch.zeros(4, 1)) is one
+    assert change.result("group_norm", (wide, 2), {}, torch.zeros(4, 2)) is wide
+    normed, places = torch.zeros(4, 2), torch.randn(4, 2, 5)
+    quiet = OpenNorms()
+    assert quiet.result("layer_norm", (wide, (2,)), {}, normed) is normed
+    assert quiet.result("group_norm", (places, 2), {}, normed) is normed
+    assert not quiet.acted
+
+
+def test_what_a_pass_of_another_part_left_is_cleared():
+    """An actor's pass goes through its critic; the critic's own pass then begins with nothing."""
+    critic, actor = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    change, left = ClearedGradients(), []
+    optimizers = [torch.optim.SGD([each], lr=0.1) for each in (critic, actor)]
+    for _ in range(2):
+        for optimizer, loss in zip(optimizers, (critic * 1, critic + actor), strict=True):
+            change.before_backward(loss)
+            left.append(critic.grad is not None)
+            loss.sum().backward()
+            change.before_step(optimizer)
+            change.after_step(optimizer)
+    assert left == [False] * 4
+    assert change.acted
+
+
+def test_tables_of_one_number_are_drawn_whatever_layer_holds_them():
+    """A layer of the script's own that begins with zeros is initialized; a bias, and a table of several numbers, stay."""
+    layer = nn.Module()
+    layer.table, layer.shift = nn.Parameter(torch.zeros(4, 50)), nn.Parameter(torch.zeros(4))
+    layer.other = nn.Parameter(torch.arange(4.0).reshape(2, 2))
+    facts, change = Facts(), Kaiming()
+    facts.root(layer)
+    change.root(layer)
+    assert facts.told()["level"] == 1
+    assert 0.1 < float(layer.table.std()) < 0.3
+    assert layer.shift.tolist() == [0.0] * 4
+    assert layer.other.flatten().tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -85,6 +85,14 @@ MENDED: tuple[Treatment, ...] = (
         (_T.CAPACITY,),
     ),
     Treatment(
+        "no norm over a single number",
+        MENDING,
+        passages.OpenNorms,
+        "norms over one number, which return their bias whatever it is",
+        "# leave LayerNorm(1) and GroupNorm(c, c) of single places away, or norm over more",
+        (_T.CAPACITY,),
+    ),
+    Treatment(
         "let gradients pass",
         MENDING,
         passages.OpenPassages,

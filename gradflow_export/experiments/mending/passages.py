@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradflow_export.experiments.mending.labels import Answers
 from gradflow_export.experiments.mending.losses import LOSSES, first
 from gradflow_export.experiments.model_edits import LAYERS, tensors
 
+NORMS = frozenset(("layer_norm", "group_norm", "rms_norm"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
 
@@ -145,6 +147,26 @@ class BentBetween(Intervention):
         del layer
         self.acted = True
         return (args[0].relu(), *args[1:])
+
+
+class OpenNorms(Intervention):
+    """Leaves norms over a single number away: whatever it is, they return their bias."""
+
+    stays = True
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return what the norm was given."""
+        given_to = args[0] if args else kwargs.get("input")
+        if name not in NORMS or not isinstance(given_to, Tensor):
+            return given
+        over = args[1] if len(args) > 1 else kwargs.get("num_groups", kwargs.get("normalized_shape"))
+        if name == "group_norm":
+            # A group is over its channels and all places.
+            alone = isinstance(over, int) and given_to[:1].numel() == over
+        else:
+            alone = over is not None and math.prod(over) == 1
+        self.acted |= alone
+        return given_to if alone else given
 
 
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "MkldnnConvolution", "CudnnConvolution")
