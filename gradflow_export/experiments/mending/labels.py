@@ -110,9 +110,10 @@ class KeptDifferences(Intervention):
         low, high = (float(each) for each in given.aminmax())
         if not 0 <= low <= high < 1:
             return args, kwargs
-        known = given.unique()
-        if high > low and len(known) <= MANY:
-            step = float(torch.cat([known.new_zeros(1), known]).unique().diff().min())
+        apart = torch.cat([given.new_zeros(1), given.flatten()]).sort().values.diff()
+        apart = apart[apart > 0]
+        if high > low and len(apart) < MANY:
+            step = float(apart.min())
             self._unit = min(self._unit or step, step)
         if not self._unit:
             return args, kwargs
