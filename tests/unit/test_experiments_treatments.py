@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from gradflow_export.experiments.battery import Battery
-from gradflow_export.experiments.decision import Baseline
+from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import ClearedGradients, EverythingTrained
 from gradflow_export.experiments.laboratory import Laboratory
@@ -275,3 +275,11 @@ def test_tables_of_one_number_are_drawn_whatever_layer_holds_them():
     assert 0.1 < float(layer.table.detach().std()) < 0.3
     assert layer.shift.tolist() == [0.0] * 4
     assert layer.other.flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_evaluation_without_chance_needs_no_lower_loss():
+    """It moves the random numbers of training, so that losses differ: enough that the script learns and the finding is gone."""
+    baseline, gone = Baseline((0.7,) * 3, (0.2,) * 3), {0: True, 1: True, 2: True}
+    names = ("evaluate in evaluation mode",)
+    trial = Trial(names, {0: 0.25, 1: 0.3, 2: 0.22}, gone=gone, mistake=all(find(name).mistake for name in names))
+    assert trial.relieves(baseline)

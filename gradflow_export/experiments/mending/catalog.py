@@ -123,6 +123,7 @@ MENDED: tuple[Treatment, ...] = (
         "dropout that acts in evaluation",
         "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
         (_T.EVAL_RANDOM,),
+        mistake=True,
         of_loop=True,
     ),
 )
