@@ -218,7 +218,7 @@ class UnrelatedTargets(Check):
             z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
             if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
                 continue
-            # Whether targets of many tasks depend on the inputs tells nothing where weights are adapted to each of them.
+            # Over many tasks targets may not depend on the inputs where weights are adapted to each of them.
             if not seen(record, "loss.known", site) or seen(record, "target.distinct", site) is None:
                 continue
             tests = past(history, "target.dependence", site)

@@ -9,7 +9,8 @@ from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
 from gradflow_export.experiments.decision import Trial
-from gradflow_export.experiments.treatments import EXACT, find, patches
+from gradflow_export.experiments.mending.treatment import EXACT
+from gradflow_export.experiments.treatments import find, patches
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
 

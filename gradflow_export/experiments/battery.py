@@ -11,23 +11,11 @@ from typing import Any
 from gradflow_export.experiments.decision import Baseline, Trial, best, moves
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Scale, effect, scale
+from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
-from gradflow_export.experiments.treatments import (
-    BEGINNINGS,
-    COMBINED,
-    EXACT,
-    MENDING,
-    PLACEBO,
-    TREATMENTS,
-    TUNING,
-    WATCH,
-    Treatment,
-    find,
-    nearness,
-    of_kind,
-)
+from gradflow_export.experiments.treatments import BEGINNINGS, COMBINED, TREATMENTS, WATCH, find, nearness, of_kind
 from gradflow_export.experiments.watched import PROVED, accused
 from gradflow_export.records.issues import IssueType
 
@@ -213,10 +201,12 @@ class Battery:
         self._try([(each.name,) for each in first])
         if ((ill or slow) and not verdict.cures) or self._everything:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
+            faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
             self._try([(each.name,) for each in faster if each not in first])
         if ill and not verdict.cures:
             known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
-            self._try([names for names in map(tuple, _possible(known)) if len(names) > 1])
+            possible = [names for names in map(tuple, _possible(known)) if len(names) > 1]
+            self._try([names for names in possible if self._licensed(names)])
             self._name_causes()
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
@@ -233,6 +223,9 @@ class Battery:
         symptoms accuse what it mends. One that learns slowly may have a cause that an exact treatment removes.
         """
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
+        if baseline is not None and baseline.blind and IssueType.BAD_TARGETS in self._suspects:
+            # Where targets tell nothing, a loss that falls faster is no cure.
+            return any(IssueType.BAD_TARGETS in each.fixes for each in treatments)
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
         near = self._near(names)

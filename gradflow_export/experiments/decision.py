@@ -105,6 +105,12 @@ class Baseline:
         return ""
 
     @property
+    def blind(self) -> bool:
+        """Whether the loss falls, and as far where the inputs mean nothing."""
+        against = self.against_placebo
+        return self.progress <= LEARNED and against is not None and against >= FROM_INPUTS
+
+    @property
     def ill(self) -> bool:
         """Whether the program does not learn: a licence to treat, no alarm."""
         return bool(self.complaint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, weights
-from gradflow_export.experiments.model_edits import LAYERS, tensors
+from gradflow_export.experiments.mending.sequences import SEQUENCES, masks
+from gradflow_export.experiments.model_edits import LAYERS, level, tensors
 
 SAME = 1e-6
 """Share of a norm below which a change is taken for rounding."""
@@ -26,7 +28,7 @@ class Facts(Intervention):
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         faded: Share of the steps at which each learning rate was below a hundredth of the greatest so far.
-        dropout: Whether dropout acts in training.
+        dropout: The greatest share that a dropout leaves out in training; 0 without one.
         stale: How often gradients of an earlier step, or of an earlier call of its closure, were left when the next
             were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
@@ -34,6 +36,9 @@ class Facts(Intervention):
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
         layers: Linear and convolutional layers.
+        level: Tables of weights that hold one number throughout.
+        sequences: Recurrent and attention layers.
+        masked: How often attention was given a mask.
         squashing: Sigmoids and hyperbolic tangents that are modules.
         resettable: Whether layers can be initialized anew.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
@@ -46,9 +51,10 @@ class Facts(Intervention):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decay = self.schedule = self.dropout = self.resettable = False
+        self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
-        self.kept, self.scale = 1.0, 0.0
+        self.sequences = self.masked = self.level = 0
+        self.kept, self.scale, self.dropout = 1.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
         self._echoed = False
@@ -72,6 +78,8 @@ class Facts(Intervention):
         self._known.update((id(weight), weight) for weight in module.parameters())
         members = list(module.modules())
         self.layers += sum(isinstance(layer, LAYERS) for layer in members)
+        self.sequences += sum(isinstance(layer, SEQUENCES) for layer in members)
+        self.level += len(level(module))
         self.squashing += sum(isinstance(layer, (nn.Sigmoid, nn.Tanh)) for layer in members)
         self.resettable |= any(callable(getattr(layer, "reset_parameters", None)) for layer in members)
 
@@ -88,6 +96,11 @@ class Facts(Intervention):
                 if each.is_floating_point() and each.numel() > 1:
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
+        return args, kwargs
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Look for masks."""
+        self.masked += bool(masks(name, args, kwargs))
         return args, kwargs
 
     def _changes(self, module: nn.Module) -> bool:
@@ -166,6 +179,7 @@ class Facts(Intervention):
         )
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "edited", "kept", "untrained", "layers", "squashing",
+            "sequences", "masked", "level",
             "resettable", "scale", "digests",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}

@@ -53,6 +53,11 @@ class Intervention:
         del name
         return args, kwargs
 
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return what a function of torch gives, by its name and what it got."""
+        del name, args, kwargs
+        return given
+
     def batch(self, loader: object, given: Any) -> Any:
         """Return the batch that the script gets from a loader."""
         del loader
@@ -131,33 +136,35 @@ def _copied(value: Any) -> Any:
 
 
 class ClearedGradients(Intervention):
-    """Clears the gradients of an optimizer's parameters before the first backward pass after its step.
+    """Clears the gradients of optimizers' parameters before the first backward pass after a step.
 
-    Within a step, which calls a closure as often as it likes, they are cleared before each.
+    That of any of them: what the pass of one part left in another belongs to no later step. Within a step, which calls
+    a closure as often as it likes, they are cleared before each.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._stepped: dict[int, Optimizer] = {}
+        self._stepped = False
+        self._known: dict[int, Optimizer] = {}
         self._inside: dict[int, Optimizer] = {}
 
     def before_backward(self, loss: Tensor) -> None:
         """Clear them."""
         del loss
-        for optimizer in (self._stepped | self._inside).values():
+        for optimizer in (self._known if self._stepped else self._inside).values():
             for weight in weights(optimizer):
                 self.acted |= weight.grad is not None
                 weight.grad = None
-        self._stepped.clear()
+        self._stepped = False
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Remember whose closure may be called."""
-        self._inside[id(optimizer)] = optimizer
+        self._known[id(optimizer)] = self._inside[id(optimizer)] = optimizer
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Remember whose gradients have been used."""
+        """Remember that gradients have been used."""
         self._inside.pop(id(optimizer), None)
-        self._stepped[id(optimizer)] = optimizer
+        self._stepped = True
 
 
 class KeptGradients(Intervention):
@@ -257,22 +264,25 @@ class EverythingTrained(Intervention):
             self._known.update((id(weight), weight) for weight in leaves(loss))
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Lend the missing parameters to the optimizer that stepped first."""
-        if self._lead is None:
-            self._lead = optimizer
+        """Lend the missing parameters to the optimizer that steps first once they have gradients.
+
+        Another may step between the pass through them and the backward pass, which then fails.
+        """
         self._owned.update(map(id, weights(optimizer)))
-        if optimizer is self._lead:
-            missing = [weight for key, weight in self._known.items() if key not in self._owned]
-            if missing:
-                self.acted = True
-                options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-                self._group = {"params": missing, **options}
-                optimizer.param_groups.append(self._group)
+        missing = [weight for key, weight in self._known.items() if key not in self._owned]
+        if self._lead is None and any(weight.grad is not None for weight in missing):
+            self._lead = optimizer
+        if optimizer is self._lead and missing:
+            self.acted = True
+            options = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+            self._group = {"params": missing, **options}
+            optimizer.param_groups.append(self._group)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Take them back, and clear their gradients, which the script does not know of."""
         if optimizer is self._lead and self._group is not None:
-            optimizer.param_groups.remove(self._group)
+            # By identity: groups of as many tensors cannot be compared.
+            optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not self._group]
             for weight in self._group["params"]:
                 weight.grad = None
             self._group = None

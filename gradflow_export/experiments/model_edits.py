@@ -18,7 +18,10 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Kaiming(Intervention):
-    """Draws the weights of linear and convolutional layers anew, with He's variance; biases begin at 0."""
+    """Draws the weights of linear and convolutional layers anew, with He's variance; biases begin at 0.
+
+    So are other tables of weights drawn that hold one number throughout, as layers of the script's own may.
+    """
 
     stays = True
 
@@ -37,6 +40,20 @@ class Kaiming(Intervention):
                     if layer.bias is not None:
                         layer.bias.zero_()
                     self.acted = True
+            for weight in level(module):
+                drawn = torch.empty(weight.shape)
+                nn.init.kaiming_normal_(drawn, nonlinearity="relu", generator=self._generator)
+                weight.copy_(drawn)
+                self.acted = True
+
+
+def level(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of at least two dimensions whose entries are all the same number."""
+    return [
+        weight
+        for weight in module.parameters()
+        if weight.dim() > 1 and weight.numel() > 1 and bool((weight == weight.flatten()[0]).all())
+    ]
 
 
 class Reset(Intervention):
@@ -173,7 +190,10 @@ class Noise(_OfInputs):
 
 
 class Standardized(_OfInputs):
-    """Gives inputs mean 0 and spread 1, by the first batch: each column of a table, all entries of anything else."""
+    """Gives inputs mean 0 and spread 1, by the first batch: each column of a table has a spread of its own.
+
+    The mean is that of each place in a sample, so that an offset which differs from place to place is taken away too.
+    """
 
     stays = True
 
@@ -192,9 +212,9 @@ class Standardized(_OfInputs):
             return tensor
         key = (self._module, tensor.dim(), *tensor.shape[1:2])
         if key not in self._scales:
-            table = tensor.dim() == 2 and len(tensor) > 8
-            mean = tensor.mean(0) if table else tensor.mean()
-            spread = tensor.std(0) if table else tensor.std()
+            many = tensor.dim() > 1 and len(tensor) > 8
+            mean = tensor.mean(0) if many else tensor.mean()
+            spread = tensor.std(0) if many and tensor.dim() == 2 else (tensor - mean).std()
             self._scales[key] = mean, torch.where(spread > 0, spread, torch.ones_like(spread))
         mean, spread = self._scales[key]
         return (tensor - mean) / spread

@@ -227,7 +227,7 @@ class Patient:
             return self._dropout(input, p, training, inplace)
         for each in self.changes:
             if isinstance(each, Facts):
-                each.dropout = True
+                each.dropout = max(each.dropout, p)
         steady = not torch.is_grad_enabled() and any(each.steady for each in self.changes)
         for each in self.changes:
             each.acted |= each.steady and steady

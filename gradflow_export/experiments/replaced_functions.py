@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
+from gradflow_export.experiments.mending.losses import LOSSES
+from gradflow_export.experiments.mending.passages import NORMS
+from gradflow_export.experiments.mending.sequences import ATTENTION
 
-LOSSES = (
-    "cross_entropy", "nll_loss", "kl_div", "ctc_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-)  # fmt: skip
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 """Folders whose code keeps its ``no_grad`` and ``detach``: torch's and ours."""
 _DECORATED = "_contextlib.py"
@@ -38,9 +38,9 @@ class ReplacedFunctions:
     def attach(self) -> None:
         """Begin; there is no end, but that of the process."""
         for owner, names in (
-            (functional, LOSSES),
-            (torch, ("softmax", "log_softmax", "sub")),
-            (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__")),
+            (functional, (*LOSSES, *MARGINS, *ATTENTION, *(NORMS & set(dir(functional))))),
+            (torch, ("softmax", "log_softmax", "sub", "mul")),
+            (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS)),
             (checkpoint, ("checkpoint",)),
         ):
             for name in names:
@@ -57,7 +57,10 @@ class ReplacedFunctions:
         def function(*args: Any, **kwargs: Any) -> Any:
             for each in self._active():
                 args, kwargs = each.function(name, args, kwargs)
-            return plain(*args, **kwargs)
+            given = plain(*args, **kwargs)
+            for each in self._active():
+                given = each.result(name, args, kwargs, given)
+            return given
 
         return function
 

@@ -7,8 +7,7 @@ that are merely untuned, so that it counts only where a program does not learn.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gradflow_export.experiments import interventions as do
@@ -16,51 +15,21 @@ from gradflow_export.experiments import model_edits as edit
 from gradflow_export.experiments import probes as probe
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
-from gradflow_export.experiments.mending import passages
+from gradflow_export.experiments.mending import sequences as sequence
+from gradflow_export.experiments.mending.catalog import MENDED
+from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
 
-EXACT, TUNING, MENDING, PLACEBO, LOOK = "exact", "tuning", "mending", "placebo", "look"
-TRIED = (EXACT, MENDING, TUNING)
-"""Kinds that are changes to a script; the others only look."""
 WATCH = "watch"
 SCALED = 30.0
 """Mean, spread, or inverse of the spread of inputs from which on their scale may be the cause."""
+DROPPED = 0.75
+"""Share that a dropout leaves out from which on it may be the cause."""
 FADED = 0.25
 """Share of steps with nearly no learning rate from which on a schedule may be the cause."""
 BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 """What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """One change that can be tried.
-
-    Attributes:
-        name: What is changed, in the words of a report.
-        kind: ``"exact"``, ``"tuning"``, ``"mending"`` for what is tried only where a finding asks for it,
-            ``"placebo"``, or ``"look"`` for what only observes.
-        make: Makes the intervention for one run.
-        separates: The cause that it tells from others.
-        patch: Code that makes the change for good.
-        fixes: Issue types whose fix it is, the one that a report names first.
-        worth: Whether it could change a script of which these facts are known.
-        mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
-            program that learns as well.
-        evident: Whether these facts accuse what it mends, as a symptom would.
-        of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
-    """
-
-    name: str
-    kind: str
-    make: Callable[[], do.Intervention]
-    separates: str
-    patch: str
-    fixes: tuple[IssueType, ...] = ()
-    worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
-    mistake: bool = False
-    evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
-    of_loop: bool = False
 
 
 _T = IssueType
@@ -153,7 +122,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         "dropout that leaves too little",
         "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.0",
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
-        lambda facts: bool(facts["dropout"]),
+        lambda facts: facts["dropout"] > 0,
+        evident=lambda facts: facts["dropout"] > DROPPED,
     ),
     Treatment(
         "Adam with 1e-3",
@@ -229,7 +199,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "initial weights of the wrong size",
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD),
-        lambda facts: facts["layers"] > 0,
+        lambda facts: facts["layers"] + facts["level"] > 0,
     ),
     Treatment(
         "the layers' own initialization",
@@ -258,94 +228,25 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.EXPLODING, _T.LOSS_SPIKE),
     ),
     Treatment(
-        "give the loss logits",
-        MENDING,
-        loss.Logits,
-        "a loss that takes logits or logarithms and is given something else",
-        "loss = torch.nn.functional.cross_entropy(logits, targets)  # of the last layer, without softmax or sigmoid",
-        (_T.WRONG_LOSS,),
+        "the other axis for time",
+        TUNING,
+        sequence.OtherAxis,
+        "recurrent or attention layers that take the batch for time",
+        "torch.nn.LSTM(..., batch_first=True)  # for inputs of shape (batch, time, features), False for (time, batch, "
+        "features); the same for torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer",
+        (_T.NOT_LEARNING,),
+        lambda facts: facts["sequences"] > 0,
     ),
     Treatment(
-        "targets in the shape of the predictions",
-        MENDING,
-        loss.OwnPairs,
-        "predictions and targets that are broadcast against each other",
-        "targets = targets.reshape(predictions.shape)",
-        (_T.WRONG_LOSS,),
+        "attention masks the other way round",
+        TUNING,
+        sequence.OtherMasks,
+        "attention that looks at the padding and not at the rest",
+        "mask = ~mask  # True leaves out in torch.nn.MultiheadAttention, and lets in in scaled_dot_product_attention",
+        (_T.NOT_LEARNING, _T.NOT_TRAINING),
+        lambda facts: facts["masked"] > 0,
     ),
-    Treatment(
-        "softmax over the classes",
-        MENDING,
-        loss.OwnAxis,
-        "a softmax that runs over the batch",
-        "probabilities = logits.softmax(dim=-1)",
-        (_T.WRONG_LOSS,),
-    ),
-    Treatment(
-        "targets between 0 and 1",
-        MENDING,
-        loss.TargetsAsShares,
-        "targets of a binary cross-entropy that are no shares",
-        "targets = targets / targets.max()  # such as masks / 255",
-        (_T.WRONG_LOSS, _T.DATA_SCALE),
-    ),
-    Treatment(
-        "labels as shares of one",
-        MENDING,
-        loss.LabelsAsShares,
-        "several labels of a sample that a cross-entropy takes for one",
-        "loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)  # each label by itself",
-        (_T.WRONG_LOSS,),
-    ),
-    Treatment(
-        "no activation at the end",
-        MENDING,
-        loss.OpenEnd,
-        "a last activation that cannot reach the targets",
-        "# leave the activation behind the last layer away",
-        (_T.WRONG_LOSS,),
-    ),
-    Treatment(
-        "ReLU between linear layers",
-        MENDING,
-        passages.BentBetween,
-        "linear layers that are one, because nothing bends between them",
-        "torch.nn.ReLU()  # between layers that follow each other",
-        (_T.CAPACITY,),
-    ),
-    Treatment(
-        "let gradients pass",
-        MENDING,
-        passages.OpenPassages,
-        "gradients that no_grad, detach or sample holds back within the model",
-        "# leave no_grad() and detach() in forward away; rsample() in place of sample()",
-        (_T.NOT_TRAINING, _T.STAGNATION),
-    ),
-    Treatment(
-        "steps in single precision",
-        MENDING,
-        passages.LongWeights,
-        "steps that are rounded away in half precision",
-        "model.float()  # and torch.autocast(device, dtype=torch.bfloat16) around the forward pass",
-        (_T.NOT_TRAINING, _T.STAGNATION),
-    ),
-    Treatment(
-        "tie the copies",
-        MENDING,
-        passages.TiedCopies,
-        "parameters that were meant to be the same and are copies",
-        "second.weight = first.weight  # the same parameter, not a copy of it",
-        (_T.DESYNC,),
-    ),
-    Treatment(
-        "evaluate in evaluation mode",
-        MENDING,
-        passages.SteadyEvaluation,
-        "dropout that acts in evaluation",
-        "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
-        (_T.EVAL_RANDOM,),
-        of_loop=True,
-    ),
+    *MENDED,
     Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs belong to their targets", ""),
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
     Treatment("look", LOOK, Facts, "", ""),

@@ -21,7 +21,7 @@ MODELS = 8
 
 PROVED = frozenset({
     IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.WRONG_LOSS, IssueType.CAPACITY, IssueType.EVAL_RANDOM,
-    IssueType.DESYNC,
+    IssueType.DESYNC, IssueType.BAD_TARGETS, IssueType.BAD_INIT,
 })  # fmt: skip
 """Issues that structure proves: what mends them shows by their absence. Others are for the loss to say."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gradflow_export.experiments.interventions import Intervention
 
@@ -21,6 +22,11 @@ ELEMENTWISE = frozenset((
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
     "__sub__", "sub", "__rsub__",
 ))  # fmt: skip
+LOSSES = (
+    "cross_entropy", "nll_loss", "kl_div", "ctc_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+)  # fmt: skip
+"""Losses of torch that compare an answer with a target."""
 MARGIN = 1e-3
 """What shares may sum up to beyond 1."""
 _TINY = 1e-12
@@ -33,7 +39,7 @@ class Logits(Intervention):
         """Change the first argument of a loss."""
         if name not in ENTROPIES | LOGARITHMS | BINARY:
             return args, kwargs
-        given, put = _first(args, kwargs)
+        given, put = first(args, kwargs)
         if given is None or not given.is_floating_point() or not given.requires_grad:
             return args, kwargs
         made = given
@@ -57,7 +63,7 @@ class Logits(Intervention):
 
 
 class OwnAxis(Intervention):
-    """Lets a softmax of a table run over each row, where it runs over the rows."""
+    """Lets a softmax of a table run over each row, where it runs over the rows; of a single unit it is a sigmoid."""
 
     stays = True
 
@@ -70,6 +76,16 @@ class OwnAxis(Intervention):
             return args, kwargs
         self.acted = True
         return ((args[0], -1, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "dim": -1})
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return the sigmoid of a single unit, of which every softmax is 1."""
+        if name not in {"softmax", "log_softmax"} or not args or not isinstance(args[0], Tensor):
+            return given
+        axis = args[1] if len(args) > 1 else kwargs.get("dim")
+        if args[0].dim() < 2 or not isinstance(axis, int) or args[0].shape[axis] != 1:
+            return given
+        self.acted = True
+        return args[0].sigmoid() if name == "softmax" else functional.logsigmoid(args[0])
 
 
 class OwnPairs(Intervention):
@@ -155,7 +171,7 @@ class AnswersInUnits(Intervention):
         """Scale and shift them by the spread and the mean of the first targets."""
         if name not in {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}:
             return args, kwargs
-        given, put = _first(args, kwargs)
+        given, put = first(args, kwargs)
         target = args[1] if len(args) > 1 else kwargs.get("target")
         if given is None or not isinstance(target, Tensor) or target.requires_grad or target.numel() < 2:
             return args, kwargs
@@ -200,7 +216,7 @@ class OpenEnd(Intervention):
         return last[1].reshape(output.shape)
 
 
-def _first(
+def first(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor | None, Callable[[Tensor], tuple[Any, Any]]]:
     """Return the first argument, and what puts another in its place."""

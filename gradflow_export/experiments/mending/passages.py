@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,23 +12,51 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.nodes import below, kind_of
 from gradflow_export.experiments.interventions import Intervention, weights
-from gradflow_export.experiments.model_edits import LAYERS
+from gradflow_export.experiments.mending.labels import Answers
+from gradflow_export.experiments.mending.losses import LOSSES, first
+from gradflow_export.experiments.model_edits import LAYERS, tensors
 
+NORMS = frozenset(("layer_norm", "group_norm", "rms_norm"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
 
 class OpenPassages(Intervention):
-    """Lets gradients pass within the model: ``no_grad``, ``detach`` and ``sample`` there hold none back any more."""
+    """Lets gradients pass within the model: ``no_grad``, ``detach`` and ``sample`` there hold none back any more.
+
+    A loss of nothing but numbers, one of which the model has just answered, is given that answer.
+    """
 
     stays = True
     opens = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers = Answers()
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Remember the answer."""
+        del module
+        self._answers.take(output)
+        return output
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Forget what was answered before it."""
+        del optimizer
+        self._answers.clear()
+
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Let a checkpoint look at what its own block uses."""
+        """Let a checkpoint look at what its own block uses, and a loss at what was answered."""
         if name == "checkpoint":
             self.acted = True
             return args, {**kwargs, "use_reentrant": False}
-        return args, kwargs
+        if name not in LOSSES or any(each.requires_grad for each in tensors([args, dict(kwargs)])):
+            return args, kwargs
+        given, put = first(args, kwargs)
+        answer = None if given is None else self._answers.like(given)
+        if answer is None:
+            return args, kwargs
+        self.acted = True
+        return put(answer)
 
 
 class LongWeights(Intervention):
@@ -118,6 +147,26 @@ class BentBetween(Intervention):
         del layer
         self.acted = True
         return (args[0].relu(), *args[1:])
+
+
+class OpenNorms(Intervention):
+    """Leaves norms over a single number away: whatever it is, they return their bias."""
+
+    stays = True
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return what the norm was given."""
+        given_to = args[0] if args else kwargs.get("input")
+        if name not in NORMS or not isinstance(given_to, Tensor):
+            return given
+        over = args[1] if len(args) > 1 else kwargs.get("num_groups", kwargs.get("normalized_shape"))
+        if name == "group_norm":
+            # A group is over its channels and all places.
+            alone = isinstance(over, int) and given_to[:1].numel() == over
+        else:
+            alone = over is not None and math.prod(over) == 1
+        self.acted |= alone
+        return given_to if alone else given
 
 
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "MkldnnConvolution", "CudnnConvolution")

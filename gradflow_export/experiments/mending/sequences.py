@@ -1,0 +1,81 @@
+"""Changes to layers that read sequences: which axis they take for time, and what a mask leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.experiments.interventions import Intervention
+
+SEQUENCES = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
+"""Layers of torch that take the batch for their first or their second axis."""
+ATTENTION = frozenset(("multi_head_attention_forward", "scaled_dot_product_attention"))
+CLOSED = -1e3
+"""Number that is added to a score from which on, downwards, it counts as left out."""
+
+
+class OtherAxis(Intervention):
+    """Lets recurrent and attention layers run over the other one of their first two axes."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turned: set[int] = set()
+
+    def root(self, module: nn.Module) -> None:
+        """Turn its layers, each once."""
+        for layer in module.modules():
+            if isinstance(layer, SEQUENCES) and id(layer) not in self._turned:
+                self._turned.add(id(layer))
+                layer.batch_first = not layer.batch_first
+                self.acted = True
+
+
+class OtherMasks(Intervention):
+    """Lets attention look where its mask leaves out, and leave out where it looks."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Turn the mask of padding, or where there is none that of pairs."""
+        found = masks(name, args, kwargs)
+        key = next(iter(found), None)
+        turned = None if key is None else _turned(name, found[key])
+        if key is None or turned is None:
+            return args, kwargs
+        self.acted = True
+        if isinstance(key, int):
+            return (*args[:key], turned, *args[key + 1 :]), kwargs
+        return args, {**kwargs, key: turned}
+
+
+def masks(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Tensor]:
+    """Return the masks that a function of attention is given, by where they stand; that of padding first."""
+    if name not in ATTENTION:
+        return {}
+    places: list[int | str] = ["key_padding_mask", "attn_mask"]
+    if name == "scaled_dot_product_attention":
+        places.append(3)
+    given = {each: args[each] if isinstance(each, int) else kwargs.get(each) for each in places if _stands(each, args)}
+    return {each: mask for each, mask in given.items() if isinstance(mask, Tensor)}
+
+
+def _stands(place: int | str, args: tuple[Any, ...]) -> bool:
+    return not isinstance(place, int) or len(args) > place
+
+
+def _turned(name: str, mask: Tensor) -> Tensor | None:
+    """Return the opposite of a mask; ``None`` of one that is no mask but a bias."""
+    if mask.dtype is torch.bool:
+        return ~mask
+    # What scaled_dot_product_attention is given by multi_head_attention_forward was turned there.
+    if name == "scaled_dot_product_attention" or not mask.is_floating_point() or mask.requires_grad:
+        return None
+    closed = mask <= CLOSED
+    if not bool((closed | (mask == 0)).all()):
+        return None
+    return torch.zeros_like(mask).masked_fill(~closed, -torch.inf)

@@ -1,0 +1,45 @@
+"""What a treatment is: one change to a training script, made from outside, and the patch that makes it for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradflow_export.experiments import interventions as do
+from gradflow_export.records.issues import IssueType
+
+EXACT, TUNING, MENDING, PLACEBO, LOOK = "exact", "tuning", "mending", "placebo", "look"
+TRIED = (EXACT, MENDING, TUNING)
+"""Kinds that are changes to a script; the others only look."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """One change that can be tried.
+
+    Attributes:
+        name: What is changed, in the words of a report.
+        kind: ``"exact"``, ``"tuning"``, ``"mending"`` for what is tried only where a finding asks for it,
+            ``"placebo"``, or ``"look"`` for what only observes.
+        make: Makes the intervention for one run.
+        separates: The cause that it tells from others.
+        patch: Code that makes the change for good.
+        fixes: Issue types whose fix it is, the one that a report names first.
+        worth: Whether it could change a script of which these facts are known.
+        mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
+            program that learns as well.
+        evident: Whether these facts accuse what it mends, as a symptom would.
+        of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
+    """
+
+    name: str
+    kind: str
+    make: Callable[[], do.Intervention]
+    separates: str
+    patch: str
+    fixes: tuple[IssueType, ...] = ()
+    worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
+    mistake: bool = False
+    evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
+    of_loop: bool = False
