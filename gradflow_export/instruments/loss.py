@@ -64,6 +64,7 @@ class LossInstrument:
 
     Attributes:
         on_pass: Called before each backward pass of the model.
+        root: What the last operation of the loss was in the latest of them.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class LossInstrument:
         self._refused: set[str] = set()
         self.want_logits = self.seen = False
         self.on_pass: Callable[[], None] = lambda: None
+        self.root: type = type(None)
         self._components = LossComponents()
         self._called_at: float | None = None
         self._seconds = self._spent = 0.0
@@ -271,6 +273,7 @@ class LossInstrument:
         begun = self.passes.begin()
         self._counted = self._rooted = self._told = True
         for root, given in roots:
+            self.root = type(root.grad_fn)
             if not begun.losses:
                 weight = None if given is None else local(given).detach()
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
