@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
+from gradflow_export.autograd_graph.nodes import head_of
 from gradflow_export.errors import nearest
 from gradflow_export.hooks.backward_listener import Root, Roots, scale_of
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -64,7 +65,7 @@ class LossInstrument:
 
     Attributes:
         on_pass: Called before each backward pass of the model.
-        root: What the last operation of the loss was in the latest of them.
+        root: What the last operations of the loss were in the latest of them.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class LossInstrument:
         self._refused: set[str] = set()
         self.want_logits = self.seen = False
         self.on_pass: Callable[[], None] = lambda: None
-        self.root: type = type(None)
+        self.root: tuple[type, ...] = ()
         self._components = LossComponents()
         self._called_at: float | None = None
         self._seconds = self._spent = 0.0
@@ -273,7 +274,7 @@ class LossInstrument:
         begun = self.passes.begin()
         self._counted = self._rooted = self._told = True
         for root, given in roots:
-            self.root = type(root.grad_fn)
+            self.root = head_of(root.grad_fn)
             if not begun.losses:
                 weight = None if given is None else local(given).detach()
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))

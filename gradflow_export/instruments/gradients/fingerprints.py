@@ -57,7 +57,7 @@ class Fingerprints:
 
     A fingerprint holds how many parameters have a gradient; of a few of them whether it is there, how often it was
     written to since the last step, and whether it may be; how many groups have a learning rate of 0; and what the last
-    operation of the loss is. What was there once is known: players and losses that take turns show all they do
+    operations of the loss are. What was there once is known: players and losses that take turns show all they do
     soon. Besides, the learning rate and the size of the gradients, where the host knows it, may jump.
     """
 
@@ -75,7 +75,7 @@ class Fingerprints:
             arrived: How many of the optimizer's parameters had a gradient.
             total: Sum of the norms of its gradients; ``None`` where nobody knows it without asking the device.
             rates: Learning rates of its groups, as far as the host knows them.
-            root: What tells the last operation of the loss from others.
+            root: What tells the last operations of the loss from others.
         """
         known = self._optimizers.get(step.optimizer)
         anew = known is None or known.owned is not step.owned
