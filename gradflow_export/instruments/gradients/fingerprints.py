@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from gradflow_export.autograd_graph.nodes import head_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 
@@ -16,13 +17,44 @@ FOLLOWED = 4
 MOST = 64
 """Ways in which an optimizer steps, after which another one tells nothing."""
 JUMP = 10.0
-"""How many times the greatest of the last gradients one is that begins something new; likewise of the least."""
-FADES = 0.97
-"""What is left, of what is known of the greatest gradient, after each step."""
+"""What times the last learning rate one is that begins something new."""
 LEAST = 32
-"""Steps of an optimizer after which it is known how large its gradients are."""
+"""Numbers of a kind after which it is known between which they lie."""
+BEYOND = 2.0
+"""How far outside a number jumps, in widths of the range of those before it."""
+FADES = 0.01
+"""By how much of its width a range narrows with each number, so that it is that of the last ones."""
+LOSS_WIDTH, GRADIENT_WIDTH = 0.1, 1.0
+"""Least width of the range of losses, as a share of the greatest, and of the logarithms of the gradients' sizes."""
 
 Fingerprint = tuple[object, ...]
+
+
+class Range:
+    """Between which numbers the last ones lay.
+
+    Args:
+        least: Its width at least.
+        share: Its width at least, relative to the greatest of them: what never changed may change by rounding.
+    """
+
+    def __init__(self, least: float = 0.0, share: float = 0.0) -> None:
+        self._least, self._share = least, share
+        self._low, self._high, self._count = math.inf, -math.inf, 0
+
+    def leaves(self, value: float | None) -> bool:
+        """Take a number; return whether it lies far outside of those before it. One that is not finite is left out."""
+        if value is None or not math.isfinite(value):
+            return False
+        low, high = self._low, self._high
+        self._count += 1
+        if self._count == 1:
+            self._low = self._high = value
+            return False
+        width = max(high - low, self._least, self._share * max(abs(low), abs(high)))
+        narrower = FADES * (high - low)
+        self._low, self._high = min(low + narrower, value), max(high - narrower, value)
+        return self._count > LEAST and not low - BEYOND * width <= value <= high + BEYOND * width
 
 
 @dataclass
@@ -35,21 +67,16 @@ class _Known:
     versions: tuple[int | None, ...] = ()
     rate: float = math.inf
     at: int = 0
-    count: int = 0
-    high: float = 0.0
-    low: float = math.inf
+    loss: Range = field(default_factory=lambda: Range(share=LOSS_WIDTH))
+    total: Range = field(default_factory=lambda: Range(least=GRADIENT_WIDTH))
 
-    def jumps(self, rates: list[float], total: float | None) -> bool:
-        """Return whether the learning rate or the gradients left what they were."""
+    def jumps(self, rates: list[float], total: float | None, loss: float | None) -> bool:
+        """Return whether the learning rate, the loss or the gradients left what they were."""
         rate, before = max(rates, default=self.rate), self.rate
         self.rate = rate
-        jumped = rate > JUMP * before > 0
-        if total is None or not math.isfinite(total):
-            return jumped
-        self.count += 1
-        jumped |= self.count > LEAST and not self.low <= JUMP * total <= JUMP * JUMP * self.high
-        self.high, self.low = max(total, FADES * self.high), min(total, self.low / FADES)
-        return jumped
+        size = None if total is None or not total > 0 else math.log(total)
+        outside = self.loss.leaves(loss) | self.total.leaves(size)
+        return outside or rate > JUMP * before > 0
 
 
 class Fingerprints:
@@ -58,14 +85,21 @@ class Fingerprints:
     A fingerprint holds how many parameters have a gradient; of a few of them whether it is there, how often it was
     written to since the last step, and whether it may be; how many groups have a learning rate of 0; and what the last
     operations of the loss are. What was there once is known: players and losses that take turns show all they do
-    soon. Besides, the learning rate and the size of the gradients, where the host knows it, may jump.
+    soon. Besides, the learning rate, the loss and the size of the gradients may jump, where the host knows them.
     """
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakKeyDictionary[object, _Known] = weakref.WeakKeyDictionary()
 
     def is_new(
-        self, step: OptimizerStep, at: int, *, arrived: int, total: float | None, rates: list[float], root: object
+        self,
+        step: OptimizerStep,
+        at: int,
+        *,
+        arrived: int,
+        total: float | None,
+        rates: list[float],
+        root: tuple[object, float | None],
     ) -> bool:
         """Return whether this step of an optimizer is unlike those before it.
 
@@ -75,7 +109,7 @@ class Fingerprints:
             arrived: How many of the optimizer's parameters had a gradient.
             total: Sum of the norms of its gradients; ``None`` where nobody knows it without asking the device.
             rates: Learning rates of its groups, as far as the host knows them.
-            root: What tells the last operations of the loss from others.
+            root: What tells the last operations of the loss from others, and its value, as :func:`end_of` gives them.
         """
         known = self._optimizers.get(step.optimizer)
         anew = known is None or known.owned is not step.owned
@@ -89,11 +123,11 @@ class Fingerprints:
             None if now is None else (now - (then or 0)) / passed for now, then in zip(versions, before, strict=True)
         ]
         trained = [p.requires_grad for p in known.followed]
-        print_ = (arrived, *written, *trained, rates.count(0.0), root)
+        print_ = (arrived, *written, *trained, rates.count(0.0), root[0])
         unseen = print_ not in known.known and len(known.known) < MOST
         if unseen:
             known.known.add(print_)
-        jumped = known.jumps(rates, total)
+        jumped = known.jumps(rates, total, root[1])
         return anew or unseen or jumped
 
 
@@ -102,3 +136,9 @@ def _begun(owned: Owned) -> _Known:
     last = len(owned.parameters) - 1
     places = sorted({last * part // (FOLLOWED - 1) for part in range(FOLLOWED)})
     return _Known(owned, tuple(owned.parameters[place] for place in places))
+
+
+def end_of(root: Tensor) -> tuple[object, float | None]:
+    """Return what the last operations of a loss are, and its value where that waits for no device."""
+    known = type(root) is Tensor and root.is_cpu and root.numel() == 1 and not root.is_complex()
+    return head_of(root.grad_fn), float(root.detach()) if known else None
