@@ -16,6 +16,9 @@ BEGIN = 150
 """The last step before a fault."""
 
 
+SETTINGS = [{}, {"to_none": False}, {"kind": torch.optim.AdamW, "clip": 1.0, "passes": 2}]
+
+
 class Program:
     """A loop whose parts a fault may change while it runs."""
 
@@ -102,7 +105,7 @@ def subtracts(program):
 FAULTS = [never_clears, clears_late, cuts, freezes, rests, rebuilds, turns, subtracts]
 
 
-@pytest.mark.parametrize("settings", [{}, {"to_none": False}, {"kind": torch.optim.AdamW, "clip": 1.0}, {"passes": 2}])
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_begins_late_is_looked_at_closely(fault, settings):
     """The step after the first one with the fault, and those that follow it, are read, however gradients are cleared."""
@@ -110,7 +113,7 @@ def test_a_fault_that_begins_late_is_looked_at_closely(fault, settings):
     assert steps == list(range(BEGIN + 2, BEGIN + 2 + CLOSE_STEPS))
 
 
-@pytest.mark.parametrize("settings", [{}, {"to_none": False}, {"kind": torch.optim.AdamW, "clip": 1.0}, {"passes": 2}])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_a_program_that_goes_on_as_it_began_is_not_looked_at(settings):
     """No step of a loop that does the same again and again is unlike the others."""
     assert suspected(Program(**settings))[0] == []
