@@ -200,7 +200,8 @@ def head_of(node: Node, count: int = 4) -> tuple[type, ...]:
     out: list[type] = []
     while node is not None and len(out) < count:
         out.append(type(node))
-        node = below(node)
+        found = getattr(node, "next_functions", ())
+        node = found[0][0] if found else None
     return tuple(out)
 
 

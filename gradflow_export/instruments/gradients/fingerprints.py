@@ -44,17 +44,22 @@ class Range:
 
     def leaves(self, value: float | None) -> bool:
         """Take a number; return whether it lies far outside of those before it. One that is not finite is left out."""
-        if value is None or not math.isfinite(value):
+        if value is None:
             return False
-        low, high = self._low, self._high
+        low, high, outside = self._low, self._high, False
         self._count += 1
-        if self._count == 1:
-            self._low = self._high = value
-            return False
-        width = max(high - low, self._least, self._share * max(abs(low), abs(high)))
+        if not low <= value <= high:  # nearly every number lies between, and costs no call
+            if not math.isfinite(value):
+                self._count -= 1
+                return False
+            if self._count == 1:
+                low = high = value
+            width = max(high - low, self._least, self._share * max(abs(low), abs(high)))
+            outside = self._count > LEAST and not low - BEYOND * width <= value <= high + BEYOND * width
         narrower = FADES * (high - low)
-        self._low, self._high = min(low + narrower, value), max(high - narrower, value)
-        return self._count > LEAST and not low - BEYOND * width <= value <= high + BEYOND * width
+        low, high = low + narrower, high - narrower
+        self._low, self._high = (min(low, value)), (max(high, value))
+        return outside
 
 
 @dataclass
