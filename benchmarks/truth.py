@@ -51,8 +51,8 @@ OF_PARAMETERS = {
 REASONS = {
     "a clock": ("runtime.step_time", "runtime.backward_time", "runtime.loss_time", "runtime.optimizer_time",
                 "runtime.throughput", "runtime.waited", "overhead"),
-    "decided by clocks": ("schedule.asked", "schedule.late_requests", "schedule.stretch", "schedule.spacing",
-                          "runtime.dropped"),
+    "decided by clocks": ("schedule.asked", "schedule.suspected", "schedule.late_requests", "schedule.stretch",
+                          "schedule.spacing", "runtime.dropped"),
     "memory of the process": ("runtime.rss", "runtime.vms", "runtime.memory_limit", "runtime.kept"),
     "memory of a GPU": ("runtime.cuda_allocated", "runtime.cuda_reserved", "runtime.cuda_peak", "runtime.cuda_limit"),
     "needs several processes: tests/distributed": ("parameter.replica_gap", "origin.rank"),

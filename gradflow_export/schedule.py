@@ -56,6 +56,8 @@ BOUNDED = frozenset(("moments",))
 """What reads no more of a large model than of one of a hundred tensors, but that too is much for its first steps."""
 RANK_STEPS = (1, 2, 3, 4)
 RARE_STEPS = (1, 10, 50, 100)
+CLOSE = frozenset(("updates", "wiring"))
+"""What shows whether parameters still hang together, and still move."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +125,22 @@ class Schedule:
         """Return the first step from this one on that makes a record."""
         return step if self.recorded(step, spacing) else -(-step // (self.every * spacing)) * self.every * spacing
 
-    def due(self, step: int, *, asked: bool = False, stretch: float = 1.0, spacing: int = 1) -> frozenset[str]:
+    def due(
+        self, step: int, *, asked: bool = False, close: bool = False, stretch: float = 1.0, spacing: int = 1
+    ) -> frozenset[str]:
         """Return the instruments to read at a step.
 
         Args:
             step: Counted from 1.
             asked: Whether a rule wants to see everything now, whatever the interval.
+            close: Whether what ``CLOSE`` names is read now, because a step was unlike those before it.
             stretch: By what factor intervals are longer than they are set, to stay within a budget.
             spacing: Of how many steps one is recorded. What fell due since the last one is read then.
         """
+        read = CLOSE.intersection(self.intervals) if close and self.recorded(step, spacing) else frozenset()
         if not self.recorded(step, spacing) or self._is_quiet(step, asked, stretch, spacing):
-            return frozenset()
-        return frozenset(name for name in self.intervals if self._is_due(name, step, asked, stretch, spacing))
+            return read
+        return read.union(name for name in self.intervals if self._is_due(name, step, asked, stretch, spacing))
 
     def _is_quiet(self, step: int, asked: bool, stretch: float, spacing: int) -> bool:
         """Whether nothing can be due, known without a look at each instrument."""

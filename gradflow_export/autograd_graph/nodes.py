@@ -194,6 +194,21 @@ def below(node: Node, index: int = 0) -> Node:
     return found[index][0] if index < len(found) else None
 
 
+def head_of(node: Node, count: int = 4) -> tuple[type, ...]:
+    """Return what the last operations are, followed by their first arguments.
+
+    Args:
+        node: The last of them.
+        count: How many at most.
+    """
+    out: list[type] = []
+    while node is not None and len(out) < count:
+        out.append(type(node))
+        found = getattr(node, "next_functions", ())
+        node = found[0][0] if found else None
+    return tuple(out)
+
+
 def walk(
     roots: Iterable[Node],
     *,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Protocol
 
-from gradflow_export.schedule import Schedule
+from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
 DELAY = 32
 """Steps between the record that a request was made of and the step at which it acts.
@@ -15,6 +16,11 @@ be woken, and a GPU is never asked to have finished what was only just launched.
 """
 
 AGAIN_STEPS = 10
+CLOSE_STEPS = 16
+"""Recorded steps in a row in which how parameters hang together is read once a step was unlike those before it: as many
+readings as rules look back at, so that none of them is older than the change."""
+WHOLE_STEPS = 3
+"""The first of them, in which everything is read: as many readings as rules are patient for."""
 FLAGGED = 64
 
 
@@ -42,6 +48,7 @@ class Pace:
     Attributes:
         worker: Judges the records; ``None`` where nobody does, and nothing is asked for.
         dense: Whether everything is read at the step under way.
+        close: Whether how parameters hang together is.
         late: Requests that came after the step at which they were to act.
         flagged: Layers of the issues for which a request has acted, at most ``FLAGGED``, the newest last.
         skipped: Steps without a record by reason: ``every``, ``budget``, ``paused``.
@@ -49,12 +56,13 @@ class Pace:
 
     def __init__(self) -> None:
         self.worker: Handover | None = None
-        self.dense = False
+        self.dense = self.close = self._asked = False
         self.late = 0
         self.skipped = {"every": 0, "budget": 0, "paused": 0}
         self.flagged: dict[str, None] = {}
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
         self._last = self._acted = -DELAY
+        self._closely = self._rests = 0
         self._why: str | None = None
         self._ended: str | None = None
 
@@ -64,9 +72,28 @@ class Pace:
         plain, sampled = (0.0, 0.0) if self.worker is None else self.worker.spent
         return plain, sampled
 
+    @property
+    def wants(self) -> dict[str, bool]:
+        """What the step under way reads beyond its plan."""
+        return {"asked": self.dense, "close": self.close}
+
     def ask(self, step: int, layers: tuple[str, ...] = ()) -> None:
         """Request a dense step because of the record of this one, and of these layers; called by the worker."""
         self._requests.append((step, layers[:FLAGGED]))
+
+    def suspect(self, step: int, schedule: Schedule, stretch: float) -> None:
+        """Have the next steps read closely, because this one was unlike those before it.
+
+        What the training thread sees for itself is waited for by nobody. A run is known once it has settled; later one
+        such look follows another as soon as the sampled reading of connections would.
+
+        Args:
+            step: Its number.
+            schedule: How often connections are read otherwise.
+            stretch: By what factor intervals are longer than they are set, to stay within a budget.
+        """
+        if step > SETTLING_STEPS and step >= self._rests:
+            self._closely, self._rests = CLOSE_STEPS, step + math.ceil(schedule.intervals["wiring"] * stretch)
 
     def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
         """Plan a step; return whether it makes a record.
@@ -78,7 +105,7 @@ class Pace:
             paused: Whether the user has paused the exporter.
             alone: Whether requests count: other ranks would not hear of them.
         """
-        self.dense = False
+        self.dense = self.close = self._asked = False
         if paused:
             self._why = "paused"
         elif schedule.recorded(step, spacing):
@@ -92,7 +119,10 @@ class Pace:
             return False
         if alone:
             self.worker.wait_past(step - DELAY)
-            self.dense = self._is_asked(step)
+            self.close = self._closely > 0
+            self._closely -= self.close
+            self._asked = self._is_asked(step)
+            self.dense = self._asked or self._closely >= CLOSE_STEPS - WHOLE_STEPS
         self._last = step
         return True
 
@@ -145,7 +175,9 @@ class Pace:
         self._ended = self._why
         if self._why in self.skipped:
             self.skipped[self._why] += 1
-        out = {"schedule.asked": 1.0} if self.dense else {}
+        out = {"schedule.asked": 1.0} if self._asked else {}
+        if self.close:
+            out["schedule.suspected"] = 1.0
         if self.late:
             out["schedule.late_requests"] = float(self.late)
         return out

@@ -28,6 +28,7 @@ from gradflow_export.engine.transfer import Bundle, pack
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import overrides
+from gradflow_export.instruments.gradients.fingerprints import Fingerprints
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
@@ -63,8 +64,7 @@ class TrainingLoop:
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
         self.quiet = QuietSteps(self, guard)
-        self.steps, self.paused = 0, False
-        self.alone = True
+        self.steps, self.paused, self.alone = 0, False, True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
@@ -73,9 +73,9 @@ class TrainingLoop:
             self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
         )
         self._due: frozenset[str] = frozenset()
-        self._recorded = True
+        self._recorded, self._told = True, False
+        self._compare = guard.part("fingerprints")(partial(_compare, Fingerprints(), self))
         self.clock = StepClock()
-        self._told = False
         self._step_began = self._stepped_for = self._collected = 0.0
         part, drained = guard.part, [each for each in instruments.armed if overrides(each, "drain")]
         named: tuple[tuple[str, _Drains], ...] = (
@@ -161,6 +161,7 @@ class TrainingLoop:
         if self._looks_at(step):
             for look in self._look_after:
                 look(step)
+        self._compare(step)
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
@@ -282,7 +283,7 @@ class TrainingLoop:
         was, self._due = self._due, frozenset()
         if self._recorded:
             stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
-            self._due = self.schedule.due(step, asked=self.pace.dense, stretch=stretch, spacing=spacing)
+            self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=spacing)
         if not (was or self._due) and self.steps:
             return  # everything is off already
         # What is watched is drained once more after it was due: a gradient may come late.
@@ -305,7 +306,19 @@ def _drain(each: _Drains, into: Drained) -> None:
 
 
 def _learning_rate(optimizer: object) -> dict[str, float]:
+    known = _learning_rates(optimizer)
+    return {"learning_rate": max(known)} if known else {}
+
+
+def _learning_rates(optimizer: object) -> list[float]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
     rates = [group["lr"] for group in groups if "lr" in group]
-    known = [float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
-    return {"learning_rate": max(known)} if known else {}
+    return [float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
+
+
+def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep) -> None:
+    """Have the next steps read closely where this one is unlike those before it."""
+    gradients, loss = loop.instruments.gradients, loop.instruments.loss
+    at, rates = loop.steps + 1, _learning_rates(step.optimizer)
+    if fingerprints.is_new(step, at, arrived=gradients.arrived, total=gradients.total, rates=rates, root=loss.root):
+        loop.pace.suspect(at, loop.schedule, loop.clock.stretch)

@@ -24,6 +24,7 @@ from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.backward_passes import Passes
 from gradflow_export.instruments.components import LossComponents
+from gradflow_export.instruments.gradients.fingerprints import end_of
 from gradflow_export.instruments.micro_batches import Part, loss_of, parts_of, statistics_of
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.logits import LOGIT_ERRORS, LOGIT_METRICS, TARGET_ERRORS, TARGET_METRICS, as_samples
@@ -64,6 +65,7 @@ class LossInstrument:
 
     Attributes:
         on_pass: Called before each backward pass of the model.
+        root: How the loss was made in the latest of them, and its value where the host knows it.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class LossInstrument:
         self._refused: set[str] = set()
         self.want_logits = self.seen = False
         self.on_pass: Callable[[], None] = lambda: None
+        self.root: tuple[object, float | None] = (None, None)
         self._components = LossComponents()
         self._called_at: float | None = None
         self._seconds = self._spent = 0.0
@@ -271,6 +274,7 @@ class LossInstrument:
         begun = self.passes.begin()
         self._counted = self._rooted = self._told = True
         for root, given in roots:
+            self.root = end_of(root)
             if not begun.losses:
                 weight = None if given is None else local(given).detach()
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))

@@ -10,9 +10,9 @@ from torch import nn
 
 from gradflow_export import ArgumentError, Exporter, MemoryWriter
 from gradflow_export.engine import backlog
-from gradflow_export.engine.pace import AGAIN_STEPS, DELAY, Pace
+from gradflow_export.engine.pace import AGAIN_STEPS, CLOSE_STEPS, DELAY, WHOLE_STEPS, Pace
 from gradflow_export.errors import ArgumentTypeError
-from gradflow_export.schedule import Schedule
+from gradflow_export.schedule import INTERVALS, SETTLING_STEPS, Schedule
 
 
 class Judge:
@@ -64,6 +64,39 @@ def test_when_the_worker_judges_changes_nothing(requests, lags, every):
         if asked and (not expected or step - expected[-1] >= AGAIN_STEPS):
             expected.append(step)
     assert found == expected
+
+
+def close_steps(suspected, *, every=1, stretch=1, steps=500):
+    """Return the steps that are read closely, and those of them in which everything is."""
+    pace, schedule, close, whole = Pace(), Schedule(every), [], []
+    pace.worker = Judge(pace, set(), [0])
+    for step in range(1, steps + 1):
+        if pace.begin(step, schedule, paused=False, alone=True):
+            assert pace.wants == {"asked": pace.dense, "close": pace.close}
+            close += [step] * pace.close
+            whole += [step] * pace.dense
+            assert pace.end() == ({"schedule.suspected": 1.0} if step in close else {})
+        if step in suspected:
+            pace.suspect(step, schedule, stretch)
+    return close, whole
+
+
+@given(st.sets(st.integers(1, 400)), st.integers(1, 9), st.integers(1, 4))
+def test_a_step_unlike_others_has_the_next_ones_read_closely(suspected, every, stretch):
+    """However many are: so many recorded steps after it, once in the stretched interval, and none until training has
+    settled.
+    """
+    close, whole = close_steps(suspected, every=every, stretch=stretch, steps=700)
+    expected, rests = [], 0
+    for step in sorted(suspected):
+        if step > SETTLING_STEPS and step >= rests:
+            rests = step + INTERVALS["wiring"] * stretch
+            following = [s for s in range(step + 1, 701) if s % every == 0]
+            expected.append(following[:CLOSE_STEPS])
+    if every * CLOSE_STEPS <= INTERVALS["wiring"]:  # else one look goes on in the next
+        assert close == [step for some in expected for step in some]
+        assert whole == [step for some in expected for step in some[:WHOLE_STEPS]]
+    assert len(close) <= CLOSE_STEPS * len(expected)
 
 
 def test_on_several_ranks_nothing_is_asked():

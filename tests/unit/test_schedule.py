@@ -4,6 +4,7 @@ import pytest
 
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.schedule import (
+    CLOSE,
     DENSE_STEPS,
     INTERVALS,
     LARGE_DENSE,
@@ -106,6 +107,14 @@ def test_a_rule_that_asks_gets_everything_but_ranks_and_histograms():
     """What is dear stays on its interval."""
     assert Schedule().due(103) == frozenset()
     assert Schedule().due(103, asked=True) == OFTEN | {"statistics"}
+
+
+def test_a_close_look_reads_connections_and_updates_beside_the_plan():
+    """After a step unlike those before it little is read more, at each recorded step, however large the model is."""
+    for schedule in (Schedule(), Schedule().for_sites(dict.fromkeys(INTERVALS, 5_000))):
+        for step in range(1, 300):
+            assert schedule.due(step, close=True) == schedule.due(step) | CLOSE
+    assert Schedule(every=7).due(8, close=True) == frozenset()
 
 
 def test_the_plan_cannot_be_changed_afterwards():

@@ -68,6 +68,8 @@ class GradientInstrument:
         """Layers that have an issue, the newest last."""
         self.total: float | None = None
         """Their sum, where it is known without a look at the device."""
+        self.arrived = 0
+        """How many gradients the optimizer had that was read last."""
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -91,6 +93,7 @@ class GradientInstrument:
             later: Whether all may be read while the optimizer steps, if that is known to only read gradients.
         """
         self._norms = self.total = self._later = None
+        self.arrived = 0
         if step.loss_scale is not None:  # a copy: the scaler changes it in place
             self._out.append(Pending("gradient.loss_scale", (RUN_SITE,), step.loss_scale.detach().reshape(1).clone()))
         sketch = self._sketch(step, everything=statistics, later=later)
@@ -127,8 +130,8 @@ class GradientInstrument:
             reader = self._readers[step.optimizer] = GradientReader(step.owned, self._path.followed(step))
         later = later and reader.long and step.optimizer not in self._changed and only_reads(step.optimizer)
         sketch = reader.read(everything=everything, later=later)
-        if sketch is not None and sketch.total is None:
-            self._later = reader
+        if sketch is not None:
+            self.arrived, self._later = len(sketch.where), reader if sketch.total is None else None
         return sketch
 
     def _take_samples(self, step: OptimizerStep, sketch: Sketch) -> None:
@@ -149,6 +152,7 @@ class GradientInstrument:
         arrived = [g for g in gradients if g is not None]
         if set(map(type, arrived)) != {Tensor}:
             arrived = [local(g) for g in arrived]
+        self.arrived = len(arrived)
         if not arrived:
             return
         where = owned.where

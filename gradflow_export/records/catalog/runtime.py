@@ -52,6 +52,9 @@ def specs() -> tuple[MetricSpec, ...]:
         s("schedule.asked", "step read densely because rules asked", "1", "run",
           "1 where an issue that opened 32 steps before or earlier had everything read", "definition", "c", low=0.0,
           high=1.0),
+        s("schedule.suspected", "step read closely", "1", "run",
+          "1 where connections and updates were read because one of the 16 recorded steps before was unlike all before "
+          "it: another number of gradients, another rate, gradients that jump", "definition", "c", low=0.0, high=1.0),
         s("schedule.late_requests", "requests of rules that came too late", "count", "run",
           "running total of requests that were known only after the step at which they were to act", "definition", "c",
           low=0.0),
