@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { greatestDrop, leftOf, leftText } from "../src/model/losing";
+import { greatestDrop, isBorder, leftOf, leftText } from "../src/model/losing";
 
 const moment = (values: (number | "NaN" | null)[]): Parameters<typeof leftOf>[1] => ({
   step: 40,
@@ -24,6 +24,15 @@ test("where nothing arrived there is no number, and it is said how often", () =>
     leftText(leftOf("a", moment(["NaN", 0, null]))),
     "at step 40; greatest change at h.1: ×1.00; nothing arrives at 1 of 3 blocks; NaN or Inf at 1 of 3 blocks",
   );
+});
+
+test("where another chain begins nothing is lost, and that is not told as a gradient that did not arrive", () => {
+  const run = leftOf("a", moment([-1, -0.5, null, -2]));
+  assert.deepEqual(
+    run.sites.map((_, i) => isBorder(run.left, i)),
+    [false, true, false, false],
+  );
+  assert.equal(leftText(run), "at step 40; greatest change at h.3: ×0.135");
 });
 
 test("a run that holds no gains of blocks has a legend entry that says so", () => {

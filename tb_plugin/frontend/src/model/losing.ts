@@ -51,6 +51,11 @@ export function isNumber(value: number | null): value is number {
   return value !== null && Number.isFinite(value);
 }
 
+/** Whether another chain begins at a block, such as another player's: it has no gain, but those behind it have. */
+export function isBorder({ nats }: Left, i: number): boolean {
+  return nats[i] === null && typeof nats[i + 1] === "number";
+}
+
 /** In words: where most is lost or added, and how many blocks nothing arrives at. */
 export function leftText({ sites, left }: RunLeft): string {
   if (sites.length === 0) return "no gains of blocks";
@@ -58,7 +63,7 @@ export function leftText({ sites, left }: RunLeft): string {
   const count = (text: string, found: readonly unknown[]): string =>
     found.length === 0 ? "" : `${text} at ${formatStep(found.length)} of ${formatStep(sites.length)} blocks`;
   const said = drop === null ? "" : `greatest change at ${drop.site}: \u00d7${threeDigits(drop.factor)}`;
-  const gone = left.nats.filter((value) => value === null);
+  const gone = left.nats.filter((value, i) => value === null && !isBorder(left, i));
   const broken = left.nats.filter((value) => value !== null && !isNumber(value));
   return [`at step ${formatStep(left.step)}`, said, count("nothing arrives", gone), count("NaN or Inf", broken)]
     .filter(Boolean)

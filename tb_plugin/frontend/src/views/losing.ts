@@ -1,7 +1,7 @@
 // The answer to "where is the gradient lost": a line from the loss to the input, steep where a block damps, for each run.
 import { el, svg } from "../dom";
 import { formatNumber, shorten, threeDigits } from "../model/format";
-import { greatestDrop, isNumber, leftOver, leftText, type Left, type RunLeft } from "../model/losing";
+import { greatestDrop, isBorder, isNumber, leftOver, leftText, type Left, type RunLeft } from "../model/losing";
 import type { Series } from "../model/series";
 
 const [LEAST_WIDTH, HEIGHT, TOP, BOTTOM, LEFT, RIGHT, LETTERS] = [240, 210, 10, 26, 58, 14, 22];
@@ -46,7 +46,7 @@ export class LosingCard {
     this.root.hidden = runs.every(({ sites }) => sites.length === 0);
     if (this.root.hidden) return;
     const single = runs.length === 1;
-    const faint = single ? this.#earlier : [];
+    const faint = single ? this.#earlier.filter(({ nats }) => nats.some(isNumber)) : [];
     const width = Math.max(LEAST_WIDTH, this.#chart.clientWidth);
     const known = [...runs.map(({ left }) => left), ...faint].flatMap(({ nats }) => nats.filter(isNumber));
     const arrived = known.length > 0;
@@ -54,11 +54,13 @@ export class LosingCard {
     const high = known.reduce((a, b) => Math.max(a, b), Math.LN2);
     const y = (nats: number): number => TOP + ((high - nats) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     const x = (i: number, of: number): number => LEFT + ((i + 1) / Math.max(1, of)) * (width - LEFT - RIGHT);
-    const path = ({ nats }: Left): string => {
+    const path = (left: Left): string => {
+      const { nats } = left;
       let [text, open] = [`M${LEFT} ${y(0).toFixed(1)}`, true];
       nats.forEach((value, i) => {
         if (isNumber(value)) text += `${open ? "L" : "M"}${x(i, nats.length).toFixed(1)} ${y(value).toFixed(1)}`;
-        open = isNumber(value);
+        open = isNumber(value) || isBorder(left, i);
+        if (isBorder(left, i)) text += `M${x(i, nats.length).toFixed(1)} ${y(0).toFixed(1)}`;
       });
       return text;
     };
@@ -77,13 +79,17 @@ export class LosingCard {
           ? svg(
               "rect",
               {
-                class: value === null ? "none" : "broken",
+                class: value !== null ? "broken" : isBorder(left, i) ? "border" : "none",
                 x: x(i, sites.length) - 3,
                 y: HEIGHT - BOTTOM - 6 * number - 6,
                 width: 6,
                 height: 5,
               },
-              svg("title", {}, `${name}: ${value === null ? "nothing arrived" : formatNumber(value)}`),
+              svg(
+                "title",
+                {},
+                `${name}: ${value !== null ? formatNumber(value) : isBorder(left, i) ? "another chain begins" : "nothing arrived"}`,
+              ),
             )
           : svg(
               "circle",
@@ -108,7 +114,7 @@ export class LosingCard {
       svg("text", { x: LEFT, y: HEIGHT - 6 }, "loss"),
       svg("text", { x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" }, ends),
     );
-    const gone = runs.some(({ left }) => left.nats.includes(null));
+    const gone = runs.some(({ left }) => left.nats.some((value, i) => value === null && !isBorder(left, i)));
     this.#chart.replaceChildren(
       picture,
       ...(arrived
