@@ -21,8 +21,8 @@ test("where nothing arrived there is no number, and it is said how often", () =>
   assert.equal(leftText(run), "at step 40; greatest change at h.2: ×0.368; nothing arrives at 2 of 3 blocks");
   assert.equal(leftText(leftOf("a", moment([null]))), "at step 40; nothing arrives at 1 of 1 blocks");
   assert.equal(
-    leftText(leftOf("a", moment(["NaN", 0, null]))),
-    "at step 40; greatest change at h.1: ×1.00; nothing arrives at 1 of 3 blocks; NaN or Inf at 1 of 3 blocks",
+    leftText(leftOf("a", moment([null, "NaN", 0]))),
+    "at step 40; greatest change at h.2: ×1.00; nothing arrives at 1 of 3 blocks; NaN or Inf at 1 of 3 blocks",
   );
 });
 
