@@ -406,4 +406,4 @@ def test_nothing_moves_while_a_run_is_loaded(wide, open_panel, context):
     page, _ = open_panel(wide, at("fading"))
     page.wait_for_load_state("networkidle")
     expect(page.locator("[data-part=losing] path").first).to_be_visible()
-    assert round(page.evaluate("window.moved"), 4) == 0
+    assert page.evaluate("window.moved") < 5e-4

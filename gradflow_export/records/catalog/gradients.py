@@ -108,8 +108,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "1H sampled", low=0.0, scale="log", across="max", batches="last"),
         s("block.peak_ratio", "massive activations", "1", "block", "max |h_i| / (mean h_i^2)^(1/2)",
           "Sun et al. 2024, arXiv:2402.17762", "c", low=0.0, scale="log", batches="last"),
-        s("gain.depth", "depth gain", "1", "run", "sum of log gains over the whole chain of blocks; missing where it is "
-          "cut",
+        s("gain.depth", "depth gain", "1", "run", "sum of log gains over the whole chain of blocks; missing where it "
+          "is cut",
           "Saxe et al. 2014, arXiv:1312.6120", "c", marks=(-9.21034, 4.60517), headline=True),
         s("gain.slope", "log gradient norm per block", "1", "run", "Theil-Sen slope of ln ||dL/dh_i|| over depth i",
           "Sen 1968", "c"),
