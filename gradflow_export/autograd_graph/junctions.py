@@ -69,8 +69,8 @@ class Junctions:
 
     def __init__(self) -> None:
         self._key = f"gradflow_block_{id(self)}"
-        self._generation = 0
         self.steps = 0
+        self._past: set[int] = set()
         self._left = LEARN_STEPS
         self._numbers = itertools.count()
         self._walks: list[list[Call]] = []
@@ -86,7 +86,7 @@ class Junctions:
 
     def mark(self, index: int, output: Any) -> None:
         """Mark what a call of block ``index`` gave out."""
-        entry = (self._generation, index, next(self._numbers))
+        entry = (index, next(self._numbers))
         for tensor in _tensors(output):
             if tensor.grad_fn is not None:
                 metadata: Any = tensor.grad_fn.metadata  # annotated in torch as a function, which it is not
@@ -108,8 +108,8 @@ class Junctions:
             node = ready.pop()
             here = through.pop(node)
             entry = node.metadata.get(self._key) if edges(node) else None
-            if entry is not None and entry[0] == self._generation:
-                here = walk.add(Call(entry[1], entry[2], here))
+            if entry is not None and entry[1] not in self._past:
+                here = walk.add(Call(*entry, here))
             for below in sources(node):
                 through[below] = walk.common(through[below], here) if below in through else here
                 waiting[below] -= 1
@@ -128,14 +128,23 @@ class Junctions:
             self._left -= 1
             self.steps += 1
             self._arrived.update(arrivals)
+            known = len(self._reached)
             for calls in self._walks:
                 self._learn(calls)
+            if len(self._reached) > known:  # there may be more players, whose losses come after this one's step
+                self._left = max(self._left, 1)
         self.forget()
 
     def forget(self) -> None:
-        """Forget a step: marks made in it no longer count."""
+        """Forget a step: calls that its losses reached no longer count.
+
+        Those that none reached still do: where each of several optimizers has a loss of its own, all players are often
+        called before the first loss.
+        """
+        self._past.update(call.number for calls in self._walks for call in calls)
         self._walks = []
-        self._generation += 1
+        if not self.learning:
+            self._past.clear()
 
     def again(self) -> None:
         """Follow one more step, because a block was called for the first time."""

@@ -17,7 +17,7 @@ from gradflow_export.engine.transfer import Bundle, spread
 from gradflow_export.hooks.readings import Clue, Pending, Sample
 from gradflow_export.hooks.shard_layout import Layout
 from gradflow_export.instruments.gradients.clipping import ClipCall
-from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains
+from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains, passed
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records.column import Column
@@ -295,21 +295,22 @@ def _gain_readings(blocks: Column, following: Column | None) -> Iterator[Reading
     linked = [a is not None and a == b for a, b in itertools.pairwise(ends)]
     linked = [link and there for link, there in zip(linked, arrived(norms), strict=True)]
     linear = [gain if link else None for gain, link in zip(gains(norms), linked, strict=True)]
-    logarithmic = [gain if link else None for gain, link in zip(log_gains(norms), linked, strict=True)]
+    logged = [link and through for link, through in zip(linked, passed(norms), strict=True)]
+    logarithmic = [gain if link else None for gain, link in zip(log_gains(norms), logged, strict=True)]
     yield Reading.of("block.gain", sites, linear)
     yield Reading.of("block.log_gain", sites, logarithmic)
     known = [end for end in ends if end is not None]
     longest = max(known, key=known.count, default=None)
     whole = depth_gain([norm if end == longest else None for norm, end in zip(norms, ends, strict=True)])
-    if not math.isnan(whole.total):
-        yield Reading.run("gain.depth", whole.total)
-        yield Reading.run("gain.slope", whole.slope)
+    for name, value in (("gain.depth", whole.total), ("gain.slope", whole.slope)):
+        if not math.isnan(value):
+            yield Reading.run(name, value)
     finite = [g for g in linear if g is not None and math.isfinite(g)]
     if finite:
         logs = [g for g in logarithmic if g is not None and math.isfinite(g)]
         yield Reading.run("gain.min", min(finite))
         yield Reading.run("gain.max", max(finite))
-        if logs:  # beside an infinite norm a gain is 0, and its logarithm is not finite
+        if logs:  # where nothing passed, and beside an infinite norm, a gain is 0 and has no finite logarithm
             yield Reading.run("gain.mean_log", math.fsum(logs) / len(logs))
 
 

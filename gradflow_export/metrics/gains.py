@@ -47,6 +47,19 @@ def arrived(norms: Sequence[float | None], eps: float = EPS) -> list[bool]:
     return [a is not None and b is not None and not (a < eps and b < eps) for a, b in pairs]
 
 
+def passed(norms: Sequence[float | None], eps: float = EPS) -> list[bool]:
+    """Return for each transition whether any gradient passed: of nothing there is no logarithm, only that of ``eps``.
+
+    Args:
+        norms: As for :func:`gains`. Shape: ``[n]``.
+        eps: A norm below this counts as zero.
+
+    Returns:
+        False where either norm is missing or the one before counts as zero. Shape: ``[n - 1]``.
+    """
+    return [a is not None and b is not None and not a < eps for a, b in itertools.pairwise(norms)]
+
+
 def _gain(before: float | None, after: float | None, eps: float) -> float | None:
     if before is None or after is None:
         return None
@@ -78,8 +91,8 @@ class DepthGain:
 
     Attributes:
         total: Sum of the log gains: ``ln ||dL/dh_0|| - ln ||dL/dh_N||``; NaN without two usable norms, and
-            where all are zero.
-        slope: Theil-Sen slope of ``ln ||dL/dh_i||`` over depth i; NaN without two usable norms.
+            where the first or the last is zero.
+        slope: Theil-Sen slope of ``ln ||dL/dh_i||`` over depth i, of the norms that are not zero; NaN without two.
     """
 
     total: float
@@ -91,15 +104,17 @@ def depth_gain(norms: Sequence[float | None], eps: float = EPS) -> DepthGain:
 
     Args:
         norms: As for :func:`gains`. Shape: ``[n]``.
-        eps: Norms are clamped to at least this, so that a chain cut to exactly zero still has a finite depth gain.
+        eps: A norm below this counts as zero: a chain that is cut has no depth gain, as no number measures it.
 
     Source: Saxe et al. 2014, arXiv:1312.6120 (deep linear nets have exactly ``(N - 1) ln g``); Sen 1968.
     """
-    usable = [(i, math.log(max(n, eps))) for i, n in enumerate(norms) if n is not None and math.isfinite(n)]
-    if len(usable) < 2 or all(log <= math.log(eps) for _, log in usable):
+    usable = [(i, n) for i, n in enumerate(norms) if n is not None and math.isfinite(n)]
+    nonzero = [(i, math.log(n)) for i, n in usable if n >= eps]
+    if len(nonzero) < 2:
         return DepthGain(math.nan, math.nan)
-    depth, logs = np.array(usable, dtype=np.float64).T
-    return DepthGain(float(logs[0] - logs[-1]), theil_sen(depth, logs))
+    depth, logs = np.array(nonzero, dtype=np.float64).T
+    whole = usable[0][1] >= eps and usable[-1][1] >= eps
+    return DepthGain(float(logs[0] - logs[-1]) if whole else math.nan, theil_sen(depth, logs))
 
 
 def summary_stats(norms: Sequence[float | None], eps: float = EPS) -> dict[str, float | int]:

@@ -95,12 +95,14 @@ class FlowPatterns:
         if zeros is not None:
             self._sparse = _is_sparse(zeros, record.get("parameter.gradient_l1"), norms, self._numel)
         links = chains(record, "block.gradient_norm")
+        # A chain that is cut has no depth gain.
+        cut = any(float(one.logs[0]) == -math.inf < float(one.logs[-1]) for one in links)
         if links:
             self._damped = float(np.mean(np.concatenate([one.log_gains for one in links]) < _DAMPING))
             self._narrow.append(tuple(site for one in links for site in _narrow(one)))
         where, logs = _sizes(norms, self._numel)
         self._quiet.append(tuple(norms.sites[index] for index in where[quiet(logs)]))
-        self._patterns.append(self._classify(record.value("gain.depth"), norms, logs))
+        self._patterns.append(self._classify(-math.inf if cut else record.value("gain.depth"), norms, logs))
 
     def _classify(self, depth: float | None, norms: Reading, logs: Floats) -> str:
         if depth is not None and depth < _VANISHED:

@@ -16,7 +16,7 @@ Stored = npt.NDArray[np.float32]
 
 _LOGARITHM = "block.log_gain"
 _NOTHING = -50.0
-"""Norms are 1e-30 at least before their logarithm is taken: a gradient of exactly 0 is written as some -60 nats."""
+"""Logs of earlier versions hold some -60 nats, of the logarithm of 1e-30, where a block passed on a gradient of 0."""
 
 
 @dataclass(frozen=True)

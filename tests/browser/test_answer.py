@@ -356,3 +356,54 @@ def test_everybody_can_use_the_panel(wide, open_panel, state, scheme, width):
     page.evaluate(audit.read_text(encoding="utf-8"))
     assert page.evaluate(AUDIT) == []
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+@pytest.mark.parametrize(
+    ("state", "width"),
+    [
+        (at("trained"), 360),
+        (at("trained", other="fading"), 360),
+        (at("fading"), 360),
+        (at("issues"), 360),
+        (at("trained", other="fading"), 1280),
+        (at("fading"), 1280),
+    ],
+)
+def test_nothing_is_cut_that_a_card_says(wide, open_panel, state, width):
+    """Facts, verdict, cards and legends are read whole; on a phone messages and fixes are as well."""
+    page, _ = open_panel(wide, state, width=width, height=900)
+    page.wait_for_load_state("networkidle")
+    parts = ".facts, .verdict, .issue, .legend, .keys, .losing"
+    cut = """(parts) => [...document.querySelectorAll(parts)].flatMap(part => [part, ...part.querySelectorAll('*')])
+        .filter(e => /hidden|clip/.test(getComputedStyle(e).overflow) && e.clientWidth > 0)
+        .filter(e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
+        .map(e => `${e.className}: ${e.textContent}`)"""
+    assert page.evaluate(cut, parts) == []
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_gradient_left_shows_every_run_that_is_compared(wide, open_panel):
+    """A line, a hue and a legend entry each; alone, the run has the chart for itself."""
+    page, _ = open_panel(wide, at("fading", other="trained"))
+    card = page.locator("[data-part=losing]")
+    keys = page.locator("[data-part=losing-note] .runkey")
+    expect(keys).to_have_text([re.compile("^fading: at step 40; greatest"), re.compile("^trained: at step 6; ")])
+    lines = card.locator("svg g > path")
+    expect(lines).to_have_count(2)
+    assert len(set(lines.evaluate_all("list => list.map(e => getComputedStyle(e).stroke)"))) == 2
+    page.get_by_label("Compare with", exact=True).select_option("")
+    expect(lines).to_have_count(1)
+    expect(keys).to_have_count(0)
+
+
+def test_nothing_moves_while_a_run_is_loaded(wide, open_panel, context):
+    """What arrives fills its place; measured by the browser in the panel's own page."""
+    context.add_init_script(
+        """window.moved = 0;
+        new PerformanceObserver(list => list.getEntries().forEach(e => { window.moved += e.value; }))
+            .observe({type: 'layout-shift', buffered: true});"""
+    )
+    page, _ = open_panel(wide, at("fading"))
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("[data-part=losing] path").first).to_be_visible()
+    assert page.evaluate("window.moved") < 5e-4

@@ -78,14 +78,31 @@ def test_gain_readings_equal_the_twin(norms, twin):
     gains, logs = twin.gains(norms), twin.log_gains(norms)
     assert readings["block.gain"].sites == SITES[1:]
     assert readings["block.gain"].values.tolist() == pytest.approx(gains)
-    assert readings["block.log_gain"].values.tolist() == pytest.approx(logs)
+    logs = [log if norm >= 1e-30 else None for log, norm in zip(logs, norms, strict=False)]
+    written = readings["block.log_gain"]
+    assert list(written.as_dict().values()) == [None if log is None else pytest.approx(log) for log in logs]
     finite = [g for g in gains if math.isfinite(g)]
-    clamped = [max(n, 1e-30) for n in norms]
     assert readings["gain.min"].values[0] == pytest.approx(min(finite))
     assert readings["gain.max"].values[0] == pytest.approx(max(finite))
-    assert readings["gain.mean_log"].values[0] == pytest.approx(twin.stats([x for x in logs if math.isfinite(x)])[0])
-    assert readings["gain.depth"].values[0] == pytest.approx(math.log(clamped[0] / clamped[-1]))
-    assert readings["gain.slope"].values[0] == pytest.approx(twin.depth_slope(norms))
+    assert readings["gain.mean_log"].values[0] == pytest.approx(
+        twin.stats([x for x in logs if x is not None and math.isfinite(x)])[0]
+    )
+    arrived = [norm if norm >= 1e-30 else None for norm in norms]
+    if None not in arrived:
+        assert readings["gain.depth"].values[0] == pytest.approx(math.log(norms[0] / norms[-1]))
+    assert readings["gain.slope"].values[0] == pytest.approx(twin.depth_slope(arrived))
+
+
+@pytest.mark.parametrize("zeros", [1, 2, 3])
+def test_where_nothing_passed_no_logarithm_stands_for_it(zeros):
+    """However small the norm behind it: not the logarithm of the least norm, and neither a mean nor a depth gain of it."""
+    norms = [0.0] * zeros + [1e-20] * (4 - zeros)
+    readings, _ = assemble(pending("block.gradient_norm", norms))
+    assert list(readings["block.log_gain"].as_dict().values()) == [None] * zeros + [0.0] * (3 - zeros)
+    assert readings["block.gain"].as_dict()[SITES[zeros]] == 0.0
+    assert "gain.depth" not in readings
+    mean = readings.get("gain.mean_log")
+    assert mean is None if zeros == 3 else mean.values.tolist() == [0.0]
 
 
 def test_gains_beside_an_infinite_norm_have_no_mean():

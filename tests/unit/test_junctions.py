@@ -133,3 +133,23 @@ def test_gains_are_missing_between_heads_and_kept_along_the_trunk(x):
     assert gains["b"] > 0
     assert gains["c"] is None
     assert gains["d"] is None
+
+
+@pytest.mark.parametrize("players", [2, 5])
+def test_players_that_are_called_before_the_first_of_their_optimizers_steps_are_chains(x, players):
+    """Each has a loss and an optimizer of its own; the gains are those within a player, from the first step on."""
+    writer = MemoryWriter()
+    model = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)) for _ in range(players))
+    optimizers = [torch.optim.SGD(player.parameters(), 0.1) for player in model]
+    with Exporter(model, backends=[writer], strict=True) as exporter:
+        exporter.watch()
+        for _ in range(3):
+            outputs = [player(x) for player in model]
+            for optimizer, output in zip(optimizers, outputs, strict=True):
+                optimizer.zero_grad()
+                output.square().mean().backward()
+                optimizer.step()
+    gains = writer.records[-1].get("block.gain").as_dict()
+    assert {site for site, gain in gains.items() if gain is not None} == {f"{player}.2" for player in range(players)}
+    following = writer.records[-1].get("block.next")
+    assert following.present.all()

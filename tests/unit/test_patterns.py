@@ -55,6 +55,8 @@ def pattern(*records, open_types=()):
         ({"zeros": (0.0,) * 4, "l1": (1.5, 1.5, 9.9, 9.9)}, "sparse"),
         ({"zeros": (0.0,) * 4, "l1": (9.0,) * 4}, "uniform"),
         ({"zeros": (1.0,) * 4, "depth": math.log(1e-9)}, "vanishing"),
+        ({"blocks": (0.0, 0.0, 1.0)}, "vanishing"),
+        ({"blocks": (0.0, 0.0, 0.0)}, "uniform"),
     ],
 )
 def test_the_pattern_of_one_record(given, expected):

@@ -78,7 +78,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is below "
           "1e-30, missing where both are", "definition", "c", low=0.0,
           scale="log", marks=(0.5, 2.0)),
-        s("block.log_gain", "log gain", "1", "block", "ln ||dL/dh_{i-1}|| - ln ||dL/dh_i||", "definition", "c",
+        s("block.log_gain", "log gain", "1", "block",
+          "ln ||dL/dh_{i-1}|| - ln ||dL/dh_i||; missing where nothing passed: ||dL/dh_{i-1}|| below 1e-30",
+          "definition", "c",
           marks=(-0.6931472, 0.6931472)),
         s("block.next", "next block on every way to the loss", "1", "block",
           "place of the immediate post-dominator among the blocks; -1 the loss, -2 not known",
@@ -106,7 +108,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "1H sampled", low=0.0, scale="log", across="max", batches="last"),
         s("block.peak_ratio", "massive activations", "1", "block", "max |h_i| / (mean h_i^2)^(1/2)",
           "Sun et al. 2024, arXiv:2402.17762", "c", low=0.0, scale="log", batches="last"),
-        s("gain.depth", "depth gain", "1", "run", "sum of log gains over the whole chain of blocks",
+        s("gain.depth", "depth gain", "1", "run", "sum of log gains over the whole chain of blocks; missing where it "
+          "is cut",
           "Saxe et al. 2014, arXiv:1312.6120", "c", marks=(-9.21034, 4.60517), headline=True),
         s("gain.slope", "log gradient norm per block", "1", "run", "Theil-Sen slope of ln ||dL/dh_i|| over depth i",
           "Sen 1968", "c"),

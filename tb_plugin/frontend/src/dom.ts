@@ -70,6 +70,15 @@ export function keepChildren<T, N extends Element>(
 }
 
 /** Works once the frame that is due is painted, so that what was just marked is seen first. */
+/** Cards of this class keep their place and show nothing: what fills them would move about as it arrives. */
+export const FILLING = "filling";
+
+/** Shows a page with all that its cards hold so far. */
+export function unveil(page: HTMLElement): void {
+  page.hidden = false;
+  for (const card of page.querySelectorAll(`.${FILLING}`)) card.classList.remove(FILLING);
+}
+
 export function afterFrame(work: () => void): void {
   requestAnimationFrame(() => window.setTimeout(work));
 }

@@ -19,7 +19,7 @@ import { inModelOrder, placesIn, type Module } from "./model/architecture";
 import { alone, difference } from "./model/difference";
 import { wantedMetrics, type Moment } from "./model/health";
 import { firstMetric, offerMetrics } from "./model/offer";
-import { FROM_LOSS } from "./model/losing";
+import { FROM_LOSS, leftOf } from "./model/losing";
 import { Recent } from "./model/recent";
 import { bytesOf, type Series } from "./model/series";
 import { isEvent, isProblem, metricFor, verdict, type Issue } from "./model/verdict";
@@ -350,13 +350,13 @@ export class Loader {
     table.show(group, moment);
   }
 
-  #moment(metrics: readonly string[]): Promise<Moment> {
-    const { run, currentStep, phase } = this.now;
+  #moment(metrics: readonly string[], run = this.now.run): Promise<Moment> {
+    const { currentStep, phase } = this.now;
     const key = JSON.stringify([run, currentStep, phase, metrics]);
     return this.#moments.get(key, () => fetchMoment(run, currentStep, metrics, phase));
   }
 
-  /** What is left of the gradient by depth, at the chosen step. */
+  /** What is left of the gradient by depth, at the chosen step, in each run that is compared. */
   async #losing(job: number, anew: boolean): Promise<void> {
     const {
       now,
@@ -371,11 +371,17 @@ export class Loader {
       reduce: "mean",
       range: now.range,
     };
-    const [moment, earlier] = await Promise.all([this.#moment([FROM_LOSS]), anew ? this.#series(query) : null]);
+    const other = now.otherRun(now.run);
+    const [moment, earlier, theirs] = await Promise.all([
+      this.#moment([FROM_LOSS]),
+      anew && other === undefined ? this.#series(query) : null,
+      other !== undefined && this.#otherHolds.has(FROM_LOSS) ? this.#moment([FROM_LOSS], other.run) : null,
+    ]);
     const found = moment.metrics[FROM_LOSS];
     if (job !== this.#job || found === undefined) return;
     if (earlier !== null) losing.showEarlier(earlier);
-    losing.show(found);
+    const beside = other === undefined ? [] : [leftOf(runLabel(other.run), theirs?.metrics[FROM_LOSS])];
+    losing.show([leftOf(runLabel(now.run), found), ...beside]);
   }
 
   async #ridges(job: number): Promise<void> {

@@ -1,7 +1,7 @@
 // What a hand does on the page, turned into what is chosen and shown; the views never talk to each other.
 import { fetchAround, fetchOverview, fetchRuns } from "./api";
 import { Choice } from "./choice";
-import { afterFrame, el } from "./dom";
+import { afterFrame, el, unveil } from "./dom";
 import { hostHash, isVisible, saveState, watchSize } from "./host";
 import { Loader } from "./loader";
 import { parseHash, type Mode } from "./model/url";
@@ -148,7 +148,7 @@ export class Panel {
       save: () => this.#save(),
       showError: (message) => {
         this.#error.textContent = message;
-        if (message !== "") page.hidden = false;
+        if (message !== "") unveil(page);
       },
     });
   }

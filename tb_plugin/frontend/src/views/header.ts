@@ -122,7 +122,7 @@ export class Header {
     if (session?.model) facts.push(session.model);
     if (session?.parameters) facts.push(`${formatCount(session.parameters)} parameters`);
     if (session?.world_size !== undefined && session.world_size > 1) facts.push(`${session.world_size} processes`);
-    if (meta.last !== null) facts.push(`${formatStep(meta.last)} steps`);
+    if (meta.last !== null) facts.push(`${formatStep(meta.last)} ${meta.last === 1 ? "step" : "steps"}`);
     if (meta.started !== null) facts.push(formatDuration(meta.updated - meta.started));
     if (meta.sessions.length > 1) facts.push(`${meta.sessions.length} sessions`);
     if (meta.too_new > 0) facts.push("written by a newer gradflow-export: update it");

@@ -1,7 +1,7 @@
 // How: one chart, of a run-level metric or of the pinned layers over time.
 import type { Annotation, RunMetric } from "../api";
 import { LineChart, type Curve, type LineData } from "../charts/line";
-import { el, keepChildren, setText, type Option, setOptions } from "../dom";
+import { el, FILLING, keepChildren, setText, type Option, setOptions } from "../dom";
 import { axisValues, stepToX, xToStep, type AxisKind } from "../model/axis";
 import { csv, fileName, seriesRows, type CsvCell } from "../model/export";
 import { lineFigure, type Font } from "../model/figure";
@@ -56,7 +56,7 @@ export class LineCard {
   readonly #keys = el("div", { class: "keys" });
   readonly #hint = el("span", { class: "hint" });
   readonly #chart: LineChart;
-  readonly root = el("section", { class: "card line" });
+  readonly root = el("section", { class: `card line ${FILLING}` });
   metric = "";
   #content: LineContent | null = null;
   #drawn: LineData | null = null;
@@ -117,11 +117,13 @@ export class LineCard {
   }
 
   show(content: LineContent): void {
+    this.root.classList.remove(FILLING);
     this.#content = content;
     this.redraw();
   }
 
   clear(message: string, title = ""): void {
+    this.root.classList.remove(FILLING);
     this.#content = this.#drawn = null;
     this.#log.hidden = true;
     setText(this.#title, title);

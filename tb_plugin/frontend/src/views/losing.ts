@@ -1,31 +1,30 @@
-// The answer to "where is the gradient lost": one line from the loss to the input, steep where a block damps.
-import { el, setText, svg } from "../dom";
-import { formatNumber, formatStep, shorten, threeDigits } from "../model/format";
-import type { MetricMoment } from "../model/health";
-import { greatestDrop, leftAt, leftOver, type Left } from "../model/losing";
+// The answer to "where is the gradient lost": a line from the loss to the input, steep where a block damps, for each run.
+import { el, svg } from "../dom";
+import { formatNumber, shorten, threeDigits } from "../model/format";
+import { greatestDrop, isBorder, isNumber, leftOver, leftText, type Left, type RunLeft } from "../model/losing";
 import type { Series } from "../model/series";
 
 const [LEAST_WIDTH, HEIGHT, TOP, BOTTOM, LEFT, RIGHT, LETTERS] = [240, 210, 10, 26, 58, 14, 22];
 
 export class LosingCard {
   readonly #title = el("h2", { text: "Gradient left, from the loss back" });
-  readonly #note = el("span", { class: "note", attrs: { "data-part": "losing-note" } });
+  readonly #keys = el("div", { class: "keys", attrs: { "data-part": "losing-note" } });
   readonly #chart = el("div", { class: "chart", attrs: { "data-part": "losing-chart" } });
   readonly root = el(
     "section",
     { class: "card line losing", attrs: { "data-part": "losing", "aria-label": "Gradient left by depth" } },
     el("div", { class: "bar" }, this.#title),
     this.#chart,
-    el("div", { class: "keys" }, this.#note),
+    this.#keys,
   );
   #earlier: readonly Left[] = [];
-  #moment: MetricMoment | null = null;
+  #runs: readonly RunLeft[] = [];
 
   constructor(private readonly pick: (site: string) => void) {
     this.root.hidden = true;
   }
 
-  /** Lines of other steps, faint behind that of the chosen one. */
+  /** Lines of other steps, faint behind that of the chosen one, where no other run is compared. */
   showEarlier(series: Series): void {
     this.#earlier = leftOver(series);
   }
@@ -33,31 +32,35 @@ export class LosingCard {
   /** Keeps its place, or gives it up where a run holds nothing of this. */
   offer(held: boolean): void {
     this.root.hidden = !held;
-    if (!held) [this.#earlier, this.#moment] = [[], null];
+    if (!held) this.#earlier = this.#runs = [];
   }
 
   /** Draws what is shown already once more, for another width. */
   redraw(): void {
-    if (this.#moment !== null) this.show(this.#moment);
+    if (this.#runs.length > 0) this.show(this.#runs);
   }
 
-  show(moment: MetricMoment): void {
-    this.#moment = moment;
-    const { sites, left } = leftAt(moment);
-    this.root.hidden = sites.length === 0;
-    if (sites.length === 0) return;
+  /** Every run has a hue and the whole width, whatever its depth. */
+  show(runs: readonly RunLeft[]): void {
+    this.#runs = runs;
+    this.root.hidden = runs.every(({ sites }) => sites.length === 0);
+    if (this.root.hidden) return;
+    const single = runs.length === 1;
+    const faint = single ? this.#earlier.filter(({ nats }) => nats.some(isNumber)) : [];
     const width = Math.max(LEAST_WIDTH, this.#chart.clientWidth);
-    const known = [left, ...this.#earlier].flatMap(({ nats }) =>
-      nats.filter((value): value is number => value !== null),
-    );
-    const [low, high] = [known.reduce((a, b) => Math.min(a, b), -1), known.reduce((a, b) => Math.max(a, b), 1)];
-    const x = (i: number): number => LEFT + ((i + 1) / Math.max(1, sites.length)) * (width - LEFT - RIGHT);
+    const known = [...runs.map(({ left }) => left), ...faint].flatMap(({ nats }) => nats.filter(isNumber));
+    const arrived = known.length > 0;
+    const low = known.reduce((a, b) => Math.min(a, b), -Math.LN2);
+    const high = known.reduce((a, b) => Math.max(a, b), Math.LN2);
     const y = (nats: number): number => TOP + ((high - nats) / (high - low)) * (HEIGHT - TOP - BOTTOM);
-    const path = ({ nats }: Left): string => {
+    const x = (i: number, of: number): number => LEFT + ((i + 1) / Math.max(1, of)) * (width - LEFT - RIGHT);
+    const path = (left: Left): string => {
+      const { nats } = left;
       let [text, open] = [`M${LEFT} ${y(0).toFixed(1)}`, true];
       nats.forEach((value, i) => {
-        if (value !== null) text += `${open ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`;
-        open = value !== null;
+        if (isNumber(value)) text += `${open ? "L" : "M"}${x(i, nats.length).toFixed(1)} ${y(value).toFixed(1)}`;
+        open = isNumber(value) || isBorder(left, i);
+        if (isBorder(left, i)) text += `M${x(i, nats.length).toFixed(1)} ${y(0).toFixed(1)}`;
       });
       return text;
     };
@@ -65,54 +68,77 @@ export class LosingCard {
       svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
       svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, `\u00d7${formatNumber(Math.exp(value), 2)}`),
     ]);
-    const drop = greatestDrop(sites, left);
-    const at = drop === null ? -1 : sites.indexOf(drop.site);
-    const dots = sites.flatMap((site, i) => {
-      const value = left.nats[i] ?? null;
-      if (value === null) return [];
-      const dot = svg(
-        "circle",
-        {
-          cx: x(i),
-          cy: y(value),
-          r: i === at ? 5 : sites.length > 60 ? 1.5 : 3,
-          ...(i === at ? { class: "worst" } : {}),
-        },
-        svg("title", {}, `${site}: \u00d7${threeDigits(Math.exp(value))} of the gradient at the loss`),
-      );
-      dot.addEventListener("click", () => this.pick(site));
-      return [dot];
+    const lines = runs.map((run, number) => {
+      const { label, sites, left } = run;
+      const at = sites.indexOf(greatestDrop(sites, left)?.site ?? "");
+      const radius = sites.length > 60 ? 1.5 : 3;
+      const marks = sites.map((site, i) => {
+        const [value, name] = [left.nats[i] ?? null, single ? site : `${label}, ${site}`];
+        // Where nothing arrived there is no height: a mark on the ground, in the colour that says so everywhere.
+        return !isNumber(value)
+          ? svg(
+              "rect",
+              {
+                class: value !== null ? "broken" : isBorder(left, i) ? "border" : "none",
+                x: x(i, sites.length) - 3,
+                y: HEIGHT - BOTTOM - 6 * number - 6,
+                width: 6,
+                height: 5,
+              },
+              svg(
+                "title",
+                {},
+                `${name}: ${value !== null ? formatNumber(value) : isBorder(left, i) ? "another chain begins" : "nothing arrived"}`,
+              ),
+            )
+          : svg(
+              "circle",
+              { cx: x(i, sites.length), cy: y(value), r: i === at ? 5 : radius, class: i === at ? "worst" : "" },
+              svg("title", {}, `${name}: \u00d7${threeDigits(Math.exp(value))} of the gradient at the loss`),
+            );
+      });
+      marks.forEach((mark, i) => mark.addEventListener("click", () => this.pick(sites[i] ?? "")));
+      return svg("g", { class: hue(number, single) }, svg("path", { d: path(left) }), ...marks);
     });
-    const gone = sites.filter((_, i) => left.nats[i] === null).length;
-    const names = [
-      svg("text", { x: LEFT, y: HEIGHT - 6 }, "loss"),
-      svg(
-        "text",
-        { x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" },
-        `\u2192 ${shorten(sites.at(-1) ?? "", LETTERS)}`,
-      ),
-    ];
-    const spoken =
-      drop === null ? "no gradient arrived" : `greatest change at ${drop.site}: \u00d7${threeDigits(drop.factor)}`;
+    const ends = single ? `\u2192 ${shorten(runs[0]?.sites.at(-1) ?? "", LETTERS)}` : "\u2192 first block";
     const picture = svg(
       "svg",
       {
         viewBox: `0 0 ${width} ${HEIGHT}`,
         role: "img",
-        "aria-label": `Gradient left by depth at step ${left.step}; ${spoken}`,
+        "aria-label": `Gradient left by depth; ${runs.map((run) => said(run, single)).join("; ")}`,
       },
-      ...ticks.flat(),
-      ...this.#earlier.map((line) => svg("path", { class: "faint", d: path(line) })),
-      svg("path", { d: path(left) }),
-      ...dots,
-      ...names,
+      ...(arrived ? ticks.flat() : []),
+      ...faint.map((line) => svg("path", { class: "faint", d: path(line) })),
+      ...lines,
+      svg("text", { x: LEFT, y: HEIGHT - 6 }, "loss"),
+      svg("text", { x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" }, ends),
     );
-    this.#chart.replaceChildren(picture);
-    setText(
-      this.#note,
-      `at step ${formatStep(left.step)}; ${spoken}${gone > 0 && drop !== null ? `; nothing arrives at ${formatStep(gone)} of ${formatStep(sites.length)}` : ""}${this.#earlier.length > 1 ? "; faint: other steps of the run" : ""}`,
+    const gone = runs.some(({ left }) => left.nats.some((value, i) => value === null && !isBorder(left, i)));
+    this.#chart.replaceChildren(
+      picture,
+      ...(arrived
+        ? []
+        : [el("p", { text: gone ? "No gradient arrived behind the last block." : "The gradient is NaN or Inf." })]),
+    );
+    const more = faint.length > 1 ? "; faint: other steps of the run" : "";
+    this.#keys.replaceChildren(
+      ...runs.map((run, number) =>
+        single
+          ? el("span", { class: "note", text: `${leftText(run)}${more}` })
+          : el("span", { class: `runkey ${hue(number, single)}` }, el("i"), el("span", { text: said(run, single) })),
+      ),
+      ...(gone ? [el("span", { class: "runkey none" }, el("i"), "nothing arrived")] : []),
     );
   }
+}
+
+function hue(number: number, single: boolean): string {
+  return single ? "" : number === 0 ? "own" : "others";
+}
+
+function said(run: RunLeft, single: boolean): string {
+  return single ? leftText(run) : `${run.label}: ${leftText(run)}`;
 }
 
 /** Powers of ten between two ends, at most six, each a value in nats. */

@@ -2,7 +2,7 @@
 import type { Annotation, CatalogEntry, RunMetric } from "../api";
 import { HeatMap, type Pointed } from "../charts/heatmap";
 import { Profile } from "../charts/profile";
-import { el, setText, type Option } from "../dom";
+import { el, FILLING, setText, type Option } from "../dom";
 import { colourScale, type ColourScale } from "../model/colour";
 import { ALL_ROWS, reveal, within, zoomRows, type Depth, type DepthState } from "../model/depth";
 import { csv, fileName, seriesRows } from "../model/export";
@@ -65,7 +65,7 @@ export class MapView {
   readonly #caption = el("div", { class: "axis caption" }, el("div"), el("p"));
   readonly #lesson = el("div", { class: "lesson", attrs: { "data-part": "lesson" } });
   readonly #body = el("div", { class: "map" });
-  readonly root = el("section", { class: "card layers", attrs: { "aria-label": "Map of the layers" } });
+  readonly root = el("section", { class: `card layers ${FILLING}`, attrs: { "aria-label": "Map of the layers" } });
   #content: MapContent | null = null;
   #scale: ColourScale | null = null;
   #state: DepthState = ALL_ROWS;
@@ -179,6 +179,7 @@ export class MapView {
 
   show(content: MapContent): void {
     const before = this.#content;
+    this.root.classList.remove(FILLING);
     this.#content = content;
     const { series, spec, of } = content;
     // Rows are those of one list of sites; a link brings them before the first list.
@@ -208,6 +209,7 @@ export class MapView {
 
   /** Says why there is nothing; with an entry of the catalogue, also what makes a run hold the metric. */
   clear(message: string, of = "", entry: CatalogEntry | null = null): void {
+    this.root.classList.remove(FILLING);
     this.#content = this.#scale = null;
     this.#rows.clear();
     this.bar.clear(of === "" ? "Layer map" : `Layer map: ${of}`, message);

@@ -1,5 +1,5 @@
 // When: every issue as a bar over the same steps as the map, from its first step to its healing.
-import { el, keepChildren, setText } from "../dom";
+import { el, FILLING, keepChildren, setText } from "../dom";
 import { formatStep } from "../model/format";
 import { endOf, inOrder, layOut, neighbour, type Bar } from "../model/strip";
 import { issueKey, where, type Issue } from "../model/verdict";
@@ -8,7 +8,7 @@ const [LANE, MOST_LANES, LEAST_SHARE] = [26, 2, 0.14];
 
 export class StripView {
   readonly #bands = el("div");
-  readonly #cursor = el("div", { class: "vline" });
+  readonly #cursor = el("div", { class: `vline ${FILLING}` });
   readonly #lanes = el("div", { class: "lanes", attrs: { "data-part": "lanes" } }, this.#bands, this.#cursor);
   readonly #previous = el(
     "button",
@@ -73,6 +73,7 @@ export class StripView {
   /** Shows these steps, as the map does. */
   showRange(range: readonly [number, number]): void {
     this.#range = range;
+    this.#cursor.classList.remove(FILLING);
     this.#place();
   }
 
