@@ -109,7 +109,7 @@ class Junctions:
             here = through.pop(node)
             entry = node.metadata.get(self._key) if edges(node) else None
             if entry is not None and entry[1] not in self._past:
-                here = walk.add(Call(*entry, here))
+                here = walk.add(Call(entry[0], entry[1], here))
             for below in sources(node):
                 through[below] = walk.common(through[below], here) if below in through else here
                 waiting[below] -= 1
