@@ -108,8 +108,8 @@ def linear_dependence(x: Floats, y: Floats) -> float:
     share = min(float((np.square(fitted).sum(axis=0) / size).max()), 1.0 - _RANK)
     f = (share / features) / ((1.0 - share) / rest)
     a, b = 2.0 / (9.0 * features), 2.0 / (9.0 * rest)
-    third = math.pow(f, 1 / 3)
-    return ((1.0 - b) * third - (1.0 - a)) / math.sqrt(b * third**2 + a)
+    third = float(f) ** (1 / 3)
+    return float(((1.0 - b) * third - (1.0 - a)) / math.sqrt(b * third**2 + a))
 
 
 def _of_products(x: Floats) -> Iterator[Floats]:
