@@ -197,6 +197,12 @@ class LearningRate(Rule):
         )
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
+        whole, scale = record.value("gradient.norm_before_clip") or 0.0, record.value("gradient.clip_scale") or 1.0
+        if min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
+            advice = (
+                f"raise the limit of clipping, which leaves {number(whole * scale)} of a gradient of {number(whole)}: "
+                "clip_grad_norm_(model.parameters(), 1.0) is usual; after that, if need be, the learning rate."
+            )
         found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 

@@ -49,6 +49,24 @@ def test_rates_at_which_the_loss_cannot_fall(optimizer, cause):
     assert told(optimizer) == [(cause, "")]
 
 
+@pytest.mark.parametrize("limit", [1e-6, 1e-4, 1.0])
+def test_steps_that_clipping_made_small_are_laid_to_it(limit):
+    """Its limit is what is to be raised, and not the rate; a usual limit is none to speak of."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(60):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), x[:, :3].sum(1, keepdim=True)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+        found = [issue for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]
+    assert len(found) == (limit < 1.0)
+    assert all("raise the limit of clipping" in issue.advice for issue in found)
+
+
 @pytest.mark.parametrize(
     "optimizer", [adam(1e-5), adam(1e-3), adam(1e-1), sgd(1e-2), sgd(1.0)], ids=["1e-5", "1e-3", "0.1", "0.01", "1"]
 )
