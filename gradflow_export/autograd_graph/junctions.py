@@ -175,9 +175,8 @@ class Junctions:
         """
         out: dict[int, int] = {}
         for block in reversed([block for block in order if self._reached[block]]):
-            routes = [_route(target, out) for target in self._targets[block]]
-            shared = [step for step in routes[0] if all(step in route for route in routes[1:])]
-            out[block] = shared[0] if shared and self._comparable(block, shared[0]) else LOSS
+            after = _common(self._targets[block], out)
+            out[block] = after if after != LOSS and self._comparable(block, after) else LOSS
         return out
 
     def _comparable(self, block: int, after: int) -> bool:
@@ -187,11 +186,20 @@ class Junctions:
         return len(self._targets[block]) > 1 or self._fed[block, after] == self._reached[after]
 
 
-def _route(block: int, following: Mapping[int, int]) -> list[int]:
-    """Return a block and all it must pass."""
-    route: list[int] = []
+def _common(targets: Iterable[int], following: Mapping[int, int]) -> int:
+    """Return the first block that all ways from some blocks pass, themselves included, ``LOSS`` where there is none."""
+    first, *others = targets
+    if not others:  # nearly always: a way to the loss is as long as the model is deep
+        return first
+    routes = [_route(target, following) for target in others]
+    return next((step for step in _route(first, following) if all(step in route for route in routes)), LOSS)
+
+
+def _route(block: int, following: Mapping[int, int]) -> dict[int, None]:
+    """Return a block and all it must pass, in their order."""
+    route: dict[int, None] = {}
     while block != LOSS and block not in route:
-        route.append(block)
+        route[block] = None
         block = following.get(block, LOSS)
     return route
 
