@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.model_edits import tensors
 
-MARGINS = {"hinge_embedding_loss": 1, "soft_margin_loss": 1, "margin_ranking_loss": 2, "cosine_embedding_loss": 2}
+MARGINS = MappingProxyType({
+    "hinge_embedding_loss": 1, "soft_margin_loss": 1, "margin_ranking_loss": 2, "cosine_embedding_loss": 2,
+})  # fmt: skip
 """Losses of labels that are -1 and 1, and the position of these among the arguments."""
 PRODUCTS = frozenset(("__mul__", "__rmul__", "mul"))
 CASTS = frozenset(("long", "int", "to", "type"))
