@@ -51,8 +51,9 @@ performance: export OMP_NUM_THREADS ?= 1
 performance: $(VENV)/.stamp-test,benchmarks
 	$(BIN)/python benchmarks/performance.py $(PERFORMANCE)
 
-# Small models wait for each other's threads where other work shares the cores.
-test: export OMP_NUM_THREADS ?= 1
+# Small models wait for each other's threads where other work shares the cores, and threads that wait in a loop take the others a core.
+test test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
+test test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -76,7 +77,6 @@ test-frameworks: $(VENV)/.stamp-test
 # What `make test` runs as it is, with other kernels, other rounding, other inputs and more threads: see tests/perturb.py.
 # Rounding is written in Python and slow where a model convolves, so that the demo is left to the first of the two.
 test-verdicts: test-verdicts-inputs
-test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
 
 # The first of the two, which CI runs beside `make test`.
 test-verdicts-inputs: $(VENV)/.stamp-test
