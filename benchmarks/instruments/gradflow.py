@@ -31,7 +31,7 @@ def gradflow(trainer: Trainer, logdir: Path, **settings: Any) -> Iterator[None]:
 
 def every_step(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextManager[None]:
     """Watch with L1, L2, Linf, mean, zeros and non-finite of each gradient, block gains and updates at every step."""
-    return gradflow(trainer, logdir, intervals=dict.fromkeys(("statistics", "blocks", "updates"), 1))
+    return gradflow(trainer, logdir, intervals=dict.fromkeys(("statistics", "blocks", "updates"), 1), budget=None)
 
 
 def everything(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextManager[None]:
@@ -39,7 +39,7 @@ def everything(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextMana
     from gradflow_export.schedule import INTERVALS
 
     often = {name: 1 for name in INTERVALS if name not in {"ranks", "histograms"}}
-    return gradflow(trainer, logdir, intervals=often)
+    return gradflow(trainer, logdir, intervals=often, budget=None)
 
 
 def norms(trainer: Trainer, logdir: Path) -> contextlib.AbstractContextManager[None]:
