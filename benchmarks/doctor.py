@@ -4,6 +4,7 @@
     python benchmarks/doctor.py --part heldout --only RATE
     python benchmarks/doctor.py --part path/to/corpus.py         # any module with CASES, see doctor_case.py
     python benchmarks/doctor.py --part third --symptoms          # with the first stage: rules judge one run as well
+    python benchmarks/doctor.py --part third --json seen.jsonl   # stores as it goes; run again, it goes on
 
 Each program is run as a script. A *right cause* is a cure, tried and confirmed, whose treatment is the fix of an issue
 type that the corpus calls true of the program, or (with ``--symptoms``) an issue of such a type that the experiments
@@ -157,6 +158,15 @@ def summary(seen: list[Seen]) -> str:
     return "\n".join([*lines, "", cost])
 
 
+def stored(path: Path | None) -> dict[tuple[str, str, str], Seen]:
+    """Return what earlier runs have seen, by part, name and form; a line that was cut off is left out."""
+    if path is None or not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    whole = [Seen(**{k: tuple(v) if isinstance(v, list) else v for k, v in line.items()}) for line in lines]
+    return {(each.part, each.name, each.form): each for each in whole}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--part", default="dev", help="dev, heldout, second, third, or the path of a module")
@@ -165,12 +175,15 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="every n-th program")
     parser.add_argument("--symptoms", action="store_true", help="the first stage as well")
     parser.add_argument("--jobs", type=int, help="runs at a time")
-    parser.add_argument("--json", type=Path, help="write what was seen of each program to this file")
+    parser.add_argument("--json", type=Path, help="what was seen of each program, a line each; these are not run again")
     arguments = parser.parse_args()
     seen = []
+    known = stored(arguments.json)
     wanted = [each for each in programs(arguments.part, arguments.only) if arguments.form in {None, each[1]}]
     for name, form, types, also in wanted[:: arguments.every]:
-        each = examine(arguments.part, name, form, types, also, arguments.jobs, symptoms=arguments.symptoms)
+        each = known.get((arguments.part, name, form)) or examine(
+            arguments.part, name, form, types, also, arguments.jobs, symptoms=arguments.symptoms
+        )
         seen.append(each)
         mark = "right" if each.right else "WRONG" if each.wrong else "named" if each.named else "-"
         if form != SICK:
@@ -180,8 +193,9 @@ def main() -> None:
             f"{each.refused or each.ill or 'learns'}; {each.runs} runs, {each.seconds:.0f} s",
             flush=True,
         )
-        if arguments.json:
-            arguments.json.write_text(json.dumps([asdict(one) for one in seen], indent=1), encoding="utf-8")
+        if arguments.json and (arguments.part, name, form) not in known:
+            with arguments.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(each)) + "\n")
     print(summary(seen))
 
 
