@@ -286,8 +286,14 @@ class Battery:
         return (*names, WATCH) if self._fixed(names) else names
 
     def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
-        """Return what structure proves and these treatments are the fix of."""
-        return self.verdict.accused.intersection(kind for name in names for kind in find(name).fixes)
+        """Return what structure proves and these treatments are the fix of.
+
+        A tuning treatment changes every script, and so what else it may mend: a finding that is gone with it says
+        something only of what it is there for.
+        """
+        treatments = [find(name) for name in names]
+        kinds = {kind for each in treatments for kind in each.fixes[: 1 if each.kind == TUNING else None]}
+        return self.verdict.accused & kinds
 
     def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
         return self._near(names) > 0, any(find(name).kind != EXACT for name in names)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gradflow_export.checks.parameters.bad_init import COPIES, LARGE
 from gradflow_export.cli import main
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
@@ -26,7 +27,9 @@ from gradflow_export.experiments.mending.losses import (
     TargetsAsShares,
 )
 from gradflow_export.experiments.mending.passages import BentBetween, LongWeights, TiedCopies
+from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
 SCRIPT = """
@@ -107,6 +110,24 @@ def test_relief_needs_three_seeds_without_the_finding_and_no_harm():
     assert not Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.5}, gone={**gone, 2: False}).relieves(base)
     assert not Trial(("x",), {0: 0.5}, gone={0: True}).relieves(base)
     assert not Trial(("x",), {0: 0.5, 1: 0.5, 2: 0.5}, acted=False, gone=gone).relieves(base)
+
+
+def test_a_finding_of_degree_proves_nothing_by_its_absence():
+    """First weights that are too large have another size once they are drawn anew; copies of units are a structure."""
+    assert accused([("BAD_INIT", LARGE), ("DATA_SCALE", "")]) == frozenset()
+    assert accused([("BAD_INIT", COPIES)]) == {IssueType.BAD_INIT}
+
+
+def test_what_tunes_relieves_only_what_it_is_there_for(tmp_path):
+    """Standardized targets change every script: targets that are found bad no more with them say nothing."""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    with Laboratory(Target(path, words=("sound",)), jobs=1) as laboratory:
+        battery = Battery(laboratory, Training(0, 80, 1), steps=60, suspects=[IssueType.BAD_TARGETS])
+    battery.verdict.accused = frozenset({IssueType.BAD_TARGETS, IssueType.BAD_INIT})
+    assert battery._fixed(["standardize the targets"]) == frozenset()
+    assert battery._fixed(["labels of minus one and one"]) == {IssueType.BAD_TARGETS}
+    assert battery._fixed(["the layers' own initialization"]) == {IssueType.BAD_INIT}
 
 
 def test_losses_get_what_they_take():

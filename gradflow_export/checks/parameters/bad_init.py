@@ -21,6 +21,8 @@ from gradflow_export.rules.signals import connections
 
 COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
 DOUBLES, SIBLINGS, ONE_SIDED = "units have doubles", "layers are copies", "one-sided"
+OF_DEGREE = frozenset({LARGE, SMALL, ONE_SIDED})
+"""Causes that a number decides, which other weights change whatever they do to the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
