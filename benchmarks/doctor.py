@@ -4,6 +4,7 @@
     python benchmarks/doctor.py --part heldout --only RATE
     python benchmarks/doctor.py --part path/to/corpus.py         # any module with CASES, see doctor_case.py
     python benchmarks/doctor.py --part third --symptoms          # with the first stage: rules judge one run as well
+    python benchmarks/doctor.py --part unseen --programs 400 --symptoms    # generated, and healthy where they learn
     python benchmarks/doctor.py --part third --json seen.jsonl   # stores as it goes; run again, it goes on
 
 Each program is run as a script. A *right cause* is a cure, tried and confirmed, whose treatment is the fix of an issue
@@ -25,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import doctor_case
+import mutation
+import torch
 
 from gradflow_export.cli.script_runner import run_script
 from gradflow_export.errors import GradflowError
@@ -39,6 +42,8 @@ from gradflow_export.records.issues import Issue, Severity
 
 CASE = Path(doctor_case.__file__)
 SICK, MENDED, HEALTHY = "sick", "mended", "healthy"
+UNPROVEN = "unproven"
+"""A generated program that is as drawn and does not learn: nothing is known of its health."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Seen:
     Attributes:
         part: Where it is from.
         name: Its name.
-        form: Sick, mended or healthy.
+        form: Sick, mended, healthy or unproven.
         types: Issue types that name what is wrong with it.
         ill: Why it is ill; empty where it is not.
         refused: Why nothing was judged.
@@ -100,6 +105,10 @@ def examine(
     issues: list[Issue] = []
     try:
         with Laboratory(target, jobs=jobs) as laboratory:
+            if part in doctor_case.GENERATED and form == HEALTHY:
+                sound = laboratory.apart(functools.partial(learns, part, int(name)), sys.stdout, sys.stderr)
+                if not sound:
+                    return Seen(part, name, UNPROVEN, types)
             if symptoms:
                 watched = laboratory.apart(functools.partial(run_script, target, 50), sys.stdout, sys.stderr)
                 issues = [issue for issue, _ in watched.issues]
@@ -138,10 +147,29 @@ def programs(part: str, only: str) -> list[tuple[str, str, tuple[str, ...], tupl
     return found + [(case.name, HEALTHY, (), ()) for case in half.HEALTHY if only in case.name]
 
 
+def generated(
+    half: str, numbers: range, proofs: Path | None
+) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """Return the same of generated programs: those with a mistake of proven harm, and those without."""
+    operators, known = mutation.half(half).operators, mutation.stored(proofs) if proofs else {}
+    harmful = [each for each in known.values() if each.mistake and each.proven and each.number in numbers]
+    return [
+        *((f"{r.number}:{r.mistake}", SICK, tuple(map(str, operators[r.mistake].types)), ()) for r in harmful),
+        *((str(number), HEALTHY, (), ()) for number in numbers),
+    ]
+
+
+def learns(half: str, number: int) -> bool:
+    """Return whether a generated program learns, trained to its end."""
+    torch.set_num_threads(1)
+    done = mutation.run(half, number, "", doctor_case.SEED, watched=False)
+    return done is not None and done[0] >= mutation.LEARNS
+
+
 def summary(seen: list[Seen]) -> str:
     """Return the totals as a table in Markdown."""
     sick = [each for each in seen if each.form == SICK]
-    sound = [each for each in seen if each.form != SICK]
+    sound = [each for each in seen if each.form in {MENDED, HEALTHY}]
     runs = [each.runs for each in seen if each.runs]
     rows = [
         ("right cause named", sum(each.named for each in sick), len(sick)),
@@ -164,22 +192,31 @@ def stored(path: Path | None) -> dict[tuple[str, str, str], Seen]:
         return {}
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     whole = [Seen(**{k: tuple(v) if isinstance(v, list) else v for k, v in line.items()}) for line in lines]
-    return {(each.part, each.name, each.form): each for each in whole}
+    drawn = {SICK: SICK, MENDED: MENDED, HEALTHY: HEALTHY, UNPROVEN: HEALTHY}
+    return {(each.part, each.name, drawn[each.form]): each for each in whole}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--part", default="dev", help="dev, heldout, second, third, or the path of a module")
+    parser.add_argument("--part", default="dev", help="dev, heldout, second, third, development, unseen, or a path")
     parser.add_argument("--only", default="", help="programs whose name contains this, or mistakes of this type")
     parser.add_argument("--form", choices=(SICK, MENDED, HEALTHY), help="these alone")
     parser.add_argument("--every", type=int, default=1, help="every n-th program")
+    parser.add_argument("--programs", type=int, default=40, help="of a half of the generator")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
+    parser.add_argument("--proofs", type=Path, help="what mutation.py stored: mutants of proven harm are sick")
     parser.add_argument("--symptoms", action="store_true", help="the first stage as well")
     parser.add_argument("--jobs", type=int, help="runs at a time")
     parser.add_argument("--json", type=Path, help="what was seen of each program, a line each; these are not run again")
     arguments = parser.parse_args()
     seen = []
     known = stored(arguments.json)
-    wanted = [each for each in programs(arguments.part, arguments.only) if arguments.form in {None, each[1]}]
+    wanted = (
+        generated(arguments.part, range(arguments.first, arguments.first + arguments.programs), arguments.proofs)
+        if arguments.part in doctor_case.GENERATED
+        else programs(arguments.part, arguments.only)
+    )
+    wanted = [each for each in wanted if arguments.form in {None, each[1]}]
     for name, form, types, also in wanted[:: arguments.every]:
         each = known.get((arguments.part, name, form)) or examine(
             arguments.part, name, form, types, also, arguments.jobs, symptoms=arguments.symptoms
@@ -189,8 +226,8 @@ def main() -> None:
         if form != SICK:
             mark = "FALSE" if each.cures else "-"
         print(
-            f"{mark:5} {form:7} {name} {each.types}: {', '.join(each.cures) or 'no cure'}; {' '.join(each.issues)}; "
-            f"{each.refused or each.ill or 'learns'}; {each.runs} runs, {each.seconds:.0f} s",
+            f"{mark:5} {each.form:8} {name} {each.types}: {', '.join(each.cures) or 'no cure'}; "
+            f"{' '.join(each.issues)}; {each.refused or each.ill or 'learns'}; {each.runs} runs, {each.seconds:.0f} s",
             flush=True,
         )
         if arguments.json and (arguments.part, name, form) not in known:

@@ -1,7 +1,8 @@
 """One program of a corpus as a script: ``python doctor_case.py SET NAME FORM``, for ``benchmarks/doctor.py``.
 
-SET is a part of ``benchmarks/silent`` (dev, heldout, second, third), or the path of a module with ``CASES``, each with
-``build()`` that returns a program of ``steps`` calls of ``step(number)``.
+SET is a part of ``benchmarks/silent`` (dev, heldout, second, third), a half of the generator (development, unseen), or
+the path of a module with ``CASES``, each with ``build()`` that returns a program of ``steps`` calls of
+``step(number)``. A generated program is named by its number, with a mistake by ``number:mistake``.
 """
 
 import importlib
@@ -11,6 +12,11 @@ import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+GENERATED = ("development", "unseen")
+"""Halves of the generator."""
+SEED = 0
+"""Of a generated program."""
 
 
 def loaded(path):
@@ -29,6 +35,12 @@ def main():
         program = next(case for case in loaded(part).CASES if case.name == name).build()
         for step in range(max(program.steps, 80)):
             program.step(step)
+        return
+    if part in GENERATED:
+        mutation = importlib.import_module("mutation")
+        number, _, mistake = name.partition(":")
+        program, _ = mutation.made(part, int(number), mistake, SEED)
+        mutation.half(part).programs.train(program)
         return
     half = importlib.import_module(f"silent.{part}")
     if form == "healthy":

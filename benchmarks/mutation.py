@@ -114,15 +114,23 @@ class Result:
 Outcome = tuple[float, tuple[Issue, ...], tuple[str, ...]]
 
 
-def run(of: str, number: int, mistake: str, seed: int, watched: bool) -> Outcome | None:
-    """Train one program; return its skill, issues and faulty sites, ``None`` where the mistake cannot be made in it."""
+def made(of: str, number: int, mistake: str, seed: int) -> tuple[Any, Any]:
+    """Return a program that is ready to be trained and its held-out samples, ``None`` where no mistake can be made."""
     chosen = half(of)
-    programs = chosen.programs
-    p = programs.parts(chosen.draw(number), seed, number)
+    p = chosen.programs.parts(chosen.draw(number), seed, number)
     held_out = chosen.held_out(p)
     if mistake and not chosen.operators[mistake].make(p):
+        return None, held_out
+    chosen.programs.assemble(p)
+    return p, held_out
+
+
+def run(of: str, number: int, mistake: str, seed: int, watched: bool) -> Outcome | None:
+    """Train one program; return its skill, issues and faulty sites, ``None`` where the mistake cannot be made in it."""
+    p, held_out = made(of, number, mistake, seed)
+    if p is None:
         return None
-    programs.assemble(p)
+    programs = half(of).programs
     where = tuple(getattr(p, "where", ()))
     if not watched:
         programs.train(p)
