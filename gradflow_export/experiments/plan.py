@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -154,7 +154,9 @@ class Apart:
         self.sandbox.enter()
         done = pickle.dumps(self.work())
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            # The program may have closed it.
+            with suppress(Exception):
+                stream.flush()
         wire.send(done)
         end_tree(os.getpid(), itself=False)
         os._exit(0)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import random
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from gradflow_export.errors import ArgumentError
 
+leave = os._exit
+"""Ends this process at once, also where the program's own ``os._exit`` only ends the program."""
+_program: list[int] = []
 CELL = "#cell"
 """What stands between the file of a notebook and the number of a cell in the name of its code."""
+AROUND = frozenset({"time", "timeit", "capture", "prun"})
+"""Commands of IPython around Python code, which runs without them as well."""
 SEEDS = 1_000_003
 """What the seeds of a script are moved by, for each further seed of ours."""
 
@@ -91,9 +98,33 @@ def _find(name: str) -> ModuleSpec | None:
 
 
 def run_target(target: Target) -> None:
-    """Run it in this process as its own program; what it raises, this raises."""
+    """Run it in this process as its own program; what it raises, this raises.
+
+    Where it ends its process at once, it ends as by ``sys.exit``: what was seen of it is still to be told.
+    """
     sys.argv = [str(target.path), *target.words]
     sys.path.insert(0, str(target.folder))
+    belongs()
+    os._exit = _exits
+    try:
+        _run(target)
+    finally:
+        os._exit = leave
+
+
+def belongs() -> None:
+    """Take this process, which was forked while the program ran, for the one that the program runs in."""
+    _program[:] = [os.getpid()]
+
+
+def _exits(status: int) -> NoReturn:
+    # What the program forks, and what watches it from another thread, ends as it wants.
+    if _program != [os.getpid()] or threading.current_thread() is not threading.main_thread():
+        leave(status)
+    raise SystemExit(status)
+
+
+def _run(target: Target) -> None:
     if target.module:
         runpy.run_module(target.module, run_name="__main__", alter_sys=True)
     elif target.path.suffix == ".ipynb":
@@ -105,7 +136,8 @@ def run_target(target: Target) -> None:
 def _run_notebook(path: Path) -> None:
     """Run the code cells of a notebook, one after the other, without lines for the shell or for IPython."""
     main = ModuleType("__main__")
-    main.__dict__.update(__file__=str(path.resolve()), __builtins__=__builtins__)
+    names = {"display": _ignored, "get_ipython": lambda: None}
+    main.__dict__.update(names, __file__=str(path.resolve()), __builtins__=__builtins__)
     sys.modules["__main__"] = main
     for number, source in enumerate(cells(path), start=1):
         exec(compile(source, f"{path.resolve()}{CELL}{number}", "exec"), main.__dict__)  # noqa: S102 - it is asked for
@@ -124,16 +156,23 @@ def cells(path: Path) -> list[str]:
         raise ArgumentError(
             f"doctor expects a notebook of Jupyter's format 4, got {str(path)!r}: {error!r}."
         ) from error
-    return [
-        "\n".join(_plain(line) for line in source.split("\n")) if not source.lstrip().startswith("%%") else ""
-        for source in sources
-    ]
+    return ["\n".join(map(_plain, source.split("\n"))) if _is_python(source) else "" for source in sources]
+
+
+def _is_python(source: str) -> bool:
+    """Return whether a cell is Python; one that is for another interpreter says so in its first line."""
+    first = source.lstrip().partition("\n")[0].rstrip()
+    return not first.startswith("%%") or first[2:].partition(" ")[0] in AROUND
 
 
 def _plain(line: str) -> str:
     """Return a line of a cell, ``pass`` where it is for the shell or for IPython."""
     words = line.lstrip()
-    return line[: len(line) - len(words)] + "pass" if words[:1] in {"%", "!"} else line
+    if words[:1] not in {"%", "!"}:
+        return line
+    name, _, code = words.lstrip("%").partition(" ")
+    rest = code if name in AROUND and not words.startswith("%%") and not code.startswith("-") else ""
+    return line[: len(line) - len(words)] + (rest or "pass")
 
 
 def told(raised: BaseException, target: Target) -> str:
@@ -169,8 +208,8 @@ def seed(number: int) -> None:
             numpy.random.default_rng = _moved(numpy.random.default_rng, number)
 
 
-def _ignored(nthreads: int) -> None:
-    del nthreads
+def _ignored(*_args: Any, **_kwargs: Any) -> None:
+    """Do nothing."""
 
 
 def _moved(plain: Callable[..., Any], number: int) -> Callable[..., Any]:

@@ -84,7 +84,7 @@ class Trunk:
             self._fail(f"SystemExit: {ended.code}" if ended.code else "it ended before its training did")
         except BaseException as raised:
             self._fail(programs.told(raised, self._target))
-        os._exit(1)
+        programs.leave(1)
 
     def _fail(self, why: str) -> None:
         if self._request is None:
@@ -97,7 +97,7 @@ class Trunk:
             reason = unsafe()
             if reason:
                 self._send(UNSAFE + reason.encode())
-                os._exit(0)
+                programs.leave(0)
             self._serve()
         assert self._request is not None
         return self._changes, self._request.steps
@@ -139,7 +139,7 @@ class Trunk:
         )
         self._send(result.packed())
         end_tree(os.getpid(), itself=False)
-        os._exit(0)
+        programs.leave(0)
 
     def _value(self) -> float:
         assert self._measure is not None
@@ -162,7 +162,7 @@ class Trunk:
                 message = self._wire.recv(MESSAGE)
                 if not message:
                     end_tree(os.getpid(), itself=False)
-                    os._exit(0)
+                    programs.leave(0)
                 request = unpacked_request(message)
                 child = os.fork()
                 if not child:
@@ -177,6 +177,7 @@ class Trunk:
     def _become(self, request: Request) -> None:
         """Be the child that does one run."""
         die_with_parent()
+        programs.belongs()
         used = os.times()
         self._began = used.user + used.system
         self._request = request

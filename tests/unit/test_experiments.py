@@ -355,6 +355,56 @@ def test_cells_of_a_notebook_are_run_without_lines_for_the_shell(tmp_path):
     assert cells(path) == ["pass\nx = 1\nif x:\n    pass", ""]
 
 
+def test_cells_that_ipython_times_are_run(tmp_path):
+    """The code after ``%time``, and a cell below ``%%time`` or ``%%capture``, is Python; ``display`` does nothing."""
+    path = tmp_path / "train.ipynb"
+    code = [["%%time\n", "x = 1"], ["%time x += 1\n", "display(x)"], ["%%capture out\n", "x += 1"], ["%time -l 3"]]
+    saved = ["assert get_ipython() is None\n", f"open({str(tmp_path / 'x')!r}, 'w').write(str(x))"]
+    made = [{"cell_type": "code", "source": each} for each in [*code, saved]]
+    path.write_text(json.dumps({"cells": made}), encoding="utf-8")
+    assert cells(path)[:4] == ["pass\nx = 1", "x += 1\ndisplay(x)", "pass\nx += 1", "pass"]
+    with Laboratory(Target(path), jobs=1, in_place=True) as laboratory:
+        assert laboratory.look().error == ""
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "3"
+
+
+LEAVES = """
+    import multiprocessing, os
+    import torch
+    from torch import nn
+
+    def answer(sent):
+        sent.send(1)
+
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,))
+    child.start()
+    assert ours.recv() == 1
+    child.join()
+    if not os.fork():
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(64, 8)
+    for step in range(40):
+        optimizer.zero_grad()
+        (model(x) - x[:, :1]).square().mean().backward()
+        optimizer.step()
+    os._exit(0)
+    """
+
+
+def test_a_script_that_leaves_its_process_is_examined_as_one_that_ends(tmp_path, capsys):
+    """What was seen before ``os._exit`` is told, though nothing can be printed any more; what it forks ends as it wants."""
+    path = tmp_path / "train.py"
+    path.write_text("import sys; sys.stdout.close()\n" + textwrap.dedent(LEAVES), encoding="utf-8")
+    assert main(["doctor", str(path), "--try", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (experiment,) = told["experiments"]
+    assert (told["steps"], told["error"], experiment["refused"], experiment["steps"]) == (40, None, None, 32)
+
+
 def test_where_no_overlay_is_allowed_a_small_folder_is_copied(tmp_path, monkeypatch):
     """In the copy the program sees its files, and what it writes does not reach the original."""
     (tmp_path / "a").mkdir()
