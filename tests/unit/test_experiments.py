@@ -396,7 +396,7 @@ LEAVES = """
 
 
 def test_a_script_that_leaves_its_process_is_examined_as_one_that_ends(tmp_path, capsys):
-    """What was seen before ``os._exit`` is told, though nothing can be printed any more; what it forks ends as it wants."""
+    """What was seen is told, though nothing can be printed any more; what it forks ends as it wants."""
     path = tmp_path / "train.py"
     path.write_text("import sys; sys.stdout.close()\n" + textwrap.dedent(LEAVES), encoding="utf-8")
     assert main(["doctor", str(path), "--try", "--format", "json"]) == 0
