@@ -5,7 +5,8 @@
     python benchmarks/doctor.py --part path/to/corpus.py         # any module with CASES, see doctor_case.py
     python benchmarks/doctor.py --part third --symptoms          # with the first stage: rules judge one run as well
     python benchmarks/doctor.py --part unseen --programs 400 --symptoms    # generated, and healthy where they learn
-    python benchmarks/doctor.py --part third --json seen.jsonl   # stores as it goes; run again, it goes on
+    python benchmarks/doctor.py --part third --json runs/doctor.jsonl      # stores as it goes; run again, it goes on
+    python benchmarks/doctor.py --json runs/doctor.jsonl --write           # what is stored, into docs/doctor.md
 
 Each program is run as a script. A *right cause* is a cure, tried and confirmed, whose treatment is the fix of an issue
 type that the corpus calls true of the program, or (with ``--symptoms``) an issue of such a type that the experiments
@@ -22,12 +23,14 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import doctor_case
 import mutation
 import torch
+from detection import wilson
 
 from gradflow_export.cli.script_runner import run_script
 from gradflow_export.errors import GradflowError
@@ -41,6 +44,8 @@ from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, Severity
 
 CASE = Path(doctor_case.__file__)
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "doctor.md"
+BEGIN, END = "<!-- begin: measured -->", "<!-- end: measured -->"
 SICK, MENDED, HEALTHY = "sick", "mended", "healthy"
 UNPROVEN = "unproven"
 """A generated program that is as drawn and does not learn: nothing is known of its health."""
@@ -186,6 +191,41 @@ def summary(seen: list[Seen]) -> str:
     return "\n".join([*lines, "", cost])
 
 
+def measured(seen: Sequence[Seen]) -> str:
+    """Return a row for each part, and one for all of them, as a table in Markdown."""
+    parts = {part: [each for each in seen if each.part == part] for part in dict.fromkeys(each.part for each in seen)}
+    lines = [
+        "| programs | faulty | right cause | cure confirmed | wrong cause | healthy | prescribed | not compared | runs |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, some in [*parts.items(), ("all", list(seen))]:
+        sick = [each for each in some if each.form == SICK]
+        sound = [each for each in some if each.form in {MENDED, HEALTHY}]
+        counts = [
+            share(sum(each.named for each in sick), len(sick)),
+            share(sum(each.right for each in sick), len(sick)),
+            share(sum(each.wrong for each in sick), len(sick)),
+            str(len(sound)),
+            share(sum(bool(each.cures) for each in sound), len(sound)),
+            share(sum(bool(each.refused) for each in [*sick, *sound]), len(sick) + len(sound)),
+            f"{statistics.median([each.runs for each in [*sick, *sound] if each.runs] or [0]):.0f}",
+        ]
+        lines.append(f"| {Path(name).stem} | {len(sick)} | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+def share(count: int, of: int) -> str:
+    """Return a share with its 95 % interval after Wilson."""
+    low, high = wilson(count, of)
+    return f"{count} ({low:.0%} to {high:.0%})" if of else "-"
+
+
+def write(text: str) -> None:
+    """Put a table into its page."""
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN, 1)
+    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+
+
 def stored(path: Path | None) -> dict[tuple[str, str, str], Seen]:
     """Return what earlier runs have seen, by part, name and form; a line that was cut off is left out."""
     if path is None or not path.exists():
@@ -208,9 +248,13 @@ def main() -> None:
     parser.add_argument("--symptoms", action="store_true", help="the first stage as well")
     parser.add_argument("--jobs", type=int, help="runs at a time")
     parser.add_argument("--json", type=Path, help="what was seen of each program, a line each; these are not run again")
+    parser.add_argument("--write", action="store_true", help="put what is stored into docs/doctor.md, and run nothing")
     arguments = parser.parse_args()
     seen = []
     known = stored(arguments.json)
+    if arguments.write:
+        write(measured(list(known.values())))
+        return
     wanted = (
         generated(arguments.part, range(arguments.first, arguments.first + arguments.programs), arguments.proofs)
         if arguments.part in doctor_case.GENERATED
