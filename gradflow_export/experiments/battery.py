@@ -23,7 +23,8 @@ SEEDS = 3
 LEAST_STEPS = 20
 ECHOES = 0.5
 """Share of steps with a call without gradients from which on a loss may compare a model with what it learned itself."""
-LOOK, STILL = "look", ("look", "no steps")
+LOOK, UNMOVED = "look", "no steps"
+STILL = (LOOK, UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
 RUNS = 40
@@ -148,6 +149,7 @@ class Battery:
             (STILL, 0),
             *(((name,), 0) for name in placebos),
             *(((), seed) for seed in range(1, SEEDS)),
+            *(((UNMOVED,), seed) for seed in range(1, SEEDS)),
             *([((WATCH,), 0)] if PROVED.intersection(self._suspects) else []),
         ]
         found: dict[tuple[tuple[str, ...], int], Result] = {}
@@ -172,8 +174,9 @@ class Battery:
             if self._scale is None:
                 verdict.refused = f"--measure {measure.text!r} gave no number at any step"
         given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
+        unmoved = [still, *(found.get(((UNMOVED,), seed)) for seed in range(1, SEEDS))]
         verdict.baseline = Baseline(
-            tuple(self._first(each) for each in seeds),
+            tuple(self._start(each, other) for each, other in zip(seeds, unmoved, strict=True)),
             tuple(self._effect(each) for each in seeds),
             {name: self._effect(each) for name, each in given.items() if each.acted and not each.error},
             moves(
@@ -306,7 +309,11 @@ class Battery:
     def _effect(self, result: Result) -> float:
         return result.effect if self._scale is None else self._scale.cost(effect(result.measured))
 
-    def _first(self, result: Result) -> float:
+    def _start(self, result: Result, unmoved: Result | None) -> float:
+        """Return the loss before training, on the batches that it is measured on after it: one batch alone is noise."""
+        same = math.inf if unmoved is None or unmoved.error else self._effect(unmoved)
+        if math.isfinite(same):
+            return same
         if self._scale is None:
             return result.losses[0]
         return self._scale.cost(next((each for each in result.measured if math.isfinite(each)), math.nan))

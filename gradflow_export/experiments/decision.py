@@ -16,7 +16,7 @@ import numpy as np
 from gradflow_export.rules.evidence import Floats, fall
 
 LEARNED = 0.9
-"""Share of the first loss above which nothing was learned."""
+"""Share of the loss before training above which nothing was learned."""
 FROM_INPUTS = 0.98
 """Share of a placebo's loss above which nothing was learned from the inputs."""
 RESCUED = 0.7
@@ -47,7 +47,8 @@ class Baseline:
     """Runs without a treatment, and the placebos.
 
     Attributes:
-        first: First loss of each seed.
+        first: Loss before training of each seed: that of the first weights on the batches which it is measured on after
+            training, or else the first loss.
         effect: Mean loss after training, of each seed; infinite where a loss was no number.
         placebos: Mean loss after training of the first seed, by the name of the placebo; of those that acted.
         moves: Why it learns or may begin to, although its loss is hardly lower; empty where nothing says so.
@@ -66,7 +67,7 @@ class Baseline:
 
     @property
     def progress(self) -> float:
-        """Loss after training as a share of the first; the median over seeds."""
+        """Loss after training as a share of that before it; the median over seeds."""
         return statistics.median(
             effect / max(first, LEAST) if math.isfinite(first) else math.inf
             for first, effect in zip(self.first, self.effect, strict=True)
@@ -99,7 +100,7 @@ class Baseline:
         if not all(map(math.isfinite, self.effect)):
             return "the loss does not stay finite"
         if self.progress > LEARNED:
-            return f"the loss is {self.progress:.2f} of the first one after training"
+            return f"the loss after training is {self.progress:.2f} of that before it"
         if against is not None and against >= FROM_INPUTS:
             return f"the loss is {against:.2f} of that of a run whose inputs mean nothing"
         return ""

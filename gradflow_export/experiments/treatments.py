@@ -66,7 +66,6 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove what writes to the weights between two steps: a re-initialization, a reloaded checkpoint, copy_()",
         (_T.NOT_TRAINING, _T.STAGNATION, _T.DESYNC),
         lambda facts: facts["foreign"] > 0,
-        mistake=True,
         of_loop=True,
     ),
     Treatment(

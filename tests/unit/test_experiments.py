@@ -111,6 +111,44 @@ def test_a_program_that_learns_slowly_is_not_ill(script, word):
     assert "faster in the same steps" in remark(verdict).lower()
 
 
+SOUND = """
+    import sys
+    import torch
+    from torch import nn
+
+    word = sys.argv[1]
+    torch.manual_seed(3)
+    x = torch.randn(2048, 16)
+    y = (x[:, :1] + x[:, 1:2] > 2.5).float()
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    slow = [weight.detach().clone() for weight in model.parameters()]
+    many = 1.0 if word == "looks ahead" else (1 - y).sum() / y.sum()
+    measure = nn.BCEWithLogitsLoss(pos_weight=torch.as_tensor(many))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if word == "looks ahead":
+        y = x[:, :1] + x[:, 1:2]
+        measure, optimizer = nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(100):
+        rows = torch.randint(2048, (128,))
+        optimizer.zero_grad()
+        measure(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        if word == "looks ahead" and step % 5 == 4:
+            with torch.no_grad():
+                for weight, far in zip(model.parameters(), slow):
+                    weight.copy_(far.lerp_(weight, 0.5))
+    """
+
+
+@pytest.mark.parametrize("word", ["rare answers", "looks ahead"])
+def test_noise_and_weights_that_are_averaged_on_purpose_are_not_treated(script, word):
+    """One batch of rare answers says little of a loss, and a script may write to its weights and learn."""
+    script.write_text(textwrap.dedent(SOUND), encoding="utf-8")
+    verdict = verdict_of(script, word)
+    assert (verdict.refused, verdict.cures) == ("", [])
+    assert not verdict.baseline.ill
+
+
 def test_the_cure_that_a_symptom_names_goes_before_others(script):
     """Large inputs are standardized, though another optimizer helps as well, and the finding keeps its place."""
     verdict = verdict_of(script, "large", suspects=[IssueType.DATA_SCALE])
