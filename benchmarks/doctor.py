@@ -32,6 +32,7 @@ import mutation
 import torch
 from detection import wilson
 
+from gradflow_export.cli.checkup import STEPS
 from gradflow_export.cli.script_runner import run_script
 from gradflow_export.errors import GradflowError
 from gradflow_export.experiments.account import weighed
@@ -115,7 +116,9 @@ def examine(
                 if not sound:
                     return Seen(part, name, UNPROVEN, types)
             if symptoms:
-                watched = laboratory.apart(functools.partial(run_script, target, 50), sys.stdout, sys.stderr)
+                watched = laboratory.apart(
+                    functools.partial(run_script, target, STEPS, longer=True), sys.stdout, sys.stderr
+                )
                 issues = [issue for issue, _ in watched.issues]
             survey = laboratory.look()
             if not survey.trainings:
@@ -195,7 +198,7 @@ def measured(seen: Sequence[Seen]) -> str:
     """Return a row for each part, and one for all of them, as a table in Markdown."""
     parts = {part: [each for each in seen if each.part == part] for part in dict.fromkeys(each.part for each in seen)}
     lines = [
-        "| programs | faulty | right cause | cure confirmed | wrong cause | healthy | prescribed | not compared | runs |",
+        "| programs | faulty | right cause | cure confirmed | wrong cause | sound | prescribed | not compared | runs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, some in [*parts.items(), ("all", list(seen))]:

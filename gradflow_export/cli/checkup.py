@@ -44,7 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that concern a script; they may stand before it and after it."""
     add = parser.add_argument
     unset = argparse.SUPPRESS
-    add("--steps", type=int, default=unset, help=f"optimizer steps to watch (default: {STEPS})")
+    add(
+        "--steps",
+        type=int,
+        default=unset,
+        help=f"optimizer steps to watch (default: {STEPS}, more where they are fast)",
+    )
     add("--all", action="store_true", default=unset, help="watch the script to its end")
     add("--format", choices=FORMATS, default=unset, help="how findings are printed (default: text)")
     add("--output", type=Path, default=unset, help="write findings to this file")
@@ -207,7 +212,8 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
         fresh=getattr(options, "fresh", False),
         measure=parse(options.measure) if hasattr(options, "measure") else None,
     ) as laboratory:
-        watching = functools.partial(run_script, report.target, steps, stop=stop)
+        longer = not hasattr(options, "steps")
+        watching = functools.partial(run_script, report.target, steps, stop=stop, longer=longer)
         report.outcome = laboratory.apart(watching, sys.stdout, sys.stderr)
         if tried != "no" and not report.outcome.error and report.outcome.steps:
             try:

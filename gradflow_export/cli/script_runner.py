@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from gradflow_export.records.issues import IssueType
 
 CALLS_PER_STEP = 20
 """Calls of watched models per wanted step after which a script without any step is stopped."""
+MOST, SECONDS = 300, 6.0
+"""Steps that are watched where they take little time, and the processor time for them: many mistakes show late."""
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
 
@@ -37,10 +40,12 @@ class ScriptWatch:
         script: File of the program, so that its lines can be told.
         steps: Steps after which it is stopped.
         stop: Whether it is stopped at all.
+        longer: Whether a script whose steps take little time makes more of them, up to :data:`MOST`.
     """
 
-    def __init__(self, script: Path, steps: int, *, stop: bool = True) -> None:
+    def __init__(self, script: Path, steps: int, *, stop: bool = True, longer: bool = False) -> None:
         self._script, self._steps, self._stop = str(script.resolve()), steps, stop
+        self._most, self._until = (MOST if longer else 0), 0.0
         self._exporters: list[tuple[str, Exporter, Place]] = []
         self._members: set[int] = set()
         self._roots: set[int] = set()
@@ -105,10 +110,14 @@ class ScriptWatch:
     def _begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._step_place.line:
             self._step_place = self._here()
+        if not self._counts:
+            self._until = time.process_time() + SECONDS
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-        if self._stop and self.steps >= self._steps:
+        if not self._stop or self.steps < self._steps:
+            return
+        if self.steps >= self._most or time.process_time() > self._until:
             raise _Enough
 
     def _here(self) -> Place:
@@ -125,7 +134,7 @@ class ScriptWatch:
             exporter.close()
 
 
-def run_script(target: Target, steps: int, *, stop: bool = True) -> Outcome:
+def run_script(target: Target, steps: int, *, stop: bool = True, longer: bool = False) -> Outcome:
     """Run a program as ``python`` would, and return what its models showed.
 
     Arguments, search path and current folder are put back.
@@ -134,8 +143,9 @@ def run_script(target: Target, steps: int, *, stop: bool = True) -> Outcome:
         target: The program and its arguments.
         steps: Optimizer steps after which it is stopped.
         stop: Whether it is stopped; otherwise it runs to its end.
+        longer: Whether a script whose steps take little time makes more of them, up to :data:`MOST`.
     """
-    watch = ScriptWatch(target.path, steps, stop=stop)
+    watch = ScriptWatch(target.path, steps, stop=stop, longer=longer)
     argv, path, folder, error = sys.argv, sys.path[:], Path.cwd(), ""
     try:
         with watch.attach():

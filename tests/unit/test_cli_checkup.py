@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from gradflow_export.cli import main
+from gradflow_export.cli import main, script_runner
 from gradflow_export.cli.sarif import address
 
 SCRIPT = """
@@ -76,13 +77,24 @@ def test_findings_name_layer_line_and_way_out(script, capsys):
     printed = capsys.readouterr()
     told = json.loads(printed.out)
     assert "arguments ['still']" in printed.err
-    assert told["steps"] == 50
+    assert 50 <= told["steps"] <= script_runner.MOST
     assert told["models"] == ["Net"]
     first, second = told["findings"]
     assert [first[name] for name in ("issue_type", "severity", "line", "explained_by")] == [
         "NOT_TRAINING", "CRITICAL", STEP_LINE, None,
     ]  # fmt: skip
     assert (second["issue_type"], second["explained_by"][0]) == ("STAGNATION", "NOT_TRAINING")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "steps"), [(0.0, [], 50), (math.inf, [], 60), (math.inf, ["--steps", "9"], 9)]
+)
+def test_a_script_of_fast_steps_is_watched_longer(script, capsys, monkeypatch, seconds, words, steps):
+    """For a bounded time and number of steps, unless a number of steps is asked for."""
+    monkeypatch.setattr(script_runner, "SECONDS", seconds)
+    monkeypatch.setattr(script_runner, "MOST", 60)
+    assert main(["doctor", "--no-try", "--format", "json", str(script), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == steps
 
 
 def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
