@@ -95,7 +95,7 @@ def make_loop(
     lonely = LonelyPasses(reference)
     clipping = ClippingInstrument(reference, guard=part("clipping"))
     block = _make_blocks(model, blocks, code, part)
-    block.calls.on_transformed = part("wiring")(lonely.transformed)
+    block.calls.on_passed_over = part("wiring")(lonely.passed_over)
     given = {"pairs": pairs, "grids": grids, "copies": copies, "rerun_nonfinite": settings.rerun_nonfinite}
     found = make_instruments(Setting(model, code, part, block.names, told.append, given))
     armed = tuple(sorted(found, key=stepped))
