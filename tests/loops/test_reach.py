@@ -537,3 +537,23 @@ def test_tensors_in_place_of_the_parameters_are_recorded_by_hand(watching, recor
     records = recorded(exporter)
     assert [r.value("gradient.total_norm") for r in records] == pytest.approx(norms, rel=1e-5)
     assert said("optimizer step seen") == []
+
+
+def test_what_comes_before_training_is_no_reason_to_speak(watching, recorded, said):
+    """Many evaluations, weights loaded, and layers scaled one by one until their outputs have the spread they should."""
+    model, x = net(), torch.randn(64, 4)
+    exporter = watching(model)
+    with torch.no_grad():
+        for _ in range(60):
+            model(x)
+        for seed in range(5):
+            model.load_state_dict(net(seed).state_dict())
+            model(x)
+        for layer in (model.first, model.second, model.last):
+            for _ in range(10):
+                layer.weight.div_(model(x).std())
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for _ in passes(model):
+        optimizer.step()
+    assert len(recorded(exporter)) == STEPS
+    assert said("optimizer step seen") == []
