@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import sys
 import threading
 
 import pytest
@@ -474,7 +475,7 @@ def train(name, watched):
     memory = MemoryWriter()
     exporter = Exporter(model, backends=[memory], verbose=1).watch() if watched else None
     trained = LOOPS[name](model)
-    result = [t.detach().clone() for t in [*(trained or ()), *model.parameters()]]
+    result = [t.detach().clone() for t in [*(trained or ()), *model.parameters(), torch.get_rng_state()]]
     aside = []
     if exporter is not None:
         exporter.close()
@@ -500,6 +501,17 @@ def test_recorded_or_told(name, said, capsys):
     end = "\n".join([*said(), capsys.readouterr().err])
     assert ("nor was exporter.step() called" in end) == (not steps)
     assert not any("NOT_TRAINING" in line for line in said())
+
+
+@pytest.mark.parametrize("name", [name for name in LOOPS if not name.startswith("compiled")])
+def test_a_short_loop_is_recorded_or_told_at_its_end(name, said, capsys, monkeypatch):
+    """With five steps, too few for a line in the loop, there are records or the last line names the way."""
+    monkeypatch.setattr(sys.modules[__name__], "STEPS", 5)
+    _, records, aside = train(name, watched=True)
+    assert aside == []
+    end = "\n".join([*said(), capsys.readouterr().err])
+    assert ("nor was exporter.step() called" in end) == (not records)
+    assert len(records) in {0, 5}
 
 
 def test_training_without_gradients_is_recorded_by_hand(watching, recorded, said):
