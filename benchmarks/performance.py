@@ -36,7 +36,7 @@ from instruments import INSTRUMENTS
 
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES, SAVED = ROOT / "docs" / "performance.md", ROOT / "docs" / "images", ROOT / "build" / "performance.json"
-PARTS = ("overhead", "short", *scaling.AXES)
+PARTS = ("overhead", "short", "parameters", "tensors", "steps", "opening")
 QUICK_MOST, QUICK_STEPS = 1_000_000, 20
 SHORT_STEPS = 10_000
 

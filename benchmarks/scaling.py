@@ -4,7 +4,8 @@
     python benchmarks/scaling.py --axis tensors --most 1000 --json
 
 - **parameters**: 1 M to 500 M of them in 9 tensors, SGD. What is read at every step, and everything read at every step.
-- **tensors**: 100 to 10 000 at a constant 2 M parameters. The last line of both tables is the exponent of a power law
+- **blocks**: 250 to 10 000 residual blocks whose activations are calls of functions, and the exponent as below.
+- **tensors**: 100 to 10 000 at a constant 2 M parameters. The last line of each table is the exponent of a power law
   fitted to the added time, and that between the two largest sizes, where what is paid once weighs least: 1 is linear.
 - **steps**: one run of a tiny model, looked at after 100, 1000, 10 000 and 100 000 steps: memory, bytes, added time.
 - **opening**: how long ``gradflow report`` and the panel take to open a log of 10 000 layers.
@@ -20,7 +21,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,12 +38,13 @@ from instruments import INSTRUMENTS
 
 PARAMETERS = (1_000_000, 5_000_000, 20_000_000, 100_000_000, 500_000_000)
 TENSORS = (100, 300, 1_000, 3_000, 10_000)
+BLOCKS = (250, 1_000, 4_000, 10_000)
 STEPS = (100, 1_000, 10_000, 100_000)
 LAYERS = (100, 1_000, 10_000)
 CONSTANT = 2_000_000
 WATCHED = ("nothing", "gradflow_norms", "gradflow_every_step")
-AXES = ("parameters", "tensors", "steps", "opening")
-NARROW = 4
+AXES = ("parameters", "tensors", "blocks", "steps", "opening")
+NARROW, WIDTH = 4, 12
 
 
 class Chain(nn.Module):
@@ -63,7 +65,35 @@ class Chain(nn.Module):
         if x.shape[1] == NARROW:
             return out
         for layer, activation in zip(self.layers, self.activations, strict=True):
-            x = x + 0.1 * activation(layer(x))
+            x = x + activation(layer(x)) / len(self.layers)  # in any depth of the same size
+        return out + x[:, :10]
+
+
+class Block(nn.Module):
+    """A residual layer whose activation is a call of a function."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        self.layer, self.depth = nn.Linear(width, width), depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.layer(x)) / self.depth
+
+
+class Blocks(nn.Module):
+    """Such blocks in a row, and the narrow layer of :class:`Chain`."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(depth, width) for _ in range(depth))
+        self.narrow = nn.Linear(NARROW, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.narrow(x[:, :NARROW])
+        if x.shape[1] == NARROW:
+            return out
+        for block in self.blocks:
+            x = block(x)
         return out + x[:, :10]
 
 
@@ -72,7 +102,7 @@ class Point:
     """One size and what watching cost there.
 
     Attributes:
-        axis: ``parameters`` or ``tensors``.
+        axis: ``parameters``, ``tensors`` or ``blocks``.
         size: How many of them.
         row: The measurement.
     """
@@ -82,11 +112,11 @@ class Point:
     row: Row
 
 
-def chain(name: str, depth: int, width: int, *, bias: bool, rows: int, steps: int) -> Workload:
-    """Return a training program around a :class:`Chain`."""
+def chain(name: str, make: Callable[[], nn.Module], width: int, *, rows: int, steps: int) -> Workload:
+    """Return a training program around a :class:`Chain` or :class:`Blocks`."""
     return Workload(
         name,
-        lambda: Chain(depth, width, bias=bias),
+        make,
         lambda n: (torch.randn(n, NARROW if n == 2 else width), torch.randint(0, 10, (n,))),
         rows,
         steps,
@@ -99,10 +129,15 @@ def workload_of(axis: str, size: int) -> Workload:
     """Return the training program of a point; the number of timed steps falls with its size."""
     if axis == "parameters":
         steps = min(40, max(6, 400_000_000 // size))
-        return chain(f"{size:.0e}", 8, max(math.isqrt(size // 8), 16), bias=False, rows=1, steps=steps)
+        width = max(math.isqrt(size // 8), 16)
+        return chain(f"{size:.0e}", lambda: Chain(8, width, bias=False), width, rows=1, steps=steps)
+    if axis == "blocks":
+        steps = min(40, max(6, 10_000 // size))
+        return chain(f"{size}", lambda: Blocks(size, WIDTH), WIDTH, rows=4, steps=steps)
     depth = size // 2
     steps = min(40, max(6, 20_000 // size))
-    return chain(f"{size}", depth, max(math.isqrt(CONSTANT // depth), 10), bias=True, rows=4, steps=steps)
+    width = max(math.isqrt(CONSTANT // depth), 10)
+    return chain(f"{size}", lambda: Chain(depth, width, bias=True), width, rows=4, steps=steps)
 
 
 def measure_point(axis: str, size: int, instrument: str) -> Row:
@@ -136,14 +171,14 @@ def collect(axes: Sequence[str], most: int | None, rounds: int) -> Scaling:
     Args:
         axes: Of ``AXES``.
         most: Leave out sizes above this one.
-        rounds: Repeat each point of parameters and tensors so often, and take the median.
+        rounds: Repeat each point of parameters, tensors and blocks so often, and take the median.
     """
 
     def sizes(every: tuple[int, ...]) -> list[int]:
         return [size for size in every if most is None or size <= most]
 
     points = []
-    for axis, every in (("parameters", PARAMETERS), ("tensors", TENSORS)):
+    for axis, every in (("parameters", PARAMETERS), ("tensors", TENSORS), ("blocks", BLOCKS)):
         for size in sizes(every) if axis in axes else ():
             for name in WATCHED:
                 print(f"{axis} {size:,} {name}", file=sys.stderr)
@@ -199,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axis", action="append", choices=AXES)
     parser.add_argument("--most", type=int, help="leave out sizes above this one")
-    parser.add_argument("--rounds", type=int, default=1, help="repeat parameters and tensors, and take the median")
+    parser.add_argument("--rounds", type=int, default=1, help="repeat all but steps and opening, and take the median")
     parser.add_argument("--json", action="store_true", help="print one object instead of the tables")
     args = parser.parse_args()
     found = collect(args.axis or AXES, args.most, args.rounds)
@@ -207,7 +242,7 @@ def main() -> None:
         print(json.dumps(asdict(found), indent=2))
         return
     print(f"torch {torch.__version__}, 1 thread, {os.cpu_count()} cores\n")
-    for axis in ("parameters", "tensors"):
+    for axis in ("parameters", "tensors", "blocks"):
         if any(point.axis == axis for point in found.points):
             print(table_of_points(found.points, axis))
     if found.steps:

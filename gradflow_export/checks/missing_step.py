@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Clue, Drained
@@ -31,7 +32,8 @@ MOST = 0.9
 
 _UNSEEN = (
     "backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call exporter.step() once after "
-    "each update; where a trainer owns the loop, from its callback at the end of a batch."
+    "each update; where a trainer owns the loop, from its callback at the end of a batch. If tensors that stand in for "
+    "the parameters are trained (functional_call), watch nn.ParameterList(tensors) and put gradients into their .grad."
 )
 _WAITING = (
     "backward passes whose gradients were cleared, and the optimizer of these parameters has not stepped: call its "
@@ -50,6 +52,10 @@ _TRANSFORMED = (
     "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained so, put what "
     "torch.func returns into .grad of the parameters, then call exporter.step() after each update or step with an "
     "optimizer that holds them; of tensors that stand in for the parameters, watch nn.ParameterList(tensors)."
+)
+_UNGRADED = (
+    "changes of the weights between calls of the model without gradients, and no optimizer step seen. If it is trained "
+    "so (by evolution, by formulas of one's own), call exporter.step() once after each update."
 )
 
 
@@ -72,9 +78,10 @@ class LonelyPasses:
         self._before: list[tuple[Slot, Tensor]] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.over = self._told = False
-        self._passes = self._foreign_steps = self._calls = 0
+        self._passes = self._foreign_steps = self._calls = self._changes = 0
         self._called: int | None = None
-        self._cleared = True
+        self._stamp: tuple[int, ...] = ()
+        self._cleared, self._brought = True, False
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
@@ -86,27 +93,37 @@ class LonelyPasses:
         if self._foreign_steps == LONELY_BACKWARD_PASSES and self._share() >= MOST:
             self._tell(_COPIED)
 
-    def transformed(self, module: nn.Module) -> None:
-        """Take notice of a call under a function transform, whose gradients no hook sees.
+    def passed_over(self, module: nn.Module) -> None:
+        """Take notice of a call under a function transform, or without gradients: no hook sees what follows from it.
 
         Args:
             module: One of the model's; those calls are counted that come to the first of them.
         """
-        if self.over or self._told or self._foreign_steps:
+        if self.over or self._told or self._foreign_steps or self._passes:
             return
         self._called = id(module) if self._called is None else self._called
-        self._calls += self._called == id(module)
-        if self._calls == LONELY_BACKWARD_PASSES and not self._passes:
-            self._tell(_TRANSFORMED)
+        if self._called != id(module):
+            return
+        if torch.is_grad_enabled():
+            self._calls += 1
+            if self._calls == LONELY_BACKWARD_PASSES:
+                self._tell(_TRANSFORMED)
+        elif self._is_changed():
+            self._changes += 1
+            if self._changes == LONELY_BACKWARD_PASSES:
+                self._tell(_UNGRADED)
 
     def begin(self) -> Drained:
         """Count a backward pass that begins.
 
         Returns:
-            At the twentieth what there is to tell; empty otherwise, where weights move, and where gradients are kept
-            while no optimizer steps that holds copies of the parameters; of these more at the two hundredth.
+            At the twentieth what there is to tell; empty otherwise, where weights move, where no pass brought the
+            parameters a gradient, and where gradients are kept while no optimizer steps that holds copies of the
+            parameters; of these more at the two hundredth.
         """
         self._passes += 1
+        # A pass that is under way was begun by ``torch.autograd.grad``, or leads to tensors that stand in for these.
+        self._brought |= torch_private.backward_number() == -1
         if self._passes == 1:
             self._remember()
         elif self._passes <= LONELY_BACKWARD_PASSES and self._cleared:
@@ -126,7 +143,7 @@ class LonelyPasses:
             self._tell(_UNSEEN)
         elif self._cleared:
             self._tell(_WAITING)
-        if not (self._cleared or copied) or not rests:
+        if not (copied or (self._cleared and self._brought)) or not rests:
             return []
         return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
 
@@ -134,6 +151,15 @@ class LonelyPasses:
         if not self._told:
             self._told = True
             _log.warning("gradflow: %d %s", passes, what)
+
+    def _is_changed(self) -> bool:
+        """Whether the first parameter was written to or replaced since the last call; waits for no device."""
+        if not self._before:
+            self._remember()
+        before, first = self._stamp, next((slot() for slot, _ in self._before), None)
+        if type(first) is nn.Parameter:
+            self._stamp = torch_private.version(first), first.data_ptr()
+        return self._stamp != before != ()
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         """Return the followed parameters that are still there, and what their entries were."""

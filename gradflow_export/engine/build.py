@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import platform
+import sys
 import time
 import weakref
 from collections import deque
@@ -33,7 +34,7 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.discover import find_blocks, given_blocks, site_name, unwrap
+from gradflow_export.hooks.discover import Found, find_blocks, given_blocks, site_name, unwrap
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
@@ -94,7 +95,7 @@ def make_loop(
     lonely = LonelyPasses(reference)
     clipping = ClippingInstrument(reference, guard=part("clipping"))
     block = _make_blocks(model, blocks, code, part)
-    block.calls.on_transformed = part("wiring")(lonely.transformed)
+    block.calls.on_passed_over = part("wiring")(lonely.passed_over)
     given = {"pairs": pairs, "grids": grids, "copies": copies, "rerun_nonfinite": settings.rerun_nonfinite}
     found = make_instruments(Setting(model, code, part, block.names, told.append, given))
     armed = tuple(sorted(found, key=stepped))
@@ -114,7 +115,10 @@ def _make_blocks(
 ) -> BlockInstrument:
     """Return what reads blocks: those that the user names, or those that are found."""
     found = blocks is None
-    choice = find_blocks(model) if blocks is None else given_blocks(model, blocks)
+    if blocks is None:
+        choice = Found([], leaves=True, choices=()) if code.deep else find_blocks(model)
+    else:
+        choice = given_blocks(model, blocks)
     block = BlockInstrument(
         ModuleCalls(code=code),
         choice.blocks,
@@ -192,7 +196,16 @@ def _follow_optimizers(
 
 
 def say_what_is_not_read(code: CompiledCode) -> None:
-    """Say in one line what of a compiled model is not read."""
+    """Say in one line what of a compiled or deeply nested model is not read."""
+    if code.deep:
+        _log.warning(
+            "gradflow: the modules are nested so deep that calls with hooks may meet Python's recursion limit (%d); "
+            "block gains and activations are not read. Gradients, updates, loss and memory are. To have all read, call "
+            "sys.setrecursionlimit(%d) before Exporter(...).watch().",
+            sys.getrecursionlimit(),
+            code.recursion,
+        )
+        return
     if code.known and not code.read:
         _log.warning(
             "gradflow: the model is compiled; block gains and activations are not read inside compiled code. "

@@ -178,6 +178,7 @@ class TrainingLoop:
                 self._told = True
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
             return
+        self.lonely.over = True
         self._held.begin()
         step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
         if self._recorded:
@@ -205,11 +206,7 @@ class TrainingLoop:
     def notice_lonely(self) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         # What reaches a block while a pass is under way belongs to that pass.
-        if (
-            self.clock.last is None
-            and self.open is None
-            and not (self.lonely.over or self.instruments.loss.passes.under)
-        ):
+        if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):
             bundle = Bundle(self.steps + 1, time.time())
             self._tell_lonely(bundle)
             if bundle.packed and not self.paused:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import is_compiled
+from gradflow_export.hooks.members import nested
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_calls
 
 Inside = Literal["exact", "always", "never"]
@@ -165,16 +167,19 @@ class CompiledCode:
 
     Attributes:
         found: Whether any part of the model runs inside compiled code. No process-wide hook may then come and go: each
-            would have the model compiled anew.
+            would have the model compiled anew. None may either where modules are nested too deep for hooks.
+        deep: Whether they are.
+        recursion: The recursion limit of Python under which they may have hooks.
         graphed: Whether it was passed over because it runs in a CUDA graph, which calls nobody back.
     """
 
     def __init__(self, model: nn.Module, *, known: bool = False, inside: Inside = "exact") -> None:
-        modules = list(model.modules())
+        modules, self.recursion = nested(model)
         self.known = known or any(map(is_compiled, modules))
-        self.found = self.known
+        self.deep = self.recursion > sys.getrecursionlimit()
+        self.found = self.known or self.deep
         self.graphed = False
-        self._inside = "never" if _is_sharded(model) else inside
+        self._inside = "never" if self.deep or _is_sharded(model) else inside
         self._parts = [weakref.ref(module) for module in modules]
         self._readers: list[Any] = []
         self._placed = contextlib.ExitStack()

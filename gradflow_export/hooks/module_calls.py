@@ -45,7 +45,8 @@ class ModuleCalls:
     Attributes:
         armed: Whether calls are looked at.
         seen: Whether any was seen.
-        on_transformed: Called for a call under ``torch.func.grad`` or ``vmap``, of which no handler is told.
+        on_passed_over: Called for a call without gradients, or under ``torch.func.grad`` or ``vmap``, of which no
+            handler is told.
     """
 
     def __init__(self, *, enabled: bool = True, code: CompiledCode | None = None) -> None:
@@ -56,7 +57,7 @@ class ModuleCalls:
         self._handle: RemovableHandle | None = None
         self.armed = False
         self._unseen = 0
-        self.on_transformed: Callable[[nn.Module], None] | None = None
+        self.on_passed_over: Callable[[nn.Module], None] | None = None
         self.seen = False
 
     def add(self, module: nn.Module, handler: Handler, inside: Reading | None = None) -> None:
@@ -144,17 +145,15 @@ class ModuleCalls:
         if _is_compiling():  # first, so that a trace holds nothing of what follows
             return
         entry = self._handlers.get(id(module))
-        if entry is None or not _is_grad_enabled() or _is_tracing():
+        if entry is None or _is_tracing() or entry[0]() is not module:
             return
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook reports them.
-        if entry[0]() is not module:
-            return
-        if _transform() is None:
+        if _is_grad_enabled() and _transform() is None:
             self.seen = True
             for handler in entry[1]:
                 handler(module, args, output)
-        elif self.on_transformed is not None:
-            self.on_transformed(module)
+        elif self.on_passed_over is not None:
+            self.on_passed_over(module)
 
 
 def output_tensor(output: Any) -> Tensor | None:

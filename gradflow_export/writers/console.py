@@ -176,7 +176,10 @@ class ConsoleWriter:
             self._stream.write(f"gradflow: {line}\n")
 
 
-_NO_STEP = ": no optimizer has stepped with this model's parameters. Next: gradflow doctor SCRIPT.py"
+_NO_STEP = (
+    ": no optimizer has stepped with this model's parameters in this process, nor was exporter.step() called. "
+    "Next: gradflow doctor SCRIPT.py"
+)
 
 
 def _listed(blocks: Sequence[str]) -> str:

@@ -207,8 +207,8 @@ def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys):
         assert all(name in said for name in (*first.sessions, *second.sessions))
 
 
-def test_kill_9_costs_at_most_a_second(tmp_path):
-    """At random moments of the default backend's life; the script counts from the steps that the child told of."""
+def test_a_sudden_end_costs_at_most_a_second(tmp_path):
+    """At random moments of the default backend's life, as does ``os._exit``; counted from steps the child told of."""
     command = [sys.executable, str(ROOT / "benchmarks" / "kill.py"), "--times", "5", "--logdir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,6 @@
 """One step with NaN in it: watching changes no bit of what follows, whatever state forward passes have of their own."""
 
+import functools
 import math
 import random
 
@@ -10,8 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from gradflow_export import IssueType
+from gradflow_export.schedule import INTERVALS
 
 STEPS, BAD, WIDTH = 12, 5, 8
+ALL = dict.fromkeys(INTERVALS, 1)
 
 
 class Stateful(nn.Module):
@@ -154,12 +157,13 @@ def train(kind, place, watch=None):
     return torch.tensor(losses), state, rest, exporter
 
 
+@pytest.mark.parametrize("intervals", [None, ALL], ids=["default", "all"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", MODELS)
-def test_training_goes_on_with_the_same_bits(kind, place, watching):
+def test_training_goes_on_with_the_same_bits(kind, place, intervals, watching):
     """Losses, weights, buffers, generators and the model's own state are those of the unwatched run."""
     expected, state, rest, _ = train(kind, place)
-    losses, ours, also, exporter = train(kind, place, watching)
+    losses, ours, also, exporter = train(kind, place, functools.partial(watching, intervals=intervals))
     assert not expected[BAD - 1].isfinite()
     assert expected[BAD:].isfinite().all()
     assert torch.equal(losses.nan_to_num(7.0), expected.nan_to_num(7.0))
