@@ -255,10 +255,11 @@ class Exporter(Reports):
 
         Args:
             **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
-                probabilities of the shape of the logits), ``components`` (parts of the loss by name), ``policy`` (a
-                ``torch.distributions`` object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``,
-                ``action_range``), ``intended`` (by name the updates that a rule of your own means for tensors of whole
-                numbers on ``grids``, before rounding and in the unit of the grid's width).
+                probabilities of the shape of the logits), ``components`` (parts of the loss by name),
+                ``validation_loss`` (that of an evaluation, for OVERFITTING), ``policy`` (a ``torch.distributions``
+                object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``, ``action_range``),
+                ``intended`` (by name the updates that a rule of your own means for tensors of whole numbers on
+                ``grids``, before rounding and in the unit of the grid's width).
         """
         if self._loop is not None and not self._closed:
             self._loop.instruments.observe(tensors, self._guard.part)

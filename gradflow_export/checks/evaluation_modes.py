@@ -11,7 +11,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import values_of
+from gradflow_export.rules.evidence import supervised, values_of
 from gradflow_export.rules.history import History, SiteSeries
 
 _NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
@@ -90,7 +90,7 @@ class WrongMode(Check):
 
     def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
         names, _ = _above(record, _NOISE)
-        if names and _supervised(history):
+        if names and supervised(history):
             message = (
                 f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
                 "of the same data differ."
@@ -155,17 +155,10 @@ def _finding(
     )
 
 
-def _supervised(history: History) -> bool:
-    """Whether every loss that is known is of answers to a question alone, and there is one."""
-    series, alone = history.at_sites(_SUPERVISED), history.run(_SUPERVISED)
-    values = [*series.values[series.present].tolist(), *alone.values.tolist()]
-    return bool(values) and min(values) > 0
-
-
 def _answers(record: StepRecord, history: History) -> bool:
     """Whether one of the parts that were called without gradients makes the answers that a loss is of."""
     called = record.facts.get(_PARTS, {})
-    if not called or not _supervised(history):
+    if not called or not supervised(history):
         return False
     makers = history.at_sites(_SUPERVISED).sites
     return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called)

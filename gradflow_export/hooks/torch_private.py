@@ -109,6 +109,7 @@ FakeTensor: Any = _find("torch._subclasses.fake_tensor.FakeTensor", _Nothing)
 BatchNorm: Any = _find("torch.nn.modules.batchnorm._BatchNorm", _BATCH_NORMS)
 Norm: Any = _find("torch.nn.modules.batchnorm._NormBase", _NORMS)
 Dropout: Any = _find("torch.nn.modules.dropout._DropoutNd", _DROPOUTS)
+Loss: Any = _find("torch.nn.modules.loss._Loss", _Nothing)
 AttentionOutput: Any = _find("torch.nn.modules.linear.NonDynamicallyQuantizableLinear", _Nothing)
 
 # A mode that sees every operation; without it a repeated pass over a sharded model is not ended at its collectives.

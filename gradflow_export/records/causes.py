@@ -77,6 +77,7 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
         _T.STAGNATION: _R, _T.NOT_TRAINING: _R, _T.LEARNING_RATE: _R, _T.VANISHING: _R, _T.NOT_LEARNING: _R,
     },
     _T.COLLAPSE: {_T.NOT_LEARNING: _R},
+    _T.OVERFITTING: {},
 })  # fmt: skip
 """What each type explains, and where. :func:`with_causes` says when."""
 

@@ -58,6 +58,7 @@ class IssueType(str, enum.Enum):
     LEAKAGE = "LEAKAGE"
     UNDERFLOW = "UNDERFLOW"
     COLLAPSE = "COLLAPSE"
+    OVERFITTING = "OVERFITTING"
 
     def __str__(self) -> str:
         """Return the bare name, as it is printed."""
@@ -131,6 +132,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
     "LEAKAGE": "the target stands among the inputs as a number",
     "UNDERFLOW": "gradients in float16 lie below its smallest number and are 0, without a scaled loss",
     "COLLAPSE": "what a layer gives out, and all layers after it, is nearly the same for every sample",
+    "OVERFITTING": "the loss of evaluation rises while that of training falls",
 })  # fmt: skip
 
 

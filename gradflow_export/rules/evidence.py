@@ -96,6 +96,13 @@ def no_better(history: History, site: str, level: float, readings: int) -> float
     return typical if typical >= level else None
 
 
+def supervised(history: History) -> bool:
+    """Whether every loss that is known is of answers to a question alone, and there is one."""
+    series, alone = history.at_sites("loss.supervised"), history.run("loss.supervised")
+    values = [*series.values[series.present].tolist(), *alone.values.tolist()]
+    return bool(values) and min(values) > 0
+
+
 def sites_of(record: StepRecord, metric: str) -> tuple[str, ...]:
     """Return the sites at which a metric arrived in this record."""
     reading = record.get(metric)

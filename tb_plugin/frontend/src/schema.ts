@@ -61,7 +61,8 @@ export type IssueType =
   | "NOT_LEARNING"
   | "LEAKAGE"
   | "UNDERFLOW"
-  | "COLLAPSE";
+  | "COLLAPSE"
+  | "OVERFITTING";
 export type Severity =
   | "INFO"
   | "LOW"

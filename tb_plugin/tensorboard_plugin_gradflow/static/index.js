@@ -1,4 +1,4 @@
-// sources sha256:e3b32d50cc01aa18f4f549c2dfc325a7e74de924c0f43a66eb9892a9ee35e42a
+// sources sha256:a060248d3d1381d278d487b978809ab7cdd7ba2b996930c813f13a20e1eb2895
 /* Contains uPlot, less what this panel does not draw with.
 The MIT License (MIT)
 

@@ -1,0 +1,330 @@
+"""Losses of evaluation that rise while those of training fall: OVERFITTING."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
+from gradflow_export.autograd_graph.provenance import is_plain
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.instances import instances
+from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, is_plain_call
+from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.metrics.arrays.local import local
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import supervised
+from gradflow_export.rules.history import History, RunSeries
+
+_log = logging.getLogger("gradflow_export")
+
+_SPREAD = 3.0
+"""Standard errors of the mean by which a rise must lie above chance; losses of samples scatter as much as they are."""
+_SCALED = frozenset((Op.DIV, Op.MUL, Op.MEAN, Op.SUM, Op.VIEW, Op.TO_COPY))
+SEARCHES = (1, 4)
+"""Steps with an evaluation before them after which loss modules are searched for, while none gave a loss."""
+MOST_CRITERIA = 16
+"""Loss modules that are watched, at most."""
+LOOKS = 8
+"""Backward passes among which the loss is looked for in what the model itself gives out."""
+
+
+class EvaluationLoss(Instrument):
+    """Reads the loss of passes without gradients: the mean over the samples between two steps.
+
+    Nothing of torch is replaced. The loss is, in this order, what ``exporter.observe(validation_loss=...)`` was called
+    with; what the model itself gives out where training calls ``backward`` on it; what a loss module of torch gives out
+    that is called after such a pass. Of several loss modules none counts. A loss function that is called outside the
+    model, as ``F.cross_entropy(model(x), y)``, leaves no trace in a pass without gradients, and is not read.
+
+    Args:
+        model: The unwrapped model; only a weak reference is kept.
+        code: Of a model that is compiled no pass is seen.
+        guard: Wraps the hooks.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
+    every_step: ClassVar[bool] = True
+    takes: ClassVar[str] = "validation_loss"
+
+    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+        self._model, self._code, self._guard = weakref.ref(model), code, guard
+        self._criteria = contextlib.ExitStack()
+        self._places: dict[int, object] = {}
+        self._place: object = None
+        self._looks = self._rounds = 0
+        self._evaluated = self._after = self._observed = self._refused = False
+        self._criterion: weakref.ref[nn.Module] | None = None
+        self._several = False
+        self._total: Tensor | None = None
+        self._samples = 0
+        self.placed: list[Placed] = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> EvaluationLoss:
+        """Make one for a model."""
+        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes the hooks away."""
+        stack, model = contextlib.ExitStack(), self._model()
+        if model is not None:
+            stack.callback(self._stop)
+            stack.callback(self._criteria.close)
+            self.placed = [hook_calls([(model, ModuleHook(self._guard(self._passed)))])]
+            for placed in self.placed:
+                stack.callback(placed)
+        return stack
+
+    def arm(self, *, on: bool) -> None:
+        """Do nothing: passes in evaluation are few."""
+
+    @property
+    def news(self) -> bool:
+        """Whether a loss was read that no step has reported yet."""
+        return self._total is not None
+
+    def take(self, value: Any) -> None:
+        """Take the loss of an evaluation: a number or a tensor, of which the mean counts."""
+        if isinstance(value, Tensor) and value.numel():
+            loss = local(value.detach()).float().mean()
+        elif isinstance(value, Real):
+            loss = torch.tensor(float(value), dtype=torch.float64)
+        else:
+            if not self._refused:
+                self._refused = True
+                _log.warning(
+                    "gradflow: observe() expects a tensor or a number for 'validation_loss', got %s; it is left out.",
+                    type(value).__name__,
+                )
+            return
+        if not self._observed:  # from now on nothing else counts
+            self._observed, self._total, self._samples = True, None, 0
+        self._add(loss, 1)
+
+    def see(self, root: Tensor) -> None:
+        """Look whether a loss is what the model gave out, divided or multiplied by a number or not."""
+        places, self._places = self._places, {}
+        node: Any = root.grad_fn
+        while places and node is not None and self._place is None:
+            self._place = places.get(torch_private.sequence_number(node))
+            known = sources(node)
+            node = known[0] if len(known) == 1 and kind_of(node) in _SCALED else None
+
+    def drain(self) -> Drained:
+        """Give out the mean since the last step with a record, where there was a loss."""
+        total, samples = self._total, self._samples
+        self._total, self._samples = None, 0
+        if self._evaluated:
+            self._evaluated = self._after = False
+            self._rounds += 1
+            nothing = total is None and self._place is None and self._criterion is None
+            if nothing and self._rounds in SEARCHES and not self._observed:
+                self._search()
+        if total is None or (self._several and not self._observed):
+            return []
+        mean = Clue("evaluation.loss", (RUN_SITE,), (total / samples).reshape(1))
+        return [mean] if self._observed else [mean, Clue("evaluation.samples", (RUN_SITE,), np.array([float(samples)]))]
+
+    def _passed(self, _model: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if torch.is_grad_enabled():
+            self._after = False
+            if self._place is None and self._looks < LOOKS:
+                self._looks += 1
+                self._places = {
+                    torch_private.sequence_number(value.grad_fn): place
+                    for place, value in _entries(output)
+                    if _is_loss(value) and value.grad_fn is not None
+                }
+            return
+        if self._observed or not is_plain_call() or (self._code is not None and self._code.found):
+            return
+        self._evaluated = self._after = True
+        loss = None if self._place is None else dict(_entries(output)).get(self._place)
+        if _is_loss(loss):
+            self._after = False
+            first = next((value for value in given if isinstance(value, Tensor) and value.dim()), None)
+            self._add(local(loss.detach()).float(), 1 if first is None else len(first))
+
+    def _search(self) -> None:
+        """Watch the calls of the loss modules that there are, but for those of a great many."""
+        found = [each for each in instances(torch_private.Loss) if isinstance(each, nn.Module)]
+        if 0 < len(found) <= MOST_CRITERIA:
+            self._criteria.callback(hook_calls([(each, ModuleHook(self._guard(self._said))) for each in found]))
+
+    def _said(self, criterion: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        if torch.is_grad_enabled() or self._observed or self._place is not None or not self._evaluated:
+            return
+        known = None if self._criterion is None else self._criterion()
+        if not given or not isinstance(given[0], Tensor) or not is_plain(result) or not result.numel():
+            return
+        self._several |= known is not None and known is not criterion
+        self._criterion = weakref.ref(criterion) if known is None else self._criterion
+        if self._after and not self._several:
+            self._after = False
+            samples = len(given[0]) if given[0].dim() else 1
+            summed = result.dim() == 0 and getattr(criterion, "reduction", "mean") == "sum"
+            mean = local(result.detach()).float().mean()
+            self._add(mean / samples if summed else mean, samples)
+
+    def _add(self, mean: Tensor, samples: int) -> None:
+        whole = mean * samples
+        self._total = whole if self._total is None else self._total.to(whole) + whole
+        self._samples += samples
+
+    def _stop(self) -> None:
+        self._places, self._total, self._samples = {}, None, 0
+
+
+def _entries(output: Any) -> list[tuple[object, Any]]:
+    """Return what a model gave out, each with where it stands."""
+    if isinstance(output, Mapping):
+        return list(output.items())
+    return list(enumerate(output)) if isinstance(output, list | tuple) else [("", output)]
+
+
+def _is_loss(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point() and is_plain(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overfitting(Check):
+    """Find runs in which the loss of evaluation rises, and goes on rising, while that of training falls.
+
+    The loss of evaluation is what a loss module of torch, or the model itself, gives for passes of the model without
+    gradients, as one mean for all such passes between two steps; or what ``exporter.observe(validation_loss=...)`` is
+    called with. The middle of its last three must lie above its least level: by ``rise`` of that, by ``sure`` times its
+    own noise, and by more than the mean of so few samples scatters; and the rise must go on. The loss of training must
+    have fallen meanwhile to ``fallen`` of what it was. It is a note until ``lost`` of all that had been gained is lost
+    again: a model that grows too sure of itself may still answer better.
+
+    Why it is bad:
+        The model learns its samples by heart. What it says of others was better before; each further step costs time
+        and makes it worse.
+
+    Example:
+        for epoch in range(1000):
+            train(model)
+            with torch.no_grad():
+                print(criterion(model(x_val), y_val))  # least at epoch 20
+
+    Use instead:
+        best = float("inf")
+        for epoch in range(1000):
+            train(model)
+            with torch.no_grad():
+                loss = criterion(model(x_val), y_val)
+            if loss < best:
+                best = loss
+                torch.save(model.state_dict(), "best.pt")
+
+    Not reported:
+        The loss of evaluation comes from a function, as ``F.cross_entropy(model(x), y)``, or is written by hand, and is
+        not handed over; several loss modules; fewer than ``readings`` evaluations; a rise that is not above the noise
+        from one evaluation to the next; a training loss that rises too; losses whose targets are no classes and no
+        single number for each sample, but for those handed over.
+
+    Attributes:
+        readings: Evaluations before anything is said.
+        since: Least number of evaluations after the best one.
+        rise: Least rise as a share of the least level.
+        sure: Least rise in standard deviations of the noise.
+        fallen: Greatest share of the training loss at the best evaluation.
+        gained: Least share of the first loss that must have been gained for more than a note.
+        lost: Least share of that gain that must be lost again for more than a note.
+    """
+
+    readings: int = 8
+    since: int = 4
+    rise: float = 0.25
+    sure: float = 5.0
+    fallen: float = 0.8
+    gained: float = 0.2
+    lost: float = 0.5
+
+    name: ClassVar[str] = "overfitting"
+    late: ClassVar[bool] = True
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.OVERFITTING,)
+    evidence: ClassVar[tuple[str, ...]] = ("evaluation.loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("evaluation.loss", "evaluation.samples", "loss", "loss.supervised")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002
+        """Judge the evaluations so far."""
+        said, samples, training = (history.run(n) for n in ("evaluation.loss", "evaluation.samples", "loss"))
+        steps, values = _all(said)
+        if (
+            len(values) < self.readings
+            or not np.isfinite(values).all()
+            or not (samples.count == 0 or supervised(history))
+        ):
+            return ()
+        smooth = np.median(np.lib.stride_tricks.sliding_window_view(values, 3), axis=1)
+        at = int(smooth.argmin()) + 1
+        best, now = float(smooth[at - 1]), float(smooth[-1])
+        few = 0.0 if samples.count == 0 else _SPREAD * now / median(samples.values) ** 0.5
+        margin = max(self.rise * best, self.sure * _noise(said.values), few)
+        goes_on = now - best >= 0.75 * (float(smooth[at - 1 :].max()) - best)
+        if best <= 0 or len(values) - 1 - at < self.since or now - best < margin or not goes_on:
+            return ()
+        before = _level(training, int(steps[at - 1]), int(steps[at + 1]))
+        after = _level(training, int(steps[-3]), int(steps[-1]))
+        if not 0 <= after <= self.fallen * before:
+            return ()
+        first = max(said.first, training.first)
+        heart = best <= (1 - self.gained) * first and now - best >= self.lost * (first - best)
+        return (
+            Finding(
+                IssueType.OVERFITTING,
+                Severity.MEDIUM if heart else Severity.LOW,
+                (RUN_SITE,),
+                now / best,
+                1 + margin / best,
+                f"the loss of evaluation has risen from {number(best)} at step {int(steps[at])} to {number(now)}, "
+                f"while that of training fell from {number(before)} to {number(after)}: samples are learned by heart.",
+                f"keep the weights of about step {int(steps[at])}, which were the best, and stop there; to learn more, "
+                "use more or augmented data, weight decay, dropout or a smaller model.",
+                since=int(steps[at]),
+            ),
+        )
+
+
+def _all(series: RunSeries) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the steps and values of a whole run, thinned but for the recent ones."""
+    early, thinned = series.whole()
+    recent = series.steps
+    kept = early < (recent[0] if len(recent) else math.inf)
+    return np.concatenate((early[kept].astype(np.int64), recent)), np.concatenate((thinned[kept], series.values))
+
+
+def _noise(values: npt.NDArray[np.float64]) -> float:
+    """Return the standard deviation from one evaluation to the next, whatever the trend."""
+    return 1.4826 * median(np.abs(np.diff(values, 2))) / 6**0.5
+
+
+def _level(loss: RunSeries, begin: int, end: int) -> float:
+    """Return the middle of the training losses between two steps, of the nearest where there are few; NaN if none."""
+    steps, values = _all(loss)
+    keep = np.isfinite(values)
+    if not keep.any():
+        return math.nan
+    steps, values = steps[keep], values[keep]
+    inside = (steps >= begin) & (steps <= end)
+    nearest = np.argsort(np.abs(steps - (begin + end) / 2), kind="stable")[:5]
+    return median(values[inside] if inside.sum() >= 5 else values[nearest])
