@@ -45,6 +45,7 @@ from silent.common import TYPES, located
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.records.causes import groups
 from gradflow_export.records.issues import Severity
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,7 @@ class Run:
         score: How well the model did after training.
         learned: Whether that reaches the program's goal.
         seconds: CPU time of the run, exporter and score included.
+        causes: How many of the issues a user is meant to act upon no other one explains.
     """
 
     half: str
@@ -76,6 +78,7 @@ class Run:
     score: float
     learned: bool
     seconds: float
+    causes: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,18 @@ def work(task: Task) -> Run:
         case = half.BUGS[task.index]
         program = case.build(task.form == MENDED, task.seed)
     issues: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
+    causes = 0
     if task.watched:
         with Exporter(program.model, backends=[MemoryWriter()], verbose=0) as exporter:
             exporter.watch()
             program.train()
         issues = tuple((str(issue.issue_type), int(issue.severity), issue.layers) for issue in exporter.issues)
+        causes = sum(group.head.severity >= Severity.MEDIUM for group in groups(exporter.issues))
     else:
         program.train()
     score = program.score()
     seconds = time.process_time() - began
-    return Run(task.half, case.name, task.form, task.seed, issues, score, score >= program.goal, seconds)
+    return Run(task.half, case.name, task.form, task.seed, issues, score, score >= program.goal, seconds, causes)
 
 
 def serious(run: Run) -> list[tuple[str, tuple[str, ...]]]:
@@ -153,6 +158,8 @@ def judge(bug: Any, runs: list[Run]) -> dict[str, Any]:
         "twin_types": sorted({kind for r in mended for kind in alarms(r)}),
         "twin_learned": sum(r.learned for r in mended),
         "sick_learned": sum(r.learned for r in sick),
+        "causes": sum(r.causes for r in sick),
+        "issues": sum(map(len, found)),
         "extra": sorted(raised - set(bug.types) - set(bug.also)),
         "raised": sorted(raised),
         "sites": sorted(
@@ -187,6 +194,9 @@ def summary(rows: list[dict[str, Any]], healthy: dict[str, list[Run]]) -> dict[s
         "programs": sum(row["twin_alarmed"] > 0 for row in rows),
         "runs": sum(row["twin_alarmed"] for row in rows),
     }
+    alarmed = totals["identified"]["runs"] or 1
+    totals["causes_each"] = sum(row["causes"] for row in rows) / alarmed
+    totals["issues_each"] = sum(row["issues"] for row in rows) / alarmed
     totals["healthy"] = {"programs": len(healthy), "runs": sum(map(len, healthy.values()))}
     totals["healthy_alarmed"] = {
         "programs": sum(any(alarms(r) for r in runs) for runs in healthy.values()),
@@ -213,6 +223,9 @@ def table(rows: list[dict[str, Any]], healthy: dict[str, list[Run]], totals: dic
             "healthy programs alarmed", "≤ 5 %", totals["healthy_alarmed"]["programs"], totals["healthy"]["programs"],
             totals["healthy_alarmed"]["runs"], totals["healthy"]["runs"],
         ),
+        "",
+        f"For each mistake identified {totals['issues_each']:.2f} issues are open, of which no other explains "
+        f"{totals['causes_each']:.2f}.",
         "",
         "| mistake | half | identified | right type | located | mended twin | said besides |",
         "|---|---|---|---|---|---|---|",
