@@ -224,8 +224,7 @@ def table(rows: list[dict[str, Any]], healthy: dict[str, list[Run]], totals: dic
             totals["healthy_alarmed"]["runs"], totals["healthy"]["runs"],
         ),
         "",
-        f"For each mistake identified {totals['issues_each']:.2f} issues are open, of which no other explains "
-        f"{totals['causes_each']:.2f}.",
+        f"Issues of each mistake identified: {totals['issues_each']:.2f}; unexplained: {totals['causes_each']:.2f}.",
         "",
         "| mistake | half | identified | right type | located | mended twin | said besides |",
         "|---|---|---|---|---|---|---|",
