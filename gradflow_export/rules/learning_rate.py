@@ -19,6 +19,8 @@ from gradflow_export.rules.signals import Floats, converged, settled
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
+_A_LIMIT = 0.05
+"""Least norm that somebody would clip gradients to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +200,13 @@ class LearningRate(Rule):
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
         whole, scale = record.value("gradient.norm_before_clip") or 0.0, record.value("gradient.clip_scale") or 1.0
-        if min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
+        factor = record.value("gradient.loss_scale") or 1.0
+        if min(needed) * scale < self.steps and factor > 1 and whole * scale * factor >= _A_LIMIT:
+            advice = (
+                f"call scaler.unscale_(optimizer) before clip_grad_norm_: gradients that the scaler had multiplied by "
+                f"{number(factor)} were clipped, and {number(whole * scale)} is left of {number(whole)}."
+            )
+        elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
             advice = (
                 f"raise the limit of clipping, which leaves {number(whole * scale)} of a gradient of {number(whole)}: "
                 "clip_grad_norm_(model.parameters(), 1.0) is usual; after that, if need be, the learning rate."

@@ -67,6 +67,27 @@ def test_steps_that_clipping_made_small_are_laid_to_it(limit):
     assert all("raise the limit of clipping" in issue.advice for issue in found)
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_gradients_that_were_clipped_before_they_were_unscaled(unscaled):
+    """What the scaler multiplied is clipped to next to nothing, and what to do is to unscale it first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(60):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            scaler.scale(F.mse_loss(model(x), x[:, :3].sum(1, keepdim=True))).backward()
+            if unscaled:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        found = [issue for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]
+    assert len(found) == (not unscaled)
+    assert all("scaler.unscale_(optimizer) before clip_grad_norm_" in issue.advice for issue in found)
+
+
 @pytest.mark.parametrize(
     "optimizer", [adam(1e-5), adam(1e-3), adam(1e-1), sgd(1e-2), sgd(1.0)], ids=["1e-5", "1e-3", "0.1", "0.01", "1"]
 )
