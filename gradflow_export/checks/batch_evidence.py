@@ -24,7 +24,7 @@ from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
-from gradflow_export.checks.target_reader import by_hand, same_words
+from gradflow_export.checks.target_reader import by_hand, same_words, weighted
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.compiled_calls import CompiledCode
@@ -248,18 +248,18 @@ class InputInstrument(Instrument):
                 ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
             )
         if rows is not None and not paired and not found.tokens:
-            apart = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
+            alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             values = rows.to(torch.float32).contiguous()
-            self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, apart)))
+            self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         self._take_last_steps(found, first, parts, paired=paired)
-        same = same_words(term, layers.first)
-        if same is not None:
-            self._out.append(
-                ClueSample("target.copied", found.site, same.contiguous(), partial(memory.copied, found.site))
-            )
-        if term.signs is not None:
-            labels = even_sample(local(term.signs), ROWS).to(torch.float32).contiguous()
-            self._out.append(ClueSample("mistake", found.site, labels, partial(memory.signed, found.site)))
+        signs = None if term.signs is None else even_sample(local(term.signs), ROWS).to(torch.float32)
+        for metric, apart, analyse in (
+            ("target.copied", same_words(term, layers.first), memory.copied),
+            ("mistake", signs, memory.signed),
+            ("mistake", weighted(term, ROWS), memory.weighted),
+        ):
+            if apart is not None:
+                self._out.append(ClueSample(metric, found.site, apart.contiguous(), partial(analyse, found.site)))
         if term.difference is not None:
             corner = term.difference.reshape(len(term.difference), -1)[:16, :16].to(torch.float64).contiguous()
             self._out.append(

@@ -23,7 +23,14 @@ from gradflow_export.metrics.dependence import (
     linear_dependence,
     unbent,
 )
-from gradflow_export.records.loss_mistakes import BROADCAST, MANY_LABELS, OUT_OF_REACH, TARGETS_NO_SHARE, UNSIGNED
+from gradflow_export.records.loss_mistakes import (
+    BROADCAST,
+    MANY_LABELS,
+    OUT_OF_REACH,
+    TARGETS_NO_SHARE,
+    UNSIGNED,
+    WEIGHTS_TURNED,
+)
 from gradflow_export.records.statistics import distinct, median
 
 Floats = npt.NDArray[np.float64]
@@ -34,6 +41,8 @@ LEVEL = 0.8
 TESTED_EVERY = 3
 """Readings between two tests."""
 SMALL = 1e-6
+WEIGHED = 256
+"""Fewest labels whose frequency is laid beside the weights of their classes."""
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
@@ -116,6 +125,7 @@ class Remembered:
         self._varies = False
         self._signs: list[Floats] = []
         self._batch, self._repeats = b"", 0
+        self._often = np.zeros(0)
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the readings of one sample.
@@ -200,6 +210,29 @@ class Remembered:
         if len(labels) < LABELS or set(distinct(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
             return {}
         return {f"mistake.{UNSIGNED}": {site: float((labels == 0).mean())}}
+
+    def weighted(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return how much less a loss weighs the rarest class than the most frequent, where weights are frequencies.
+
+        Args:
+            site: Of the loss.
+            values: What :func:`gradflow_export.checks.target_reader.weighted` returned.
+        """
+        given = np.asarray(values, dtype=np.float64)
+        classes = int(given[0])
+        weights, labels = given[1 : 1 + classes], given[1 + classes :]
+        if len(self._often) != classes:
+            self._often = np.zeros(classes)
+        self._often += (labels[:, None] == np.arange(classes)).sum(axis=0)
+        here = (self._often >= 4) & (weights > 0)
+        if self._often.sum() < WEIGHED or here.sum() < 2:
+            return {}
+        often, weigh = np.log(self._often[here]), np.log(weights[here])
+        often, weigh = often - often.mean(), weigh - weigh.mean()
+        slope = float(often @ weigh / (often @ often)) if np.ptp(often) > math.log(3.0) else 0.0
+        follows = 0.67 < slope < 1.5 and float(np.square(weigh - slope * often).sum()) < 0.1 * float(weigh @ weigh)
+        rare, usual = here.nonzero()[0][[often.argmin(), often.argmax()]]
+        return {f"mistake.{WEIGHTS_TURNED}": {site: float(weights[rare] / weights[usual])}} if follows else {}
 
     def _add(self, found: Found, x: Floats, targets: Floats) -> None:
         shape = (found.kind, found.inputs, found.outputs)

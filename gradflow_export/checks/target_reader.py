@@ -15,11 +15,14 @@ from gradflow_export.autograd_graph.loss_shape import adds_bias
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.arrays.samples import even_sample
 
 MOST_PRODUCTS = 2**26
 """Products of a last layer that is computed once more, at most."""
 WORDS = 1024
 """Words that are compared with targets, at most."""
+CLASSES = 64
+"""Weights of classes that are looked at, at most."""
 _FAR = 4_000
 _IN_ORDER = frozenset(
     (Op.ALIAS, Op.CLONE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.TO_COPY, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
@@ -110,6 +113,30 @@ def _variable(node: Node) -> Tensor | None:
         node = below(node)
     found = getattr(node, "variable", None)
     return found if isinstance(found, Tensor) else None
+
+
+def weighted(term: Term, most: int) -> Tensor | None:
+    """Return the weights that a loss gives to classes, and labels.
+
+    Args:
+        term: A cross-entropy of classes, or a binary one with a weight for positives.
+        most: Labels, at most.
+
+    Returns:
+        How many weights there are, these, and labels; ``None`` without weights. Shape: ``[1 + weights + <= most]``.
+    """
+    weights = saved(term.node, "weight" if term.kind == "classes" else "pos_weight")
+    if weights is None or term.targets is None or term.kind not in {"classes", "binary"}:
+        return None
+    if term.kind == "binary":
+        if weights.numel() != 1 or not term.logits:
+            return None
+        weights = torch.cat([torch.ones_like(weights).reshape(1), weights.reshape(1)])
+    if weights.dim() != 1 or not 1 < len(weights) <= CLASSES:
+        return None
+    labels = even_sample(local(term.targets), most)
+    count = torch.full((1,), float(len(weights)), device=labels.device)
+    return torch.cat([count, weights.to(labels.device, torch.float32), labels.to(torch.float32)])
 
 
 def same_words(term: Term, first: list[FirstLayer]) -> Tensor | None:

@@ -207,11 +207,19 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "the log-determinant of the way from data to noise; the KL of a VAE is -0.5 * (1 + logvar - mu ** 2 - "
             "logvar.exp()).sum().",
         ),
+        known.WEIGHTS_TURNED: _Told(
+            message="The weights of the loss are as large as their classes are frequent: the rarest has {0} of the "
+            "weight of the most frequent, and is left out twice.",
+            advice="turn them round: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
+            "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
+        ),
     }
 )
 
 
-_LESSER = frozenset((known.COSINES_IN_CE, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.RELU_BEFORE_CE))
+_LESSER = frozenset(
+    (known.COSINES_IN_CE, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED)
+)
 
 
 @dataclass(frozen=True, kw_only=True)

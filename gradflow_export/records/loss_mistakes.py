@@ -35,6 +35,7 @@ SCORES_IN_LOGARITHM = "logarithm of scores"
 SCORES_IN_OVERLAP = "scores given to an overlap"
 UNLIKELY = "log-probabilities without a minus"
 WITHOUT_BOUND = "scale without balance"
+WEIGHTS_TURNED = "weights of classes turned round"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -70,5 +71,6 @@ MISTAKES = (
     SCORES_IN_OVERLAP,
     UNLIKELY,
     WITHOUT_BOUND,
+    WEIGHTS_TURNED,
 )
 """All of them."""

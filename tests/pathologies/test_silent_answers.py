@@ -127,3 +127,53 @@ def test_targets_of_other_rows_are_told_while_they_are_learned_by_heart():
         return F.mse_loss(model(x[rows]), y[rows])
 
     assert {kind for kind, _ in told(model, step, steps=130)} == {IssueType.BAD_TARGETS}
+
+
+COUNTS = torch.tensor([70.0, 25.0, 5.0])
+
+
+def weights_told(criterion, classes, steps=40):
+    """Train on classes of which some are rare; return what is said of the loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1 if classes == 2 else classes))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
+        for _ in range(steps):
+            x = torch.randn(64, 6)
+            y = (
+                torch.bucketize(x[:, 0].contiguous(), torch.tensor([0.52, 1.64]))
+                if classes == 3
+                else (x[:, :1] > 1.3).float()
+            )
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+        return [issue.message for issue in exporter.issues if issue.issue_type is IssueType.WRONG_LOSS]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "classes"),
+    [(nn.CrossEntropyLoss(COUNTS / 100), 3), (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([0.1 / 0.9])), 2)],
+    ids=["classes", "positives"],
+)
+def test_weights_that_grow_with_the_frequency_of_a_class_are_turned_round(criterion, classes):
+    """Weights are to make up for how rare a class is; these leave it out twice."""
+    (said,) = weights_told(criterion, classes)
+    assert "as large as their classes are frequent" in said
+
+
+@pytest.mark.parametrize(
+    ("criterion", "classes"),
+    [
+        (nn.CrossEntropyLoss(100 / COUNTS), 3),
+        (nn.CrossEntropyLoss((100 / COUNTS).sqrt()), 3),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, 0.5])), 3),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, 0.0])), 3),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([9.0])), 2),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([0.5])), 2),
+        (nn.BCEWithLogitsLoss(), 2),
+    ],
+)
+def test_other_weights_of_classes_are_in_order(criterion, classes):
+    """Those that make up for it, those of a class that matters less, and none."""
+    assert weights_told(criterion, classes) == []
