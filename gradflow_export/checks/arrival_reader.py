@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
+from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
@@ -26,6 +27,8 @@ PLAYERS = 4
 """Optimizers of which one more parameter is followed, at most."""
 ENTRIES = 256
 """Evenly spaced entries of each that are looked at."""
+NEAR = 4
+"""Operations at the end of a loss among which it may be divided by the number of micro-batches."""
 
 
 class _Pass(NamedTuple):
@@ -67,6 +70,9 @@ class ArrivalInstrument(Instrument):
     which the pass reaches after this one, and by the next pass, which does not reach them: a critic that an actor's
     loss went through. What two losses leave in a layer below both is their sum, and meant.
 
+    Micro-batches that were to be added up are told by losses that are divided by their number; where each pass found
+    nothing to add to, and what the last one brought is what the optimizer uses, those before it were thrown away.
+
     Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
     since the pass before it; micro-batches of one call are passes at the same weights.
 
@@ -87,6 +93,7 @@ class ArrivalInstrument(Instrument):
         self._last = 0
         self._whole: set[int] | None = None
         self._one_of: dict[int, Slot] = {}
+        self._parts: list[float] = []
         self._out: Drained = []
 
     @classmethod
@@ -126,6 +133,12 @@ class ArrivalInstrument(Instrument):
                 handle.remove()
             self._handles = []
             self._seen.clear()
+            self._parts = []
+
+    def see(self, root: Tensor) -> None:
+        """Note by what a loss is divided."""
+        if self._handles:
+            self._parts.append(_divided_by(root))
 
     def before(self, step: OptimizerStep) -> None:
         """Compare what arrived with what is there when an optimizer steps; with a closure nothing has arrived yet."""
@@ -139,7 +152,8 @@ class ArrivalInstrument(Instrument):
             self._forget(step)
             return
         self._take_notice(step)
-        where, stale, kept, foreign = [], [], [], []
+        where, stale, kept, foreign, dropped = [], [], [], [], []
+        parts, self._parts = self._parts, []
         with torch.no_grad():
             for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
                 seen = self._seen.pop(id(parameter), None)
@@ -153,7 +167,8 @@ class ArrivalInstrument(Instrument):
                 kept.append(there / came)
                 others = self._left_by_others(seen)
                 foreign.append(came.new_zeros(()) if others is None else others / there)
-        self._give(step, where, stale=stale, kept=kept, foreign=foreign)
+                dropped.append(_dropped(seen, there, parts))
+        self._give(step, where, stale=stale, kept=kept, foreign=foreign, dropped=dropped)
 
     def after(self, step: OptimizerStep) -> None:
         """Compare what the passes of a closure found with what they left, and forget it."""
@@ -188,6 +203,7 @@ class ArrivalInstrument(Instrument):
         self._out = []
 
     def _forget(self, step: OptimizerStep) -> None:
+        self._parts = []
         for parameter in step.owned.parameters:
             self._seen.pop(id(parameter), None)
 
@@ -253,6 +269,33 @@ class ArrivalInstrument(Instrument):
 
 def _can_follow(parameter: Tensor) -> bool:
     return parameter.requires_grad and parameter.numel() > 0 and not hasattr(parameter, "placements")
+
+
+def _divided_by(root: Tensor) -> float:
+    """Return the number that a loss is divided by, 1 where it is not."""
+    node = root.grad_fn
+    for _ in range(NEAR):
+        kind, other, known = kind_of(node), getattr(node, "_saved_other", None), sources(node)
+        if kind not in {Op.DIV, Op.MUL} or len(known) != 1:
+            break
+        if isinstance(other, Tensor) and (other.dim() > 0 or other.device.type != "cpu"):  # nothing waits for a device
+            other = None
+        by = float(other) if isinstance(other, int | float | Tensor) else 1.0
+        part = by if kind == Op.DIV else 1.0 / by if by else 1.0
+        if part > 1.5:  # less is what a gradient scaler multiplies by
+            return part
+        node = known[0]
+    return 1.0
+
+
+def _dropped(seen: _Arrivals, there: Tensor, parts: list[float]) -> Tensor:
+    """Return how many passes of micro-batches brought what is not there at the step; 0 where none was to be added."""
+    count = len(seen.passes)
+    if count < 2 or seen.later or len(parts) != count or any(round(part) != count for part in parts):
+        return there.new_zeros(())
+    found = [there.new_zeros(()) if one.found is None else one.found for one in seen.passes[1:]]
+    alone = (torch.stack(found) == 0).all() & torch.isclose(there, seen.came[-1], rtol=1e-4, atol=0.0)
+    return alone * (count - 1.0)
 
 
 def _size(gradient: Tensor) -> Tensor:

@@ -179,3 +179,67 @@ class ClearedGradients(Check):
                 origin=cause,
             ),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroppedGradients(Check):
+    """Find micro-batches whose gradients are cleared before the optimizer steps, so that only the last one counts.
+
+    That they were to be added up is known from their losses, which are divided by their number. Each pass finds nothing
+    to add to, and the optimizer uses what the last pass brought, and nothing else.
+
+    Why it is bad:
+        Of eight batches seven are computed and thrown away, and the gradient of the one that is left is an eighth.
+
+    Example:
+        for i, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) / 8).backward()
+            if (i + 1) % 8 == 0:
+                optimizer.step()
+
+    Use instead:
+        for i, (x, y) in enumerate(loader):
+            (F.cross_entropy(model(x), y) / 8).backward()
+            if (i + 1) % 8 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Not reported:
+        Losses that are not divided by the number of passes; gradients that are added up elsewhere, clipped, or
+        divided by the factor of a scaler; weights that change between the passes; steps with a closure.
+
+    Attributes:
+        readings: Least number of steps in a row.
+        patience: One; the readings are the patience.
+    """
+
+    readings: int = 4
+    patience: int = 1
+    heal: int = 2
+
+    name: ClassVar[str] = "dropped-gradients"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
+    evidence: ClassVar[tuple[str, ...]] = ("parameter.dropped_gradient",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.dropped_gradient",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the followed parameters of this record and of those before it."""
+        dropped = history.at_sites("parameter.dropped_gradient")
+        if not record.facts.get("parameter.dropped_gradient") or len(dropped.steps) < self.readings:
+            return ()
+        values, present = dropped.values[-self.readings :], dropped.present[-self.readings :]
+        if not present.any(axis=1).all() or not (values[present] > 0).all():
+            return ()
+        count, cause = float(values[present].max()), "micro-batches thrown away"
+        message = (
+            f"the losses of {number(count + 1)} micro-batches are divided by their number, and the gradients of "
+            f"{number(count)} of them are cleared before the optimizer steps: only the last one counts."
+        )
+        advice = "call optimizer.zero_grad() after each optimizer.step(), not before each backward()."
+        return (
+            Finding(
+                IssueType.NOT_TRAINING, Severity.MEDIUM, ("",), count, 0.0, message, advice,
+                since=int(dropped.steps[-self.readings]), cause=cause, origin=cause,
+            ),
+        )  # fmt: skip

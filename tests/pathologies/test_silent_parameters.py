@@ -381,3 +381,40 @@ def test_hooks_are_gone_after_closing_and_a_watched_model_copies():
         twin = copy.deepcopy(model)
         assert not any(p._backward_hooks for p in twin.parameters())
     assert not any(p._backward_hooks for p in model.parameters())
+
+
+def accumulated(way, steps=12, parts=4, *, divide=True):
+    """Train with micro-batches in some way; return the causes of NOT_TRAINING."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.amp.GradScaler("cpu", enabled=way == "scaled"),
+    )
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
+        for _ in range(steps):
+            held = [torch.zeros_like(p) for p in model.parameters()]
+            for part in range(parts):
+                x, y = torch.randn(8, 6, requires_grad=way == "attack"), torch.randint(0, 3, (8,))
+                if way != "added" or part == 0:
+                    optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                (loss / parts if divide else loss).backward()
+                if way == "by hand":
+                    held = [h + p.grad for h, p in zip(held, model.parameters(), strict=True)]
+            if way == "by hand":
+                for p, h in zip(model.parameters(), held, strict=True):
+                    p.grad = h
+            optimizer.step()
+        return [i.cause for i in exporter.issues if i.issue_type is IssueType.NOT_TRAINING]
+
+
+def test_micro_batches_that_are_cleared_one_by_one_are_thrown_away():
+    """Each loss is divided by their number, and the optimizer has the gradient of the last alone."""
+    assert accumulated("cleared") == ["micro-batches thrown away"]
+
+
+@pytest.mark.parametrize(("way", "divide"), [("added", True), ("by hand", True), ("cleared", False), ("attack", False)])
+def test_micro_batches_that_count_are_in_order(way, divide):
+    """Added up by the engine or by hand; passes that were never to be added up, as those of an attack, are none."""
+    assert accumulated(way, divide=divide) == []
