@@ -387,10 +387,7 @@ def accumulated(way, steps=12, parts=4, *, divide=True):
     """Train with micro-batches in some way; return the causes of NOT_TRAINING."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-    optimizer, scaler = (
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        torch.amp.GradScaler("cpu", enabled=way == "scaled"),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
         for _ in range(steps):
             held = [torch.zeros_like(p) for p in model.parameters()]
