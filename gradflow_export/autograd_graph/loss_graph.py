@@ -49,40 +49,18 @@ from gradflow_export.records.loss_mistakes import (
     SOFTMAX_BEFORE_CE,
     SOFTMAX_OF_ONE,
     SOFTMAX_OVER_BATCH,
+    SWAPPED,
     TANH_BEFORE_BCE,
     TANH_BEFORE_CE,
     TWICE,
 )
 
 Node = Any
-_ARITHMETIC = frozenset(
-    [
-        Op.ADD,
-        Op.ALIAS,
-        Op.CAT,
-        Op.CLONE,
-        Op.DIV,
-        Op.MASKED_FILL,
-        Op.MEAN,
-        Op.MUL,
-        Op.NAN_TO_NUM,
-        Op.NEG,
-        Op.RESHAPE_ALIAS,
-        Op.RSUB,
-        Op.SELECT,
-        Op.SQRT,
-        Op.SQUEEZE,
-        Op.STACK,
-        Op.SUB,
-        Op.SUM,
-        Op.TO_COPY,
-        Op.UNBIND,
-        Op.UNSAFE_VIEW,
-        Op.UNSQUEEZE,
-        Op.VIEW,
-        Op.WHERE,
-    ]
-)
+_ARITHMETIC = frozenset((
+    Op.ADD, Op.ALIAS, Op.CAT, Op.CLONE, Op.DIV, Op.MASKED_FILL, Op.MEAN, Op.MUL, Op.NAN_TO_NUM, Op.NEG,
+    Op.RESHAPE_ALIAS, Op.RSUB, Op.SELECT, Op.SQRT, Op.SQUEEZE, Op.STACK, Op.SUB, Op.SUM, Op.TO_COPY, Op.UNBIND,
+    Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW, Op.WHERE,
+))  # fmt: skip
 _PENALTIES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.NORM, Op.POW, Op.RELU, Op.LEAF))
 _PICKS = frozenset((Op.CLAMP, Op.EXP, Op.GATHER, Op.INDEX, Op.LOG))
 _LOSSES: Mapping[str, Kind] = MappingProxyType(
@@ -314,6 +292,8 @@ def _floor(mistake: str, classes: int) -> float:
 
 
 def _binary(node: Node, *, logits: bool) -> Term:
+    if below(node) is None and below(node, 1) is not None:  # what is to be learned stands where targets do
+        return Term("binary", node, through_shapes(below(node, 1)), mistakes={SWAPPED: 1.0})
     before = through_shapes(below(node))
     term = Term("binary", node, before, saved(node, "self"), saved(node, "target"), logits=logits)
     kind = kind_of(before)

@@ -101,6 +101,11 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="log_softmax(dim=-1); F.cross_entropy takes classes in dimension 1: F.cross_entropy(logits.transpose"
             "(1, 2), targets), or logits.reshape(-1, classes).",
         ),
+        known.SWAPPED: _Told(
+            message="The binary cross-entropy is given predictions in the place of targets: what it takes for "
+            "predictions has no gradient, and the loss is linear in what the model says.",
+            advice="predictions come first: F.binary_cross_entropy(predictions, targets).",
+        ),
         known.TWICE: _Told(
             message="A softmax or sigmoid is given the result of another one: probabilities stay close to each other "
             "whatever the model says.",

@@ -16,6 +16,7 @@ PROBABILITIES_IN_KL = "probabilities given to kl_div"
 SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
 OVER_POSITIONS = "softmax over positions"
+SWAPPED = "predictions and targets swapped"
 TWICE = "probabilities of probabilities"
 POSITIONS_MIXED = "classes of several positions"
 BROADCAST = "predictions and targets broadcast"
@@ -52,6 +53,7 @@ MISTAKES = (
     SOFTMAX_OF_ONE,
     SOFTMAX_OVER_BATCH,
     OVER_POSITIONS,
+    SWAPPED,
     TWICE,
     POSITIONS_MIXED,
     BROADCAST,

@@ -110,6 +110,12 @@ WRONG = {
     "log-softmax over the batch": ((6, 16, 3), nn.LogSoftmax(dim=0), F.nll_loss, blobs),
     "sigmoid before BCE with logits": ((6, 16, 1), nn.Sigmoid(), F.binary_cross_entropy_with_logits, binary),
     "ReLU before BCE with logits": ((6, 16, 1), nn.ReLU(), F.binary_cross_entropy_with_logits, binary),
+    "BCE with logits swapped": (
+        (6, 16, 1), None, lambda out, y: F.binary_cross_entropy_with_logits(y, out), binary,
+    ),
+    "BCE swapped": (
+        (6, 16, 1), nn.Sigmoid(), lambda out, y: F.binary_cross_entropy(0.05 + 0.9 * y, out), binary,
+    ),
     "softmax of one": ((6, 16, 1), nn.Softmax(dim=1), F.binary_cross_entropy, binary),
     "cross-entropy of one": ((6, 16, 1), None, F.cross_entropy, binary),
     "broadcast": ((6, 16, 1), None, F.mse_loss, plane),
