@@ -67,7 +67,7 @@ class Run:
         score: How well the model did after training.
         learned: Whether that reaches the program's goal.
         seconds: CPU time of the run, exporter and score included.
-        causes: How many of the issues a user is meant to act upon no other one explains.
+        causes: How many of the issues a user is meant to act upon no other one explains; 0 in older files.
     """
 
     half: str
@@ -224,7 +224,8 @@ def table(rows: list[dict[str, Any]], healthy: dict[str, list[Run]], totals: dic
             totals["healthy_alarmed"]["runs"], totals["healthy"]["runs"],
         ),
         "",
-        f"Issues of each mistake identified: {totals['issues_each']:.2f}; unexplained: {totals['causes_each']:.2f}.",
+        f"Issues of each mistake identified: {totals['issues_each']:.2f}"
+        + (f"; of these no other explains {totals['causes_each']:.2f}." if totals["causes_each"] else "."),
         "",
         "| mistake | half | identified | right type | located | mended twin | said besides |",
         "|---|---|---|---|---|---|---|",
