@@ -42,6 +42,7 @@ SELDOM = {
     "ReloadInstrument",
     "StructureInstrument",
     "ModeInstrument",
+    "EvaluationLoss",
     "CopyInstrument",
 }
 """What gives out a note or numbers, or something only where there is a mistake or weights were loaded.
@@ -357,7 +358,7 @@ def test_what_an_instrument_overrides_is_what_it_is_told_of():
         "UpdateInstrument", "MomentInstrument", "DiscreteInstrument", "CopyInstrument", "WiringInstrument", "ArrivalInstrument",
         "SumInstrument", "InitialInstrument", "ReloadInstrument",
     }  # fmt: skip
-    assert taken() == {"policy", "intended"}
+    assert taken() == {"policy", "intended", "validation_loss"}
 
 
 def test_a_module_hook_copies_as_nothing():
