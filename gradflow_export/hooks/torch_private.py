@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +122,17 @@ _PYTREE: Any = _find("torch.utils._pytree", None)
 _VERSION: Callable[[Tensor], int] = attrgetter("_version")
 version: Callable[[Tensor], int] = _VERSION if hasattr(Tensor, "_version") else _no_task
 
+_Held = tuple[Mapping[str, nn.Module | None], Mapping[str, Tensor | None]]
+
+
+def _held(module: nn.Module) -> _Held:
+    return dict(module.named_children()), dict(module.named_parameters(recurse=False))
+
+
+# What a module holds itself, by name: its children, then its parameters.
+_HELD: Callable[[nn.Module], _Held] = attrgetter("_modules", "_parameters")
+held: Callable[[nn.Module], _Held] = _HELD if {"_modules", "_parameters"} <= vars(nn.Module()).keys() else _held
+
 _SCALER_STEP: Any = _find("torch.amp.GradScaler._maybe_opt_step", None)
 _ENGINE: Any = _find("torch.autograd.Variable._execution_engine", None)
 
@@ -180,11 +191,6 @@ def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     held = getattr(module, "_modules", None)
     every = module.named_children() if held is None else held.items()
     return [(name, child) for name, child in every if child is not None]
-
-
-def is_childless(module: nn.Module) -> bool:
-    """Whether a module is known to have no children; False where that is not known."""
-    return getattr(module, "_modules", None) == {}
 
 
 def children(module: nn.Module) -> list[nn.Module]:
