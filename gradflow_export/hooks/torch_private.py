@@ -133,6 +133,8 @@ def _held(module: nn.Module) -> _Held:
 _HELD: Callable[[nn.Module], _Held] = attrgetter("_modules", "_parameters")
 held: Callable[[nn.Module], _Held] = _HELD if {"_modules", "_parameters"} <= vars(nn.Module()).keys() else _held
 
+_HAS_HOOKS = hasattr(Tensor, "_backward_hooks")
+
 _SCALER_STEP: Any = _find("torch.amp.GradScaler._maybe_opt_step", None)
 _ENGINE: Any = _find("torch.autograd.Variable._execution_engine", None)
 
@@ -263,13 +265,14 @@ def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
         node: Its ``grad_fn``.
         hook: Called with the gradient.
     """
-    if not hasattr(node, "_register_hook_dict") or not hasattr(tensor, "_backward_hooks"):
+    register = getattr(node, "_register_hook_dict", None)
+    if register is None or not _HAS_HOOKS:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
-        node._register_hook_dict(tensor)
+        register(tensor)
     hooks[hook] = hook
 
 
