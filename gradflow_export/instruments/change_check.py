@@ -46,7 +46,9 @@ class Checksums:
         """
         named = self._named()
         sites = tuple([site for site, _ in named])
-        found = {place: 1.0 for place, site in enumerate(sites) if site in moved and named[place][1].requires_grad}
+        found: dict[int, Tensor | float] = {
+            place: 1.0 for place, site in enumerate(sites) if site in moved and named[place][1].requires_grad
+        }
         if self._known or len(found) < len(sites):  # most models train all that they have
             found = dict(sorted({**found, **self._rest(named, moved)}.items()))
         if not found:
