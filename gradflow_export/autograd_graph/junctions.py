@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradflow_export.autograd_graph.nodes import edges, sources, takers_in
+from gradflow_export.autograd_graph.nodes import edges, sources_in
 
 LEARN_STEPS = 3
 """Sampled steps that are followed from the loss back; a new block called later is followed again."""
@@ -65,24 +65,23 @@ class Junctions:
 
     The node of each output gets an entry in its autograd metadata, which dies with the graph: no tensor is kept. A pass
     that is not seen (its loss was not handed over) shows in how many gradients arrive; what it feeds is cut.
+
+    Attributes:
+        steps: How many were learned from.
+        left: Steps in which calls are still worth marking.
     """
 
     def __init__(self) -> None:
         self._key = f"gradflow_block_{id(self)}"
         self.steps = 0
         self._past: set[int] = set()
-        self._left = LEARN_STEPS
+        self.left = LEARN_STEPS
         self._numbers = itertools.count()
         self._walks: list[list[Call]] = []
         self._reached: Counter[int] = Counter()
         self._arrived: Counter[int] = Counter()
         self._targets: defaultdict[int, set[int]] = defaultdict(set)
         self._fed: Counter[tuple[int, int]] = Counter()
-
-    @property
-    def learning(self) -> bool:
-        """Whether calls are worth marking."""
-        return self._left > 0
 
     def mark(self, index: int, output: Any) -> None:
         """Mark what a call of block ``index`` gave out."""
@@ -94,23 +93,24 @@ class Junctions:
 
     def follow(self, loss: Tensor) -> None:
         """Go from a loss back through its graph, once, if a step is being learned."""
-        if not self.learning or loss.grad_fn is None:
+        if self.left <= 0 or loss.grad_fn is None:
             return
         root: Any = loss.grad_fn
-        takers = takers_in(root, MOST_NODES)
-        if takers is None:
-            self._left = 0
+        behind = sources_in(root, MOST_NODES)
+        if behind is None:
+            self.left = 0
             return
-        waiting = {node: len(edges_up) for node, edges_up in takers.items()}
+        waiting = Counter(itertools.chain.from_iterable(behind.values()))
         walk = _Walk()
         ready, through = [root], {root: LOSS}
         while ready:
             node = ready.pop()
             here = through.pop(node)
-            entry = node.metadata.get(self._key) if edges(node) else None
+            own = behind[node]
+            entry = node.metadata.get(self._key) if own or edges(node) else None
             if entry is not None and entry[1] not in self._past:
                 here = walk.add(Call(entry[0], entry[1], here))
-            for below in sources(node):
+            for below in own:
                 through[below] = walk.common(through[below], here) if below in through else here
                 waiting[below] -= 1
                 if not waiting[below]:
@@ -125,14 +125,14 @@ class Junctions:
             arrivals: How many gradients came to the outputs of each block.
         """
         if self._walks:
-            self._left -= 1
+            self.left -= 1
             self.steps += 1
             self._arrived.update(arrivals)
             known = len(self._reached)
             for calls in self._walks:
                 self._learn(calls)
             if len(self._reached) > known:  # there may be more players, whose losses come after this one's step
-                self._left = max(self._left, 1)
+                self.left = max(self.left, 1)
         self.forget()
 
     def forget(self) -> None:
@@ -143,13 +143,13 @@ class Junctions:
         """
         self._past.update(call.number for calls in self._walks for call in calls)
         self._walks = []
-        if not self.learning:
+        if self.left <= 0:
             self._past.clear()
 
     def again(self) -> None:
         """Follow one more step, because a block was called for the first time."""
         if self._reached:
-            self._left = max(self._left, 1)
+            self.left = max(self.left, 1)
 
     def _learn(self, calls: Sequence[Call]) -> None:
         fed: defaultdict[tuple[int, int], set[int]] = defaultdict(set)

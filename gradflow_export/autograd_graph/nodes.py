@@ -7,6 +7,7 @@ one otherwise is mended here.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -151,7 +152,11 @@ def kind_of(node: Node) -> str:
     """
     if node is None:
         return ""
-    name: str = node.name()
+    return _kind(node.name())
+
+
+@functools.lru_cache(maxsize=1024)  # there are few, and they are asked for thousands of times in one graph
+def _kind(name: str) -> str:
     kind, _, number = name.rpartition("Backward")
     return kind if number.isdecimal() else name
 
@@ -233,6 +238,27 @@ def walk(
             if source not in seen and into(source):
                 seen.add(source)
                 waiting.append(source)
+
+
+def sources_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
+    """Return by node what its arguments came from, as :func:`sources` does; ``None`` where a graph is too long.
+
+    Args:
+        root: What everything leads to; it is the first key.
+        most: Nodes that a graph may have.
+    """
+    found: dict[Node, list[Node]] = {root: []}
+    waiting = deque(found)
+    while waiting:
+        node = waiting.popleft()
+        own = found[node] = sources(node)
+        for source in own:
+            if source not in found:
+                found[source] = []
+                waiting.append(source)
+        if len(found) > most:
+            return None
+    return found
 
 
 def takers_in(root: Node, most: int) -> dict[Node, list[Node]] | None:

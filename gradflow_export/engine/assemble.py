@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -277,12 +278,20 @@ def _ends(following: Column | None, sites: tuple[str, ...]) -> list[int | None]:
     """Return the last block of the chain that each block belongs to, ``None`` where it is in none."""
     if following is None or following.sites != sites:
         return [0] * len(sites)
-    after = [int(place) if place is not None else None for place in following.as_list()]
+    return list(_last(following.values.tobytes(), following.present.tobytes()))
+
+
+@functools.lru_cache(maxsize=8)
+def _last(following: bytes, present: bytes) -> tuple[int | None, ...]:
+    """Do what :func:`_ends` says: at each record the blocks hang together as they did before."""
+    places = np.frombuffer(following).tolist()
+    here = np.frombuffer(present, dtype=np.bool_).tolist()
+    after = [int(place) if there else None for place, there in zip(places, here, strict=True)]
     ends: list[int | None] = [place if step is not None else None for place, step in enumerate(after)]
     for place, step in reversed(list(enumerate(after))):
         if step is not None and step >= 0:
             ends[place] = ends[step] if step > place else step
-    return ends
+    return tuple(ends)
 
 
 def _gain_readings(blocks: Column, following: Column | None) -> Iterator[Reading]:
@@ -300,7 +309,8 @@ def _gain_readings(blocks: Column, following: Column | None) -> Iterator[Reading
     yield Reading.of("block.gain", sites, linear)
     yield Reading.of("block.log_gain", sites, logarithmic)
     known = [end for end in ends if end is not None]
-    longest = max(known, key=known.count, default=None)
+    lengths = Counter(known)
+    longest = max(lengths, key=lengths.__getitem__, default=None)  # of several the first
     whole = depth_gain([norm if end == longest else None for norm, end in zip(norms, ends, strict=True)])
     for name, value in (("gain.depth", whole.total), ("gain.slope", whole.slope)):
         if not math.isnan(value):

@@ -141,7 +141,14 @@ class GradientStore:
                 self._count(index)
             if generation != self._generation:
                 return
-            self._read(index, gradient)
+            quick = self._reader
+            if (
+                quick is None
+                or type(gradient) not in PLAIN
+                or index in self._norms.tensors
+                or not quick.read(index, gradient)
+            ):
+                self._read(index, gradient)
         except Exception as error:
             part.failed(error)
         finally:
@@ -156,9 +163,7 @@ class GradientStore:
             self.on_backward()
 
     def _read(self, index: int, gradient: Tensor) -> None:
-        together = self._reader is not None and type(gradient) in PLAIN and index not in self._norms.tensors
-        if together and self._reader is not None and self._reader.read(index, gradient):
-            return
+        """Take a gradient that the library does not read."""
         self._arrivals[index] += 1
         earlier = self._norms.get(index) if self._norms.present[index] else None
         if earlier is not None and self.repeat == "raise":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
+
+_Own = Mapping[str, Tensor | None]
 
 _FRAMES = 6
 """Frames for a level: what ``nn.Module`` takes for a call with hooks, and one for a function around it."""
@@ -38,32 +42,48 @@ def members(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     ``named_modules()`` hands each module up through a generator for each level above it.
     """
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
-    waiting = [("", model)]
-    while waiting:
-        site, module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        found.append((site, module))
-        if torch_private.is_childless(module):  # most are: nothing more is called for these
-            continue
-        before = f"{site}." if site else ""
-        waiting += [
-            (site if key in torch_private.WRAPPERS else before + key, child)
-            for key, child in reversed(torch_private.named_children(module))
-        ]
-    return found
+    sites, modules, _ = _walk(model)
+    return list(zip(sites, modules, strict=True))
 
 
 def member_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Return each parameter once, in the order of ``model.named_parameters()``, without the names of wrappers."""
     found: list[tuple[str, Tensor]] = []
     seen: set[int] = set()
-    for site, module in members(model):
-        for key, parameter in torch_private.parameters(module):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                found.append((f"{site}.{key}" if site else key, parameter))
+    sites, _, owns = _walk(model)
+    for site, own in zip(sites, owns, strict=True):
+        if own:
+            before = f"{site}." if site else ""
+            for key, parameter in own.items():
+                if parameter is not None and (number := id(parameter)) not in seen:
+                    seen.add(number)
+                    found.append((before + key, parameter))
     return found
+
+
+def _walk(model: nn.Module) -> tuple[list[str], list[nn.Module], list[_Own]]:
+    """Return each module once: its name, itself, and its own parameters, those that are ``None`` too."""
+    sites: list[str] = []
+    modules: list[nn.Module] = []
+    owns: list[_Own] = []
+    seen: set[int] = set()
+    held, wrappers = torch_private.held, torch_private.WRAPPERS
+    waiting = [("", model)]
+    while waiting:
+        site, module = waiting.pop()
+        number = id(module)
+        if number in seen:
+            continue
+        seen.add(number)
+        children, own = held(module)
+        sites.append(site)
+        modules.append(module)
+        owns.append(own)
+        if children:  # most have none
+            before = f"{site}." if site else ""
+            waiting += [
+                (site if key in wrappers else before + key, child)
+                for key, child in reversed(list(children.items()))
+                if child is not None
+            ]
+    return sites, modules, owns

@@ -81,7 +81,7 @@ def stack_scalars(values: Sequence[Tensor]) -> Tensor:
 
 def join_scalars(values: Sequence[Tensor | float]) -> Tensor | npt.NDArray[np.float64]:
     """Join scalars, on the host where all of them are numbers. Shape: ``[len(values)]``."""
-    numbers = sum(isinstance(value, float) for value in values)
+    numbers = sum([isinstance(value, float) for value in values])
     if numbers == len(values):
         return np.array(values, dtype=np.float64)
     return stack_scalars([torch.as_tensor(value, dtype=torch.float64 if numbers else None) for value in values])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,19 @@ _PYTREE: Any = _find("torch.utils._pytree", None)
 _VERSION: Callable[[Tensor], int] = attrgetter("_version")
 version: Callable[[Tensor], int] = _VERSION if hasattr(Tensor, "_version") else _no_task
 
+_Held = tuple[Mapping[str, nn.Module | None], Mapping[str, Tensor | None]]
+
+
+def _held(module: nn.Module) -> _Held:
+    return dict(module.named_children()), dict(module.named_parameters(recurse=False))
+
+
+# What a module holds itself, by name: its children, then its parameters.
+_HELD: Callable[[nn.Module], _Held] = attrgetter("_modules", "_parameters")
+held: Callable[[nn.Module], _Held] = _HELD if {"_modules", "_parameters"} <= vars(nn.Module()).keys() else _held
+
+_HAS_HOOKS = hasattr(Tensor, "_backward_hooks")
+
 _SCALER_STEP: Any = _find("torch.amp.GradScaler._maybe_opt_step", None)
 _ENGINE: Any = _find("torch.autograd.Variable._execution_engine", None)
 
@@ -181,11 +194,6 @@ def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     held = getattr(module, "_modules", None)
     every = module.named_children() if held is None else held.items()
     return [(name, child) for name, child in every if child is not None]
-
-
-def is_childless(module: nn.Module) -> bool:
-    """Whether a module is known to have no children; False where that is not known."""
-    return getattr(module, "_modules", None) == {}
 
 
 def children(module: nn.Module) -> list[nn.Module]:
@@ -258,13 +266,14 @@ def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
         node: Its ``grad_fn``.
         hook: Called with the gradient.
     """
-    if not hasattr(node, "_register_hook_dict") or not hasattr(tensor, "_backward_hooks"):
+    register = getattr(node, "_register_hook_dict", None)
+    if register is None or not _HAS_HOOKS:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
-        node._register_hook_dict(tensor)
+        register(tensor)
     hooks[hook] = hook
 
 

@@ -111,7 +111,7 @@ class BlockInstrument:
                 self._latest = index
             if tensor is None:
                 return
-            if junctions is not None and junctions.learning:
+            if junctions is not None and junctions.left > 0:
                 junctions.mark(index, output)
             self.store.watch(index, tensor)
             self._sent.take(index, tensor)
@@ -168,7 +168,7 @@ class BlockInstrument:
             self.store.settle()
             return []
         sites, order = self.in_order()
-        if self.junctions is not None and self.junctions.learning:
+        if self.junctions is not None and self.junctions.left > 0:
             self.junctions.settle(self.store.arrivals())
         out = [*self.store.drain(sites, order), *self._sent.drain(sites, order), *self._following(order, sites)]
         if self.junctions is not None:

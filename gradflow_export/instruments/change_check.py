@@ -44,25 +44,32 @@ class Checksums:
         Args:
             moved: Those that an optimizer moved by more than nothing.
         """
-        where: list[int] = []
-        values: list[Tensor | float] = []
         named = self._named()
+        sites = tuple([site for site, _ in named])
+        found: dict[int, Tensor | float] = {
+            place: 1.0 for place, site in enumerate(sites) if site in moved and named[place][1].requires_grad
+        }
+        if self._known or len(found) < len(sites):  # most models train all that they have
+            found = dict(sorted({**found, **self._rest(named, moved)}.items()))
+        if not found:
+            return []
+        where = np.fromiter(found, dtype=np.int64, count=len(found))
+        return [Pending("parameter.changed", sites, join_scalars(list(found.values())), where)]
+
+    def _rest(self, named: list[tuple[str, Tensor]], moved: AbstractSet[str]) -> dict[int, Tensor | float]:
+        """Return by place whether the trained parameters that no optimizer moved have changed, where that is known."""
+        found: dict[int, Tensor | float] = {}
         for place, (site, parameter) in enumerate(named):
             if not parameter.requires_grad:
                 continue
             before = self._known.pop(site, None)
-            now = None if site in moved else self._keep(site, parameter)
             if site in moved:
-                values.append(1.0)
-            elif before is not None and now is not None and before[:2] == (id(parameter), now.device):
-                values.append((now != before[2]).double())
-            else:
                 continue
-            where.append(place)
-        if not values:
-            return []
-        sites = tuple(site for site, _ in named)
-        return [Pending("parameter.changed", sites, join_scalars(values), np.array(where, dtype=np.int64))]
+            now = self._keep(site, parameter)
+            if before is not None and now is not None and before[:2] == (id(parameter), now.device):
+                changed = now != before[2]
+                found[place] = float(changed) if now.device.type == "cpu" else changed.double()
+        return found
 
     def _named(self) -> list[tuple[str, Tensor]]:
         model = self._model()

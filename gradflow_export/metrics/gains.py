@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ def gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | None]
     >>> gains([4.0, 2.0, 2.0, None, 0.0])
     [2.0, 1.0, None, None]
     """
+    known = _all_usable(norms, eps)
+    if known is not None:
+        return list(map(operator.truediv, known, itertools.islice(known, 1, None)))
     return [_gain(before, after, eps) for before, after in itertools.pairwise(norms)]
 
 
@@ -60,6 +64,13 @@ def passed(norms: Sequence[float | None], eps: float = EPS) -> list[bool]:
     return [a is not None and b is not None and not a < eps for a, b in itertools.pairwise(norms)]
 
 
+def _all_usable(norms: Sequence[float | None], eps: float) -> Sequence[float] | None:
+    """Return the norms where each is finite and counts as more than zero, as in nearly every step, else ``None``."""
+    known = [norm for norm in norms if norm is not None]
+    usable = len(known) == len(norms) and all(map(math.isfinite, known)) and min(known, default=eps) >= eps
+    return known if usable else None
+
+
 def _gain(before: float | None, after: float | None, eps: float) -> float | None:
     if before is None or after is None:
         return None
@@ -78,6 +89,10 @@ def log_gains(norms: Sequence[float | None], eps: float = EPS) -> list[float | N
     >>> log_gains([4.0, 2.0, 2.0, 0.0])
     [0.6931471805599453, 0.0, inf]
     """
+    known = _all_usable(norms, eps)
+    if known is not None and (not known or max(known) / min(known) < math.inf):
+        logs = list(map(math.log, known))
+        return list(map(operator.sub, logs, itertools.islice(logs, 1, None)))
     logs = [math.nan if norm is None else math.log(max(norm, eps)) for norm in norms]
     return [
         gain if gain is None or not math.isfinite(gain) else before - after

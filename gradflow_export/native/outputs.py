@@ -97,7 +97,8 @@ class OutputReader:
         self.grids = np.zeros((len(sizes), len(Grid())), dtype=np.int64)
         self._call = _quick("gradflow_sent")
         self._held = interface, self.grids, sizes, spreads, errors, sized, spread, told
-        self._to = _addresses_of(interface, *self._held[1:])
+        self._addresses = _addresses_of(interface, *self._held[1:])
+        self._to = ctypes.addressof(self._addresses)  # a number is passed with less ado
 
     def read(self, site: int, tensor: Any) -> bool:
         """Read a tensor, of no subclass; False where that cannot be done."""
@@ -117,7 +118,8 @@ class GradientReader:
     def __init__(self, interface: Interface, norms: Floats, present: Marks, arrivals: Counts) -> None:
         self._call = _quick("gradflow_returned")
         self._held = interface, norms, present, arrivals
-        self._to = _addresses_of(interface, norms, present, arrivals)
+        self._addresses = _addresses_of(interface, norms, present, arrivals)
+        self._to = ctypes.addressof(self._addresses)  # a number is passed with less ado
 
     def read(self, site: int, tensor: Any) -> bool:
         """Read a tensor, of no subclass; False where that cannot be done."""

@@ -20,4 +20,5 @@ class Column:
 
     def as_list(self) -> list[float | None]:
         """Return the values, ``None`` where nothing arrived."""
-        return [float(v) if p else None for v, p in zip(self.values, self.present, strict=True)]
+        values: list[float | None] = self.values.tolist()
+        return values if self.present.all() else [v if p else None for v, p in zip(values, self.present, strict=True)]

@@ -78,10 +78,12 @@ def to_float32(values: npt.ArrayLike) -> FloatArray:
         wide = np.asarray(wide, dtype=np.float64)
         with np.errstate(over="ignore", under="ignore"):
             narrow = np.array(wide, dtype=np.float32)
-        if narrow.all() and np.isfinite(narrow).all():
+        lost = None if narrow.all() else (narrow == 0) & (wide != 0)
+        if lost is not None and lost.any():
+            np.copyto(narrow, np.copysign(_SMALLEST, wide), where=lost, casting="same_kind")
+        if np.isfinite(narrow).all():
             return narrow
         np.copyto(narrow, np.copysign(_LARGEST, wide), where=np.isinf(narrow) & np.isfinite(wide), casting="same_kind")
-        np.copyto(narrow, np.copysign(_SMALLEST, wide), where=(narrow == 0) & (wide != 0), casting="same_kind")
     np.copyto(narrow, np.nan, where=np.isnan(narrow))
     return narrow
 
@@ -169,10 +171,10 @@ class Reading:
 
     def as_dict(self) -> dict[str, float | None]:
         """Return ``{site: value}`` with ``None`` for *missing*."""
-        return {
-            site: float(value) if here else None
-            for site, value, here in zip(self.sites, self.values, self.present, strict=True)
-        }
+        pairs = zip(self.sites, self.values.tolist(), strict=True)
+        if self.present.all():
+            return dict(pairs)
+        return {site: value if here else None for (site, value), here in zip(pairs, self.present, strict=True)}
 
     def __eq__(self, other: object) -> bool:
         """Compare bit for bit: NaN equals NaN, 0.0 differs from missing."""

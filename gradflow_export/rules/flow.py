@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import compress, takewhile
 from typing import ClassVar
 
 import numpy as np
@@ -204,12 +204,15 @@ def _root_mean_squares(record: StepRecord) -> dict[str, float]:
     norms, numels = record.get("parameter.gradient_norm"), record.get("parameter.numel")
     if norms is None or numels is None:
         return {}
-    sizes = numels.as_dict()
-    return {
-        site: float(value) / math.sqrt(size)
-        for site, value, here in zip(norms.sites, norms.values, norms.present, strict=True)
-        if here and 0 < value < math.inf and 0 < (size := sizes.get(site) or 0.0) < math.inf
-    }
+    values = np.where(norms.present, norms.values, 0.0).astype(np.float64)
+    if norms.sites == numels.sites:
+        sizes = np.where(numels.present, numels.values, 0.0).astype(np.float64)
+    else:
+        known = numels.as_dict()
+        sizes = np.array([known.get(site) or 0.0 for site in norms.sites], dtype=np.float64)
+    usable = (values > 0) & (values < math.inf) & (sizes > 0) & (sizes < math.inf)
+    found = values[usable] / np.sqrt(sizes[usable])
+    return dict(zip(compress(norms.sites, usable.tolist()), found.tolist(), strict=True))
 
 
 def _chained(sites: list[str], sizes: Mapping[str, float]) -> Chain:

@@ -24,7 +24,8 @@ class RunSeries:
         self._steps = np.zeros(2 * window, dtype=np.int64)
         self._values = np.zeros(2 * window, dtype=np.float64)
         self._end = 0
-        self._whole: list[tuple[int, float]] = []
+        self._whole = np.zeros((thinned, 2))
+        self._kept = 0
         self._stride = 1
         self.count = 0
         self.first = math.nan
@@ -41,9 +42,12 @@ class RunSeries:
         self._steps[self._end], self._values[self._end] = step, value
         self._end += 1
         if self.count % self._stride == 0:
-            self._whole.append((step, value))
-            if len(self._whole) >= self._thinned:
-                self._whole = self._whole[::2]
+            self._whole[self._kept] = step, value
+            self._kept += 1
+            if self._kept >= self._thinned:
+                half = self._whole[::2].copy()
+                self._kept = len(half)
+                self._whole[: self._kept] = half
                 self._stride *= 2
         self.count += 1
         if math.isfinite(value):
@@ -67,7 +71,7 @@ class RunSeries:
 
     def whole(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return evenly thinned steps and values of the whole run. Shape of both: ``[< thinned]``."""
-        pairs = np.array(self._whole, dtype=np.float64).reshape(-1, 2)
+        pairs = self._whole[: self._kept].copy()
         return pairs[:, 0], pairs[:, 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -261,11 +262,20 @@ class LearningRate(Rule):
         yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
 
 
-def _usual(history: History, gain: float) -> list[int]:
+def _usual(history: History, gain: float) -> npt.NDArray[np.intp]:
     """Return the places of layers that began with weights of a usual size among those whose steps were read."""
     ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
-    usual = {site for site, first in zip(gains.sites, gains.first.tolist(), strict=True) if first >= gain}
-    return [index for index, site in enumerate(ratios.sites) if site in usual]
+    return _places(ratios.sites, gains.sites, gains.first.tobytes(), gain)
+
+
+@functools.lru_cache(maxsize=8)
+def _places(sites: tuple[str, ...], begun: tuple[str, ...], gains: bytes, gain: float) -> npt.NDArray[np.intp]:
+    """Return which sites began with a gain of at least so much: rules ask at each record, and it does not change."""
+    firsts = np.frombuffer(gains, dtype=np.float32).tolist()
+    usual = {site for site, first in zip(begun, firsts, strict=True) if first >= gain}
+    found = np.array([index for index, site in enumerate(sites) if site in usual], dtype=np.intp)
+    found.setflags(write=False)
+    return found
 
 
 def _first_step(history: History, gain: float) -> float:

@@ -49,14 +49,14 @@ class WeightDecay(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the sizes of the weights in this record."""
+        levels = history.at_sites("loss.over_constant").sites
+        if record.step > self.steps or not levels or still_falls(history):
+            return ()
         sizes, gains = history.at_sites("parameter.weight_norm"), history.at_sites("parameter.initial_gain")
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         low, high = self.usual
         columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
-        levels = history.at_sites("loss.over_constant").sites
-        if record.step > self.steps or not columns or not levels or still_falls(history):
-            return ()
-        if any(no_better(history, site, self.level, 5) is None for site in levels):
+        if not columns or any(no_better(history, site, self.level, 5) is None for site in levels):
             return ()
         now, begun = sizes.values[-1, columns].astype(np.float64), sizes.first[columns].astype(np.float64)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)

@@ -20,6 +20,7 @@ from gradflow_export.autograd_graph.nodes import (
     is_variant,
     kind_of,
     sources,
+    sources_in,
     takers_in,
     walk,
 )  # fmt: skip
@@ -130,3 +131,15 @@ def test_who_takes_a_result_is_known_once_for_each_argument():
     square = (x * x).grad_fn
     assert takers_in(square, 10)[below(square)] == [square, square]
     assert takers_in(top, 3) is None
+
+
+def test_what_a_result_comes_from_is_known_once_for_each_argument():
+    """The root comes first, and leaves come from nothing; a graph that is too long is none."""
+    top, left, right, leaf = diamond()
+    behind = sources_in(top, 10)
+    assert behind == {top: [left, right], left: [leaf], right: [leaf], leaf: []}
+    assert next(iter(behind)) is top
+    x = torch.randn(3, requires_grad=True)
+    square = (x * x).grad_fn
+    assert sources_in(square, 10)[square] == [below(square), below(square)]
+    assert sources_in(top, 3) is None

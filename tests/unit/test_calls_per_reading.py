@@ -1,0 +1,154 @@
+"""How much Python a reading of everything takes, in calls: per block, and walks of the model's modules."""
+
+import itertools
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gradflow_export
+from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.engine.assemble import derived
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.members import member_parameters, members
+from gradflow_export.metrics.gains import gains, log_gains
+from gradflow_export.records.column import Column
+
+EVERY = dict.fromkeys(("statistics", "blocks", "updates"), 1)
+HOME = str(Path(gradflow_export.__file__).parent)
+
+
+class Chain(nn.Module):
+    """Blocks of a linear layer each, with rectifiers between them."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+        self.rectifiers = nn.ModuleList(nn.ReLU() for _ in range(depth))
+
+    def forward(self, x):
+        for layer, rectifier in zip(self.layers, self.rectifiers, strict=True):
+            x = x + rectifier(layer(x))
+        return x
+
+
+def steps(model, count, around):
+    """Watch some steps at which everything is read; each is made within ``around()``."""
+    optimizer, criterion = torch.optim.AdamW(model.parameters()), nn.MSELoss()
+    settings = {"intervals": EVERY, "budget": None, "synchronous": True}
+    with Exporter(model, backends=[MemoryWriter()], **settings) as exporter:
+        exporter.watch(criterion)
+        for _ in range(count):
+            x = torch.randn(4, 8)
+            around(lambda x=x: (optimizer.zero_grad(), criterion(model(x), x).backward(), optimizer.step()))
+
+
+def calls_of(work):
+    """Return how many functions of the package are called on this thread."""
+    seen = Counter()
+
+    def profile(frame, event, _argument):
+        seen[event == "call" and frame.f_code.co_filename.startswith(HOME)] += 1
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return seen[True]
+
+
+def calls_of_a_step(depth):
+    """Return the fewest calls of functions of the package, on the training thread, that a step of a chain took."""
+    counts = []
+
+    def around(step):
+        counts.append(calls_of(step))
+
+    steps(Chain(depth), 12, around)
+    return min(counts)
+
+
+def test_a_block_costs_few_calls_at_every_step():
+    """Each further block, of two modules and two parameters, takes ten calls at most where all is read."""
+    few, many = calls_of_a_step(4), calls_of_a_step(24)
+    assert (many - few) / 20 <= 10
+
+
+def test_a_walk_asks_each_module_once(monkeypatch):
+    """The model is not asked for its names by its own generators, and each module is looked at once for all it holds."""
+    model, asked = Chain(50), Counter()
+    held = torch_private.held
+
+    def asking(module):
+        asked[id(module)] += 1
+        return held(module)
+
+    monkeypatch.setattr(torch_private, "held", asking)
+    for walk in (members, member_parameters):
+        asked.clear()
+        walk(model)
+        assert set(asked) == set(map(id, model.modules()))
+        assert set(asked.values()) == {1}
+
+
+class Odd(nn.Module):
+    """Shares modules and parameters, and holds places without any."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.same = self.first
+        self.none = None
+        self.register_module("absent", None)
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.first.weight
+        self.own = nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@pytest.mark.parametrize("make", [Odd, lambda: Chain(3), lambda: nn.Linear(2, 2), lambda: torch.jit.script(Chain(2))])
+def test_a_walk_finds_what_the_model_names(make):
+    """Shared, absent and scripted members have the names and the order that the model's own lists give them."""
+    model = make()
+    assert [(name, id(m)) for name, m in members(model)] == [(name, id(m)) for name, m in model.named_modules()]
+    assert [name for name, _ in member_parameters(model)] == [name for name, _ in model.named_parameters()]
+
+
+def test_members_of_a_model_without_the_private_names_are_found(monkeypatch):
+    """A release of torch whose modules hold their members elsewhere is asked by its public lists."""
+    model = Odd()
+    expected = members(model), member_parameters(model)
+    monkeypatch.setattr(torch_private, "held", torch_private._held)
+    assert [name for name, _ in members(model)] == [name for name, _ in expected[0]]
+    assert [(name, id(p)) for name, p in member_parameters(model)] == [(name, id(p)) for name, p in expected[1]]
+
+
+def test_gains_take_no_call_for_each_block():
+    """What the worker derives from the norms of blocks takes as many calls for five hundred of them as for five."""
+
+    def columns(count):
+        sites = tuple(f"blocks.{place}" for place in range(count))
+        after = np.append(np.arange(1.0, count), -1.0)
+        norms = np.linspace(1.0, 2.0, count)
+        here = np.ones(count, dtype=np.bool_)
+        return {"block.gradient_norm": Column(sites, norms, here), "block.next": Column(sites, after, here.copy())}
+
+    few, many = (calls_of(partial(lambda read: list(derived(read)), columns(count))) for count in (5, 500))
+    assert many <= few
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-31, 1e-30, 1e300, np.inf, np.nan, None])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_gains_beside_an_odd_norm_are_those_of_each_pair(norm, place):
+    """Usable norms are taken together, and one by one where any of them is not: both give the same bits."""
+    norms = [3.0, 1e-29, 0.7]
+    norms[place] = norm
+    pairs = list(itertools.pairwise(norms))
+    for whole in (gains, log_gains):
+        assert repr(whole(norms)) == repr([one for pair in pairs for one in whole(list(pair))])
