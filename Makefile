@@ -7,7 +7,7 @@ FRONTEND := tb_plugin/frontend
 DOCS := .venv-docs
 WHEELS := .venv-wheels
 
-.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs dist wheels clean
+.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs test-docs dist wheels clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make frontend  check the panel: format, types, tests, committed bundle (needs Node 20 and npm)"
 	@echo "make schema    write docs/metrics.md and docs/issues anew from catalogue and rules, and the table of docs/loops.md"
 	@echo "make docs      build the documentation site into build/site, strictly; needs no network once installed"
+	@echo "make test-docs  build the site, then walk through it in Chromium"
 	@echo "make dist      build sdist and wheel, and check both in an environment of their own"
 	@echo "make wheels    build and check sdist and the wheels of all platforms"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
@@ -124,6 +125,10 @@ $(DOCS)/.stamp: docs/_site/requirements.txt
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)/.stamp
 	$(DOCS)/bin/python -m mkdocs build --strict
+
+# What a reader does, in Chromium, over the site that was just built.
+test-docs: docs $(VENV)/.stamp-test
+	$(BIN)/python -m pytest tests/site
 
 dist: $(VENV)/.stamp-dev
 	$(BIN)/python benchmarks/distribution.py

@@ -88,11 +88,14 @@ def test_the_quick_start_needs_nothing_but_the_package(tmp_path):
 
 @pytest.mark.parametrize("page", TASKS, ids=lambda page: page.stem)
 def test_the_code_of_a_task_runs(page, tmp_path):
-    """The Python of a page, put together, runs from an empty folder, and what it asserts is true."""
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    """The Python of a page, put together, runs from an empty folder; what it asserts is true, what it prints is shown."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks or page.stem == "frameworks"
     (tmp_path / "task.py").write_text("\n".join(blocks), encoding="utf-8")
-    run(tmp_path / "task.py", tmp_path)
+    said = run(tmp_path / "task.py", tmp_path)
+    for shown in re.findall(r"<!-- what this page prints -->\n```text\n(.*?)```", text, re.DOTALL):
+        assert sorted(words(said)) == sorted(words(shown))  # the order of two streams is not known
 
 
 def marked_blocks(text: str) -> dict[str, str]:
