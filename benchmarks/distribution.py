@@ -87,9 +87,9 @@ def try_wheel(folder: Path, scratch: Path) -> int:
     venv.create(scratch / "venv", with_pip=True)
     python = scratch / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
-    # First the package, from nowhere else; then what it needs.
+    # First the package, from nowhere else; then what it needs, in the versions that CI uses.
     subprocess.run([*pip, "--no-index", "--no-deps", "--find-links", folder, "gradflow-export"], check=True)
-    subprocess.run([*pip, "gradflow-export"], check=True)
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", "gradflow-export"], check=True)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- examples/quick_start.py -->\n```python\n(.*?)```", readme, re.DOTALL)
     (scratch / "first.py").write_text(found[1] if found else "", encoding="utf-8")
