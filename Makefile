@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 FRONTEND := tb_plugin/frontend
 DOCS := .venv-docs
+WHEELS := .venv-wheels
 
-.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs dist clean
+.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs test-docs dist wheels clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,7 +26,9 @@ help:
 	@echo "make frontend  check the panel: format, types, tests, committed bundle (needs Node 20 and npm)"
 	@echo "make schema    write docs/metrics.md and docs/issues anew from catalogue and rules, and the table of docs/loops.md"
 	@echo "make docs      build the documentation site into build/site, strictly; needs no network once installed"
+	@echo "make test-docs  build the site, then walk through it in Chromium"
 	@echo "make dist      build sdist and wheel, and check both in an environment of their own"
+	@echo "make wheels    build and check sdist and the wheels of all platforms"
 	@echo "make clean     remove the virtual environment, caches and runs/demo"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=path the environment."
 
@@ -123,9 +126,22 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)/.stamp
 	$(DOCS)/bin/python -m mkdocs build --strict
 
+# What a reader does, in Chromium, over the site that was just built.
+test-docs: docs $(VENV)/.stamp-test
+	$(BIN)/python -m pytest tests/site
+
 dist: $(VENV)/.stamp-dev
 	$(BIN)/python benchmarks/distribution.py
 
+$(WHEELS)/.stamp: benchmarks/wheels/requirements.txt
+	$(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/python -m pip install --disable-pip-version-check -r $<
+	@touch $@
+
+# gcc builds the wheel for Linux on x86-64, zig (a package of pip) the others; qemu-user, libc6-arm64-cross and wine run them.
+wheels: $(WHEELS)/.stamp
+	$(WHEELS)/bin/python benchmarks/wheels/build.py
+
 clean:
-	rm -rf $(VENV) $(DOCS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs/demo $(FRONTEND)/node_modules
+	rm -rf $(VENV) $(DOCS) $(WHEELS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs/demo $(FRONTEND)/node_modules
 	find gradflow_export tb_plugin tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,8 @@ from gradflow_export.cli import main
 
 BLOCKS = tuple(f"blocks.{number}" for number in range(6))
 LOUD = (777, 20)
+DEFAULT = "2026-11-23_14-17-27_Sequential"
+"""A name that a run has where nobody gave it one."""
 RED = """canvas => {
     const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
     let found = 0;
@@ -365,21 +367,34 @@ def test_everybody_can_use_the_panel(wide, open_panel, state, scheme, width):
         (at("trained", other="fading"), 360),
         (at("fading"), 360),
         (at("issues"), 360),
+        (at("fading"), 375),
+        (at("fading"), 1024),
         (at("trained", other="fading"), 1280),
         (at("fading"), 1280),
     ],
 )
 def test_nothing_is_cut_that_a_card_says(wide, open_panel, state, width):
-    """Facts, verdict, cards and legends are read whole; on a phone messages and fixes are as well."""
+    """Facts, verdict, cards, captions and legends are read whole; on a phone messages are as well."""
     page, _ = open_panel(wide, state, width=width, height=900)
     page.wait_for_load_state("networkidle")
-    parts = ".facts, .verdict, .issue, .legend, .keys, .losing"
+    parts = ".facts, .verdict, .issue, .legend, .keys, .losing, .caption, .line h2"
     cut = """(parts) => [...document.querySelectorAll(parts)].flatMap(part => [part, ...part.querySelectorAll('*')])
         .filter(e => /hidden|clip/.test(getComputedStyle(e).overflow) && e.clientWidth > 0)
         .filter(e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)
         .map(e => `${e.className}: ${e.textContent}`)"""
     assert page.evaluate(cut, parts) == []
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_the_name_that_a_run_has_by_default_is_read_whole(tmp_path, logs, versions_in, tensorboard, open_panel):
+    """In the table of all runs, on a window of 1024 px: what tells two runs of a day from each other is in its middle."""
+    for name in (DEFAULT, DEFAULT.replace("14-17", "14-19")):
+        logs.write_run(tmp_path / name, logs.plain_records(range(1, 4)))
+    with tensorboard(f"--logdir={tmp_path}", holds=versions_in(tmp_path)) as address:
+        page, _ = open_panel(address, width=1024)
+        names = page.locator(".runs .link")
+        expect(names).to_have_count(2)
+        assert names.evaluate_all("all => all.map(e => e.scrollWidth - e.clientWidth)") == [0, 0]
 
 
 def test_gradient_left_shows_every_run_that_is_compared(wide, open_panel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,24 +16,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location("distribution", ROOT / "benchmarks" / "distribution.py")
-distribution = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(distribution)
+
+
+def loaded(name, path):
+    """A module that is a file of the checkout."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+distribution = loaded("distribution", "benchmarks/distribution.py")
+wheels = loaded("wheels_build", "benchmarks/wheels/build.py")
+setup = loaded("gradflow_setup", "setup.py")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
     """Built from what git knows, in a copy, as a build leaves files beside its sources."""
     folder = tmp_path_factory.mktemp("sdist")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if name.startswith(("gradflow_export/", "tb_plugin/tensorboard", "LICENSE", "README", "pyproject", "setup.py")):
-            target = folder / "tree" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target)
+    distribution.copy_checkout(ROOT, folder / "tree")
     return distribution.build_sdist(folder / "tree", folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def plain(sdist, tmp_path_factory):
+    """The wheel for any platform, without the library."""
+    return wheels.build_plain(sdist, tmp_path_factory.mktemp("plain"))
 
 
 def test_the_sdist_holds_every_module_and_source(sdist):
@@ -56,19 +67,110 @@ def test_an_sdist_that_lacks_a_source_is_refused(sdist, tmp_path):
         distribution.check_sdist(broken)
 
 
-def test_the_metadata_leads_to_the_project(sdist):
-    """An index shows the README as Markdown, and links to repository, documentation, changes and issues."""
+def metadata(sdist):
+    """What an index is told of a release."""
     with tarfile.open(sdist) as archive:
         member = next(
             member
             for member in archive.getmembers()
             if member.name.count("/") == 1 and member.name.endswith("/PKG-INFO")
         )
-        about = message_from_string(archive.extractfile(member).read().decode())
-    urls = dict(value.split(", ", 1) for value in about.get_all("Project-URL"))
-    assert {"Repository", "Documentation", "Changelog", "Issues"} <= set(urls)
+        return message_from_string(archive.extractfile(member).read().decode())
+
+
+def targets(markdown):
+    """Where the links and pictures of a text lead."""
+    return re.findall(r"\]\(([^)#]+)", markdown)
+
+
+def test_an_index_can_show_the_readme(sdist):
+    """It is Markdown, and none of its links or pictures is relative: an index has no such files."""
+    about = metadata(sdist)
+    shown = about.get_payload()
     assert about["Description-Content-Type"] == "text/markdown"
-    assert about.get_payload().lstrip().startswith("# gradflow-export")
+    assert shown.lstrip().startswith("# gradflow-export")
+    assert [target for target in targets(shown) if not target.startswith("https://")] == []
+    assert "Five minutes, from a fault to its repair | tutorial (`docs/tutorial.md`)" in shown
+
+
+def test_an_address_is_said_only_where_there_is_one(sdist):
+    """Every address of the metadata is in ``[project.urls]``; links of the README need the repository's."""
+    urls = metadata(sdist).get_all("Project-URL") or []
+    assert bool(urls) == (setup.repository() is not None)
+
+
+def test_links_of_the_readme_are_absolute_where_the_project_has_an_address():
+    """A picture is the file itself, a link the page that shows it, and each file exists; other text stays as it is."""
+    shown = setup.description(README, "https://git.example/one/two")
+    pictures = [target for target in targets(shown) if "/raw/main/" in target]
+    assert len(pictures) == len(re.findall(r"!\[", README))
+    paths = [re.sub(r"^https://git.example/one/two/(raw|blob)/main/", "", target) for target in targets(shown)]
+    assert paths == targets(README)
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    assert re.sub(r"https://git.example/one/two/(raw|blob)/main/", "", shown) == README
+
+
+def test_the_sdist_is_the_whole_checkout(sdist):
+    """What the README says of pages, `make demo` and `make test` is true in it too."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    known = {name for name in listed if name and (ROOT / name).is_file()}
+    assert sorted(name for name in known - names if not name.startswith(".github")) == []
+
+
+def library_of(target):
+    """Bytes that begin as a library of a platform does."""
+    data = bytearray(512)
+    data[60:64] = (128).to_bytes(4, "little") if target.magic == b"MZ" else bytes(4)
+    data[: len(target.magic)] = target.magic
+    at, machine = target.machine
+    at += 128 if target.magic == b"MZ" else 0
+    data[at : at + len(machine)] = machine
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", sorted(wheels.TARGETS))
+def test_a_wheel_of_a_platform_is_the_plain_one_and_its_library(name, plain, tmp_path):
+    """Its tags are those of its name, its hashes are right; the library of another platform is refused."""
+    here = Path(shutil.copy(plain, tmp_path))
+    for other, target in wheels.TARGETS.items():
+        library = tmp_path / f"_statistics{target.suffix}"
+        library.write_bytes(library_of(target))
+        wheel = wheels.add_library(here, wheels.TARGETS[name]._replace(suffix=target.suffix), library)
+        if other == name:
+            wheels.check(wheel, wheels.TARGETS[name], plain)
+            assert set(wheels.names(wheel)) - set(wheels.names(plain)) == {
+                f"gradflow_export/native/_statistics{target.suffix}"
+            }
+        else:
+            with pytest.raises(SystemExit, match="expected"):
+                wheels.check(wheel, wheels.TARGETS[name], plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gradflow_export/py.typed", None),
+        ("licenses/LICENSE", None),
+        ("gradflow_export/__init__.py", b"# another"),
+        (".dist-info/WHEEL", b"Tag: cp311-cp311-linux_x86_64\n"),
+    ],
+)
+def test_a_wheel_that_lacks_something_is_refused(name, change, plain, tmp_path):
+    """A file that is missing, one that is not what RECORD says, and tags that are not those of the name."""
+    broken = tmp_path / plain.name
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(broken, "w") as new:
+        for info in old.infolist():
+            if not info.filename.endswith(name):
+                new.writestr(info, old.read(info))
+            elif change is not None:
+                new.writestr(info, change)
+    wheels.check(plain, None, plain)
+    with pytest.raises(SystemExit, match="expected"):
+        wheels.check(broken, None, broken)
 
 
 @pytest.mark.parametrize("compiler", [None, "false"])
