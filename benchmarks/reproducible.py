@@ -92,15 +92,16 @@ def differences(first: dict[str, str], other: dict[str, str]) -> list[str]:
     return sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
 
-def observe(name: str, *, synchronous: bool, writers: Sequence[Any] = ()) -> dict[str, Any]:
+def observe(name: str, *, synchronous: bool, writers: Sequence[Any] = (), threads: int = 1) -> dict[str, Any]:
     """Train one program under a live exporter; return what it said, JSON-ready.
 
     Args:
         name: A key of :func:`programs`.
         synchronous: The exporter's argument.
         writers: Further writers.
+        threads: How many torch computes with.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, train = programs()[name]()
     memory = MemoryWriter()

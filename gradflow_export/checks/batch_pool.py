@@ -377,6 +377,6 @@ def _statistics(x: Floats) -> dict[str, float]:
         "input.max": float(np.abs(finite).max()),
         "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
         "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
-        "input.whole_share": float((finite == np.round(finite)).mean()),
+        "input.whole_share": float(np.isclose(finite, np.round(finite), rtol=1e-5, atol=0.0).mean()),
         "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
     }

@@ -32,7 +32,7 @@ HISTOGRAM_BINS = 32
 CLIP_WINDOW = 20
 CLIPPED = 0.999
 _WIDEST = 8e307  # so that the width of a range is finite too
-_NORM = "parameter.gradient_norm"
+_NORM, _SENT_BACK = "parameter.gradient_norm", "block.gradient_norm"
 
 
 class Ranks(Protocol):
@@ -194,13 +194,16 @@ def _merge(columns: dict[str, Column], item: Pending, values: npt.NDArray[np.flo
             new[~present] = 0.0
         columns[item.metric] = Column(item.sites, new, present)
     else:
+        if item.metric == _SENT_BACK:  # by another pass to the same block, as with micro-batches
+            both = column.present & present
+            new[both] = np.hypot(column.values[both], new[both])
         column.values[present] = new[present]
         column.present |= present
 
 
 def _drop_skipped(columns: Mapping[str, Column]) -> None:
     """Make block norms missing that overflowed in a pass which a gradient scaler threw away: the used one is finite."""
-    norms, blocks = columns.get(_NORM), columns.get("block.gradient_norm")
+    norms, blocks = columns.get(_NORM), columns.get(_SENT_BACK)
     if norms is not None and blocks is not None and np.isfinite(norms.values[norms.present]).all():
         blocks.present &= np.isfinite(blocks.values)
 
@@ -210,7 +213,7 @@ def _divide_by_scale(columns: Mapping[str, Column]) -> None:
     scale = columns.get("gradient.loss_scale")
     if scale is None or not (scale.present[0] and scale.values[0] > 0):
         return
-    for metric in ("block.gradient_norm", "upstream.norm", "upstream.mean_norm"):
+    for metric in (_SENT_BACK, "upstream.norm", "upstream.mean_norm"):
         column = columns.get(metric)
         if column is not None:
             column.values /= scale.values[0]
@@ -242,7 +245,7 @@ def derived(columns: Mapping[str, Column]) -> Iterator[Reading]:
     norms = columns.get(_NORM)
     if norms is not None:
         yield from _gradient_summary(norms.values[norms.present])
-    blocks = columns.get("block.gradient_norm")
+    blocks = columns.get(_SENT_BACK)
     if blocks is not None:
         yield from _gain_readings(blocks, columns.get("block.next"))
     yield from _moment_readings(columns)

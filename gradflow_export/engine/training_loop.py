@@ -231,7 +231,7 @@ class TrainingLoop:
         drained, self.noted = self.noted, []
         for drain in self._due_drains:
             drain(drained)
-        self.instruments.clipping.stepped = True
+        self.instruments.clipping.note_step()
         if self.instruments.clipping.found:
             self._drain_clipping(drained)
         while self.told:

@@ -33,8 +33,7 @@ class Passes:
 
     Args:
         model: Returns the model whose parameters the passes fill in, ``None`` when it is gone.
-        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one, or
-            where there was none.
+        on_cleared: Called where the gradients of all passes so far were cleared, or where there was none.
 
     Attributes:
         now: What was seen since the last pass began, which is no pass yet.
@@ -252,14 +251,14 @@ class Passes:
         return here
 
     def _drop(self, kept: list[Pass]) -> None:
-        """Forget the passes that wait, but for these; where none of them served for anything, that there were any."""
+        """Forget the passes that wait, but for these; where none is left, all that has come since the last step."""
         was, self._waiting = self._waiting, kept
-        unused = not (kept or self.used or any(one.users for one in was))
-        if not unused:
+        if kept or self.under:
             return
+        unused = [one for one in was if not one.users]
         if self._closure:
-            self._evaluated = self._evaluated or was
-        else:
+            self._evaluated = self._evaluated or unused
+        elif unused:
             self._count, self._onto, self._seconds = 0, 0, 0.0
         self._on_cleared()
 

@@ -58,7 +58,7 @@ class LossInstrument:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be distinguished.
         on_over: Called after each backward pass of the model.
-        on_cleared: Called where the gradients of all passes so far were cleared, and no optimizer has used one.
+        on_cleared: Called where the gradients of all passes so far were cleared.
         on_loss: Called with each loss that has a graph.
         on_root: Each is called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.

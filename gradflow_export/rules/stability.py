@@ -17,6 +17,9 @@ from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import margins
 from gradflow_export.rules.signals import Floats
 
+RESOLUTION = 1e-7
+"""Share of the greatest loss below which a loss is rounding: a cross-entropy ends at 0 or at this, by the processor."""
+
 
 def residuals(logs: Floats, width: int = 9) -> Floats:
     """Return each value minus the median of the ``width`` values centred on it.
@@ -194,10 +197,11 @@ def _rises(history: History, since: int) -> bool:
 class LossSpike(Rule):
     """Find a loss far above what the last steps vary by.
 
-    Positive losses are judged by their logarithm, others by differences. Where ``regular`` losses before it leapt
-    nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by its data;
-    only a loss ten times the usual one is reported then. A loss that the run has seen before, as where harder data come
-    after easy ones, or a network that is compared with is brought up to date, matters little: it is reported as LOW.
+    Losses that do not go below 0 are judged by their logarithm, others by differences. Where ``regular`` losses before
+    it leapt nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by
+    its data; only a loss ten times the usual one is reported then. A loss that the run has seen before, as where harder
+    data come after easy ones, or a network that is compared with is brought up to date, matters little: it is reported
+    as LOW.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
@@ -237,13 +241,11 @@ class LossSpike(Rule):
         past = past[np.isfinite(past)]
         if len(past) < self.least or not math.isfinite(now):
             return ()
-        if now <= (self.factor if loss.low > 0 else 1.0) * float(past.max()):  # no limit is below
+        if now <= (self.factor if loss.low >= 0 else 1.0) * float(past.max()):  # no limit is below
             return ()
         usual = median(past)
-        limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low > 0 else self._signed_limit(past)
-        if not now > limit or (loss.low > 0 and now <= 10 * usual and self._leaps(loss.values[:-1], now / usual)):
-            return ()
-        if loss.low == 0 and now <= self.relevant * loss.first:
+        limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)
+        if not now > limit or (loss.low >= 0 and now <= 10 * usual and self._leaps(loss.values[:-1], now / usual)):
             return ()
         rate = history.run("learning_rate")
         moved = rate.count > 1 and rate.values[-2] < rate.last
@@ -273,15 +275,15 @@ class LossSpike(Rule):
         far = self.unseen * greatest if loss.low >= 0 else greatest + self.ranges * (greatest - loss.low)
         if now <= far or now < loss.high:
             return Severity.LOW
-        return Severity.HIGH if loss.low > 0 and now > 10 * usual else Severity.MEDIUM
+        return Severity.HIGH if loss.low >= 0 and now > 10 * usual else Severity.MEDIUM
 
     def _leaps(self, past: Floats, height: float) -> bool:
         """Whether a run has leapt nearly as high several times before, and come back."""
         past = past[np.isfinite(past)]
-        return int((residuals(np.log(past)) >= self.near * math.log(height)).sum()) >= self.regular
+        return int((residuals(_logs(past, float(past.max()))) >= self.near * math.log(height)).sum()) >= self.regular
 
     def _positive_limit(self, past: Floats, first: float, greatest: float) -> float:
-        logs = np.log(past)
+        logs = _logs(past, greatest)
         centre = median(logs)
         spread = max(1.4826 * median(np.abs(logs - centre)), self.floor)
         # A loss that falls by orders of magnitude scatters widely in logarithms; far above all its past it has leapt.
@@ -293,6 +295,11 @@ class LossSpike(Rule):
         centre = median(past)
         spread = max(1.4826 * median(np.abs(past - centre)), self.floor * abs(centre))
         return top + max(self.deviations * spread, self.factor * width)
+
+
+def _logs(past: Floats, greatest: float) -> Floats:
+    """Return logarithms of losses that do not go below 0: whether one is 0 or next to it is a matter of rounding."""
+    return np.log(np.maximum(past, max(RESOLUTION * greatest, np.finfo(np.float64).tiny)))
 
 
 def _greatest(loss: RunSeries) -> float:

@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.step_record import Reading, StepRecord
@@ -27,6 +28,19 @@ def test_runs_of_one_program_are_equal(benchmark, name):
 
 
 MODES = ("default", "synchronous")
+
+
+@pytest.mark.parametrize(("threads", "deterministic"), [(2, False), (1, True)])
+def test_threads_and_deterministic_algorithms_change_no_record(benchmark, threads, deterministic):
+    """A program whose own arithmetic they leave alone says the same, bit for bit."""
+    plain, used = benchmark.observe("clipped_adam", synchronous=True), torch.get_num_threads()
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        other = benchmark.observe("clipped_adam", synchronous=True, threads=threads)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(used)
+    assert benchmark.judge("synchronous", [plain, other]) == []
 
 
 def test_what_differs_is_named(benchmark):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, Severity, StepRecord
@@ -50,6 +54,20 @@ def test_next_to_nothing_after_nothing_is_no_spike():
     """A margin loss of solved batches is 0; the first that is not is told of where it compares with the start."""
     assert not issues(LossSpike(), loss=[1.0, 0.5] + [0.0] * 12 + [0.01, 0.0])
     assert issues(LossSpike(), loss=[1.0, 0.5] + [0.0] * 12 + [0.9, 0.0])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whether_a_loss_is_0_or_next_to_it_changes_nothing(seed):
+    """A cross-entropy that has nothing left to say is 0 on one processor and 1e-9 on another."""
+    draw = random.Random(seed)
+    losses = [2.3 * 0.7**t * draw.lognormvariate(0, draw.uniform(0.1, 2.0)) for t in range(60)]
+    losses = [0.0 if loss < 1e-3 * draw.random() else loss for loss in losses]
+    for at in draw.sample(range(30, 60), 3):
+        losses[at] = draw.choice((0.05, 0.2, 0.5, 3.0))
+    exact, rounded = (issues(LossSpike(), loss=[max(loss, least) for loss in losses]) for least in (0.0, 1e-9))
+    assert [(i.step, i.healed_step, i.severity) for i in exact] == [
+        (i.step, i.healed_step, i.severity) for i in rounded
+    ]
 
 
 def test_leaps_to_what_the_run_began_with_are_of_a_rare_class():

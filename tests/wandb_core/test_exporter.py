@@ -17,6 +17,7 @@ from gradflow_export.storage.reader import read_run
 from gradflow_export.storage.table import read_parquet
 from gradflow_export.writers import WandbWriter
 from gradflow_export.writers.wandb import runs as wandb_runs
+from gradflow_export.writers.wandb.picks import RUN_KEYS
 
 
 def train(place, run, rate=0.1, steps=60, seed=0, user=True, backends=("tensorboard", "wandb")):
@@ -135,6 +136,40 @@ def test_a_model_of_any_size_has_few_curves_and_the_same_in_each_run(begin, plac
     assert len(shown[0]) <= 20
     assert all(len(run - few) <= 6 for run, few in zip(runs, shown, strict=True))
     assert 0 < len([key for key in shown[0] if key.startswith(("block.gain/", "parameter.gradient_norm/"))]) <= 5
+
+
+@pytest.mark.parametrize("first_clipped", [0, 12])
+@pytest.mark.parametrize("acts", [False, True])
+def test_whatever_a_loop_does_rows_and_run_have_few_keys(begin, place, ours, read, acts, first_clipped):
+    """Clipping from any step on, a policy and histograms at once: numbers are all there, and histograms make room."""
+    run = begin()
+    torch.manual_seed(0)
+    model = chain(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    exporter = Exporter(
+        model, wandb={"rows": "fold"}, intervals={"histograms": 1}, synchronous=True, logdir=place / f"few-{run.id}"
+    ).watch()
+    for step in range(20):
+        optimizer.zero_grad()
+        policy = torch.distributions.Categorical(logits=model(torch.randn(8, 32)))
+        loss = -policy.log_prob(policy.sample()).mean()
+        if acts:
+            exporter.observe(policy=policy)
+        loss.backward()
+        if step >= first_clipped:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        run.log({"mine": step})
+    exporter.close()
+    run.finish()
+    rows = [{key for key in row if not key.startswith("flagged/")} for row in ours(read(run))]
+    assert max(map(len, rows)) <= 20
+    assert set(RUN_KEYS) - set().union(*rows) == (set() if acts else {"policy.entropy"})
+    assert len({key for key in set().union(*rows) if key.startswith("block.gain/")}) == 5
+    drawn = sum(f"histogram/{which}" in rows[-1] for which in ("first", "last"))
+    assert drawn == (0 if acts else 1)
+    summary = read(run).summary
+    assert len(summary.get("gradflow/histograms", {})) == drawn
 
 
 def test_alerts_are_the_issues_that_opened(begin, place, read):

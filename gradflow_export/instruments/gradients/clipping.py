@@ -72,7 +72,6 @@ class ClippingInstrument:
     Attributes:
         armed: Whether the step is sampled.
         recorded: Whether it makes a record.
-        stepped: Whether an optimizer has stepped since the last backward pass.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
@@ -87,7 +86,8 @@ class ClippingInstrument:
         self._owned: Owned | None = None
         self._marks: list[tuple[Slot, int, int]] = []
         self._sets: dict[tuple[int, int, int], tuple[list[tuple[int, Slot]], Places]] = {}
-        self.armed = self.stepped = False
+        self.armed = self._stepped = False
+        self._used = 0
         self.recorded = True
 
     @property
@@ -114,12 +114,16 @@ class ClippingInstrument:
             stack.callback(spy.remove)
         return stack
 
+    def note_step(self) -> None:
+        """Notice that an optimizer has stepped."""
+        self._stepped, self._used = True, len(self._calls)
+
     def over(self) -> None:
         """Notice that a backward pass is over."""
         if self._calls:
             self._calls = []
-        if self.stepped:
-            self.stepped, self._first, self._last, self._marks = False, None, None, []
+        if self._stepped:
+            self._stepped, self._first, self._last, self._marks = False, None, None, []
         if self.armed or (self._written and self.recorded):
             self._take()
 
@@ -176,9 +180,9 @@ class ClippingInstrument:
         """Begin a new record; what no optimizer has used yet belongs to it."""
         if self._parts:
             self._parts = []
-        if self.stepped:
+        if self._stepped:
             self._first = self._last = None
-            self._calls = []
+            self._calls, self._used = self._calls[self._used :], 0
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
@@ -188,7 +192,7 @@ class ClippingInstrument:
     def start_over(self) -> None:
         """Forget the backward passes so far: their gradients were cleared."""
         self._first = self._last = None
-        self._calls, self._marks = [], []
+        self._calls, self._marks, self._used = [], [], 0
 
     def _clipped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the total norm of a call that has just been made."""

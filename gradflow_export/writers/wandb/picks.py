@@ -30,6 +30,10 @@ PER_SITE = ("block.gain", "parameter.gradient_norm", "parameter.update_ratio", "
 NONFINITE = "gradient.nonfinite"
 FLAGGED, MOST_FLAGGED = "flagged", 6
 LAYERS = 5
+MOST_KEYS, BESIDE = 20, 8
+"""Keys of a run by default, and those of them that are always there: ``step``, ``open_issues``, ``read_at``,
+``gain_report`` and what ``since_last`` says."""
+
 HISTOGRAM_KEYS = ("histogram/first", "histogram/last")
 MOST_BINS = 32
 
@@ -179,6 +183,8 @@ class Flagged:
 class Picks:
     """Turns records into rows of numbers: by default few enough to be read, and the same in every run of a model.
 
+    Numbers go first: histograms get what they leave of ``MOST_KEYS``.
+
     Attributes:
         drawn: The histograms that are sent, by metric and site, and their keys.
 
@@ -199,7 +205,11 @@ class Picks:
         self._run = tuple(name for name in metrics or RUN_KEYS if CATALOG[name].kind == "run")
         named = (name for name in metrics or () if CATALOG[name].kind != "run")
         self._chosen = {metric: self._choose(metric) for metric in named}
+        # What the user asked for by name is sent, however much it is.
+        self._limited = self._default and top <= LAYERS and not layers
+        self._numbers: set[str] = set()
         self.drawn: dict[tuple[str, str], str] = {}
+        self._settled = False
         self._flagged = Flagged()
 
     def begin(self, blocks: Sequence[str]) -> None:
@@ -234,6 +244,7 @@ class Picks:
                     shown.add(key)
                     if reading.present[number]:
                         out[key] = float(reading.values[number])
+        self._numbers.update(key for key in shown if not key.startswith(CUSTOM_PREFIX))
         out.update(self._flagged.values(record, shown))
         return out
 
@@ -245,14 +256,18 @@ class Picks:
             make: ``wandb.Histogram``.
 
         Returns:
-            Histograms and numbers by key; ``None`` for one whose edges are no scale.
+            Histograms and numbers by key; ``None`` for one whose edges are no scale, or that has made room for numbers.
         """
+        room = MOST_KEYS - BESIDE - len(self._numbers) if self._limited else len(HISTOGRAM_KEYS)
         out: dict[str, Any] = {}
-        if not self.drawn and record.histograms:
+        if not self._settled and record.histograms:
+            self._settled = True
             first = record.histograms[0]
             last = [histogram for histogram in record.histograms if histogram.metric == first.metric][-1]
             for histogram, key in zip((first, last), HISTOGRAM_KEYS, strict=True):
                 self.drawn.setdefault((histogram.metric, histogram.site), key)
+        while len(self.drawn) > max(room, 0):
+            out[self.drawn.popitem()[1]] = None
         for histogram in record.histograms:
             if (histogram.metric, histogram.site) in self.drawn:
                 key = self.drawn[histogram.metric, histogram.site]

@@ -209,8 +209,7 @@ class WandbWriter:
 
     def _row(self, record: StepRecord) -> Row:
         row: Row = {"step": record.step, "open_issues": len(self._views.issues.open), **self._picks.scalars(record)}
-        if record.histograms:
-            row.update(self._picks.histograms(record, self._wandb.module.Histogram))
+        row.update(self._picks.histograms(record, self._wandb.module.Histogram))
         return self._ages.complete(record, row)
 
     def _send_views(self, rows: Rows, record: StepRecord, *, at_once: bool) -> None:
