@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import detection
 import mutation
+import numpy as np
 import pytest
 import torch
 from reproducible import is_timed
@@ -60,15 +61,23 @@ Task = partial[dict[str, Said]]
 
 
 def said(records: Sequence[StepRecord], issues: Sequence[Any]) -> Said:
-    """Return a hash of every metric over all records, and every issue in words."""
+    """Return a hash of every metric over all records, and every issue in words.
+
+    Evidence has one with a metric of its name: what was a metric and is evidence now is equal where its values are.
+    """
     hashes: dict[str, Any] = defaultdict(hashlib.sha256)
     for record in records:
+        seen: dict[str, dict[str, Any]] = defaultdict(dict)
         for r in record.readings:
             if not is_timed(r.metric):
-                hashes[r.metric].update(repr((record.step, r.sites, r.values.tobytes(), r.present.tobytes())).encode())
+                seen[r.metric].update(s for *s, here in zip(r.sites, r.values.tolist(), r.present, strict=True) if here)
         for e in record.evidence:
             for name, value in e.values.items():
-                hashes[f"evidence {e.kind}.{name}"].update(repr((record.step, e.layer, value)).encode())
+                if value is not None:
+                    seen[f"{e.kind}.{name}"][e.layer] = float(np.float32(value))
+        for metric, values in seen.items():
+            if values:
+                hashes[metric].update(repr((record.step, sorted(values.items()))).encode())
         for h in record.histograms:
             hashes[f"histogram {h.metric}"].update(repr((record.step, h)).encode())
     lines = [f"{i.issue_type} {i.severity.name} {i.step} {i.healed_step} {list(i.layers)} {i.message}" for i in issues]
