@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-LABELS = ("seen", "value", "layers", "also", "fix", "note", "evidence")
+LABELS = ("evidence", "value", "layers", "also", "fix", "note")
 """First words of a line below which what is folded is indented."""
 _LABEL = re.compile(rf"^ *(?:(?:{'|'.join(LABELS)}) +)?")
 _STYLES = MappingProxyType({

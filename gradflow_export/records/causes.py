@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from types import MappingProxyType
 
 from gradflow_export.records.issues import Issue, IssueType, Severity
@@ -135,8 +136,9 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     An issue explains another where :data:`EXPLAINS` has their types, the layers fit, and the times overlap. Types that
     are :data:`STANDING` explain at any time, others what began with them, a step before, or later. What has healed
     explains nothing that is still there, and a note (``INFO``, ``LOW``) nothing that is worse. Of several causes the
-    worst counts, of these the earliest; a cause that is explained itself passes on to what explains it. What grew in
-    earlier steps explains what :data:`ENDS_IN` says, and is not explained by it.
+    worst counts, of these one that shows in the layers of the issue, of these the earliest; a cause that is explained
+    itself passes on to what explains it. What grew in earlier steps explains what :data:`ENDS_IN` says, and is not
+    explained by it.
 
     Args:
         issues: Of one run.
@@ -149,13 +151,13 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     causes_of = {kind: _Causes(members) for kind, members in by_type.items()}
     direct: dict[Key, Issue] = {}
     for issue in found:
-        of_each_type = (
-            members.explaining(issue, where)
+        causes = [
+            (-cause.severity, where is Where.RUN, cause.step, cause)
             for kind, members in causes_of.items()
             if (where := _where(kind, issue.issue_type)) is not None
-        )
-        causes = [cause for cause in of_each_type if cause is not None]
-        for cause in sorted(causes, key=lambda cause: (-cause.severity, cause.step)):
+            and (cause := members.explaining(issue, where)) is not None
+        ]
+        for *_, cause in sorted(causes, key=itemgetter(0, 1, 2)):
             if issue.key not in (cause.key, _root(cause, direct)):  # times that overlap by a step may lead round
                 direct[issue.key] = cause
                 break

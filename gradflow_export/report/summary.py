@@ -284,14 +284,14 @@ def issue_lines(issue: Issue, also: str = "") -> list[str]:
     where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
     lines = [
         f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
-        f"    seen   {issue.message}",
-        f"    value  {issue.value:.4g}, threshold {issue.threshold:.4g}",
+        f"    evidence {issue.message}",
+        f"    value    {issue.value:.4g}, threshold {issue.threshold:.4g}",
     ]
     if len(issue.layers) > 1:
-        lines.append(f"    layers {', '.join(issue.layers)}")
+        lines.append(f"    layers   {', '.join(issue.layers)}")
     if also:
-        lines.append(f"    also   seen: {also}")
-    return [*lines, f"    fix    {issue.advice}"]
+        lines.append(f"    also     {also}")
+    return [*lines, f"    fix      {issue.advice}"]
 
 
 def statistics(seen: Welford) -> dict[str, float]:

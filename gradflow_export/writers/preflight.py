@@ -86,9 +86,9 @@ def findings(issues: Iterable[Issue], steps: int) -> str:
         gone = "" if issue.open else f", gone at step {issue.healed_step}"
         where = f"{issue.layer or 'the whole model'}{more}"
         lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")
-        lines.append(f"    seen  {issue.message}")
-        lines += [f"    also  seen: {group.also}"] if group.also else []
-        lines.append(f"    fix   {issue.advice}")
+        lines.append(f"    evidence {issue.message}")
+        lines += [f"    also     {group.also}"] if group.also else []
+        lines.append(f"    fix      {issue.advice}")
     return "\n".join(lines)
 
 

@@ -126,6 +126,16 @@ def test_a_chain_of_causes_ends_at_the_first_one():
     assert [each.issue_type for each in group.consequences] == list(kinds[:-1])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_causes_as_bad_the_one_in_the_same_layers_explains(order):
+    """Weights that rest because no optimizer has them rest for that, though the loss is wrong as well; worse counts more."""
+    effect = issue(IssueType.STAGNATION, "a")
+    near, far = issue(IssueType.NOT_TRAINING, "a"), issue(IssueType.WRONG_LOSS, "loss", step=1)
+    assert with_causes([effect, *[near, far][::order]])[0].explained_by == near.key
+    worse = replace(far, severity=Severity.CRITICAL)
+    assert with_causes([effect, *[near, worse][::order]])[0].explained_by == worse.key
+
+
 def test_what_explains_an_issue_survives_json_and_old_logs_have_none():
     """The key of the cause is stored as a list."""
     whole = issue(IssueType.STAGNATION, explained_by=("DEAD", "a", 3))
@@ -145,7 +155,7 @@ def test_a_report_lists_the_consequence_within_its_cause(order):
     text = summary.as_text("run")
     assert "1 problem: NOT_TRAINING in a.weight" in summary.verdict
     assert text.count("[HIGH]") + text.count("[CRITICAL]") == 1
-    assert "also   seen: STAGNATION in a.weight" in text
+    assert "also     STAGNATION in a.weight" in text
     found = {item["issue_type"]: item["explained_by"] for item in summary.as_dict()["issues"]}
     assert found == {"NOT_TRAINING": None, "STAGNATION": ["NOT_TRAINING", "a.weight", 10]}
     assert findings(order, 5).startswith("5 steps: 1 finding.")

@@ -38,14 +38,14 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(lines, width):
 def test_a_long_advice_is_folded_below_itself():
     """The label stands alone in its column."""
     console = Console(file=io.StringIO(), width=30)
-    made = [line.plain for line in folded(["    fix    add a skip connection or a LayerNorm"], console)]
-    assert made == ["    fix    add a skip", "           connection or a", "           LayerNorm"]
+    made = [line.plain for line in folded(["    fix      add a skip connection or a LayerNorm"], console)]
+    assert made == ["    fix      add a skip", "             connection or a", "             LayerNorm"]
 
 
 def test_piped_text_is_as_it_is(capsys, monkeypatch):
     """Programs that read the output get each line whole, without colours."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    text = "runs/a\n  1 problem: DEAD\n    fix    " + "word " * 200
+    text = "runs/a\n  1 problem: DEAD\n    fix      " + "word " * 200
     show(text)
     assert capsys.readouterr().out == text + "\n"
 

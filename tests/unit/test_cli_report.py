@@ -86,9 +86,9 @@ def test_text_names_layer_step_and_advice(tmp_path, capsys):
     assert "steps 1 to 3, 3 recorded" in out
     assert "[HIGH] VANISHING in blocks.3 since step 2\n" in out
     assert "[CRITICAL] NUMERICAL in the whole model since step 4" in out
-    assert "value  1e-06, threshold 0.0001" in out
-    assert "layers blocks.3, blocks.2" in out
-    assert "fix    Look at blocks.3." in out
+    assert "value    1e-06, threshold 0.0001" in out
+    assert "layers   blocks.3, blocks.2" in out
+    assert "fix      Look at blocks.3." in out
     assert out.index("NUMERICAL") < out.index("VANISHING")
 
 

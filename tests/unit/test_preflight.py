@@ -29,7 +29,7 @@ def test_the_summary_is_printed_once_after_the_steps(capsys):
     assert said.count("preflight, 12 steps: 1 finding.") == 1
     assert "[HIGH] NOT_TRAINING in 2.weight" in said
     assert "] STAGNATION" not in said
-    assert said.count("also  seen: STAGNATION in 2.weight") == 1
+    assert said.count("also     STAGNATION in 2.weight") == 1
     assert exporter.settings.schedule.dense == 12
 
 

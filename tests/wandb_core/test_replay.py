@@ -1,13 +1,17 @@
 """``gradflow replay``: a finished run in W&B, step for step."""
 
+import gzip
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.records.step_record import Reading, RunInfo, StepRecord
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import TensorBoardWriter
 
+STORED = Path(__file__).parents[1] / "stored"
 INFO = RunInfo("1700000000123-0", 1700000000.123, "Net", 10, ("a",))
 
 
@@ -49,6 +53,21 @@ def test_the_files_of_a_run_are_sent_again(place, begin, make, read, offline, tm
     assert [row["gradflow/loss"] for row in rows] == [float(np.float32(1 / step)) for step in range(1, 31)]
     assert [row["gradflow/open_issues"] for row in rows] == [0, 0] + [1] * 28
     assert log.config["gradflow"]["model"] == "Net"
+
+
+@pytest.mark.parametrize("form", ["gradflow", "jsonl"])
+def test_a_run_stored_by_the_old_layout_is_sent(form, place, offline, tmp_path, capsys):
+    """Every step has its row with its number and loss, and the last one counts all issues that are open."""
+    (packed,) = STORED.glob(f"*.{form}.gz")
+    (tmp_path / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    before = set(place.glob("wandb/offline-run-*"))
+    assert main(["replay", str(tmp_path), "--to", "wandb", "--project", "test", "--offline"]) == 0
+    assert "60 steps sent to an offline run" in capsys.readouterr().out
+    (folder,) = set(place.glob("wandb/offline-run-*")) - before
+    rows = [row for row in offline.wait_for_log(folder).history if "gradflow/loss" in row]
+    assert [row["gradflow/step"] for row in rows] == list(range(1, 61))
+    assert [row["gradflow/loss"] for row in rows] == [record.value("loss") for record in read_run(tmp_path).records]
+    assert rows[-1]["gradflow/open_issues"] == 3
 
 
 def test_a_folder_without_runs_is_said_so(tmp_path, capsys):
