@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -65,3 +66,24 @@ def test_products_eigenvalues_and_least_squares_are_those_of_numpy(two_threads):
     assert least_squares(a, b) == pytest.approx(np.linalg.lstsq(a, b, rcond=None)[0], rel=1e-9)
     square = generator.normal(size=(20, 20))
     assert np.sort_complex(eigenvalues(square)) == pytest.approx(np.sort_complex(np.linalg.eigvals(square)), rel=1e-9)
+
+
+def test_the_memory_of_products_is_used_again():
+    """Matrices that come and go between small things that stay do not make the process grow: before, by 1 MB each."""
+    x, kept, sizes = np.random.default_rng(0).standard_normal((256, 8)), [], []
+
+    def work():
+        for _ in range(60):
+            once = product(x, x.T)
+            twice = product(once, once)
+            kept.extend([np.empty(100), *(torch.zeros(64) for _ in range(20))])
+            del once
+            kept.append(np.empty(500))
+            del twice
+            sizes.append(psutil.Process().memory_info().rss / 2**20)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(kept) == 60 * 22
+    assert sizes[-1] - sizes[5] < 16

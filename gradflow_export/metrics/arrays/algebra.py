@@ -71,7 +71,11 @@ def product(a: Floats, b: Floats) -> Floats:
     Returns:
         Shape: ``[m, k]`` or ``[m]``.
     """
-    return np.asarray((_tensor(a) @ _tensor(b)).numpy(), dtype=np.float64)
+    # Into memory of NumPy's: torch asks for aligned blocks, which the C library (before glibc 2.38) does not use again
+    # once something small lies between them, so that the memory of the process grew with every product.
+    out = np.empty((*a.shape[:1], *b.shape[1:]))
+    torch.matmul(_tensor(a), _tensor(b), out=torch.from_numpy(out))
+    return out
 
 
 def least_squares(a: Floats, b: Floats) -> Floats:
