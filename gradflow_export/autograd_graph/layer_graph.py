@@ -1,4 +1,4 @@
-"""Follows the graph behind predictions to the first layers: what entered them, and whether anything bends between."""
+"""Follows the graph behind predictions to the first layers: what entered them, and whether all between is linear."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _owner(node: Node, names: Mapping[int, str]) -> str | None:
 
 
 def is_straight(node: Node) -> bool:
-    """Whether this is an activation that bends nothing: a slope of 1 on both sides, or limits no number comes to."""
+    """Whether this is an activation that is linear: a slope of 1 on both sides, or limits no number comes to."""
     kind = kind_of(node)
     if kind == Op.LEAKY_RELU:
         return bool(getattr(node, "_saved_negative_slope", 0.0) == 1.0)

@@ -65,8 +65,8 @@ class ArrivalInstrument(Instrument):
     """Follows a few parameters through the backward passes between two steps of their optimizer, while armed.
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
-    the step was cleared in between. Both are told by the entries, so that clearing by ``None`` and by zeros are alike.
-    A pass of another player is told by its optimizer, which steps before the next pass, by that player's parameters,
+    the step was cleared in between. Both are known by the entries, so that clearing by ``None`` and by zeros are alike.
+    A pass of another player is known by its optimizer, which steps before the next pass, by that player's parameters,
     which the pass reaches after this one, and by the next pass, which does not reach them: a critic that an actor's
     loss went through. What two losses leave in a layer below both is their sum, and meant.
 

@@ -256,7 +256,7 @@ class UnrelatedTargets(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedTargets(Check):
-    """Find words that are to be told from themselves: each target is the word that entered at its own place.
+    """Find words that are to be predicted from themselves: each target is the word that entered at its own place.
 
     The loss goes to 0 within some steps, and nothing is learned of what comes next. Only where a path leads from each
     word to its own prediction; hidden words are other words, and what does not count is left out.

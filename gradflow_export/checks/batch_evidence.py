@@ -52,7 +52,7 @@ PASSES = 4
 class InputInstrument(Instrument):
     """On sampled steps reads the graph of each loss before its backward pass, and takes rows of what it holds.
 
-    Rows of inputs, predictions and targets are those of the same samples where that can be told by their number. They
+    Rows of inputs, predictions and targets are those of the same samples where that is known from their number. They
     are copied to the worker, which remembers some of them: see :class:`Remembered`.
 
     Args:

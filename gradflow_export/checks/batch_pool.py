@@ -61,7 +61,7 @@ BUCKETS = 64
 
 @dataclass(frozen=True)
 class Found:
-    """What the columns of one sample are, and what the graph told beside them.
+    """What the columns of one sample are, and what the graph shows beside them.
 
     Attributes:
         kind: The loss; ``None`` when there are no predictions and targets.

@@ -26,7 +26,7 @@ class DataScale(Check):
     Along the weights of the first layer a loss is curved ``rms(x)^2`` times as much as along its bias, and along those
     of the greatest feature ``ratio^2`` times as much as along those of a typical one: that is the condition number a
     learning rate has to cope with. ``large`` = 10 makes it a hundred, which Adam and a good rate may cope with; it is
-    told only when after ``settle`` steps the model is still no better than the best constant answer.
+    reported only when after ``settle`` steps the model is still no better than the best constant answer.
 
     ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
     Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
@@ -55,7 +55,7 @@ class DataScale(Check):
         large: Least size of inputs, and of the greatest feature.
         uneven: Least ratio of the greatest to a typical feature.
         small: Greatest size that is too small.
-        extreme: Least size that is told at once.
+        extreme: Least size that is reported at once.
         settle: Steps a model has to show that it copes.
         level: Share of the best constant's loss that counts as no better.
         squeezed: Least share of features whose middle half is a thousandth of what the inputs span.
@@ -173,7 +173,7 @@ class TargetScale(Check):
     """Find targets of a regression that are out of proportion to what the model gives out.
 
     A fresh network gives out numbers of about 1, and one step of size ``lr`` moves them by a small multiple of it.
-    Told only where predictions stay below ``reach`` of the targets' size (or above its inverse) and the loss is no
+    Reported only where predictions stay below ``reach`` of the targets' size (or above its inverse) and the loss is no
     better than the best constant's, after ``settle`` steps. Losses with bounded outputs are WRONG_LOSS's.
 
     Why it is bad:

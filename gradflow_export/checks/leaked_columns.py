@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 POOL = 1024
 """Last steps of sequences that are remembered."""
 LEAST = 4
-"""Fewest columns of inputs for each one of targets: what is to be told again as a whole is no leak."""
+"""Fewest columns of inputs for each one of targets: what is to be reproduced as a whole is no leak."""
 ROWS = 128
 """Fewest different samples that are judged."""
 VALUES = 16

@@ -50,7 +50,7 @@ class _Root(NamedTuple):
 class SumInstrument(Instrument):
     """Reads, while armed, how many losses are nested in each other: l1, l1 + l2, l1 + l2 + l3.
 
-    Terms are told by the number autograd gave to the node that made them, which is never given again, so that nothing
+    Terms are distinguished by the number autograd gave to the node that made them, which is never given again: nothing
     of a graph is kept. Where gradients were cleared between two passes of one step, the first of them left nothing.
 
     Args:

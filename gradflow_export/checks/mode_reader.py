@@ -34,10 +34,10 @@ PARTS = 32
 class ModeInstrument(Instrument):
     """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
 
-    Random numbers are told by the state of the generators before and after a pass: at the first passes in evaluation
-    mode, and at the 4th, 8th, 16th and so on. Reported are dropout and noise of a continuous distribution; choices that
-    are drawn, as of an action or a token, are what some models are for. Where a step has come and the model itself was
-    not called, calls of its children are passes until it is: some training loops never call anything else.
+    Random numbers are detected by the state of the generators before and after a pass: at the first passes in
+    evaluation mode, the 4th, the 8th and so on. Reported are dropout and noise of a continuous distribution; choices
+    that are drawn, as of an action or a token, are what some models are for. Where a step has come and the model itself
+    was not called, calls of its children are passes until it is: some training loops never call anything else.
 
     Args:
         model: The unwrapped model; only a weak reference is kept.

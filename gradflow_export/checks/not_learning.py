@@ -113,7 +113,7 @@ class NotLearning(Check):
         tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
         uniform = past(history, "target.uniform_share", site)
         return (
-            # It may be the targets' fault, and soon be told as such.
+            # It may be the targets' fault, and soon be reported as such.
             (record.step < self.patient and len(tests) > 0 and bool(tests[-1] < self.sure))
             or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
             or (len(uniform) > 0 and bool(uniform[-1] > 0.5))

@@ -37,7 +37,7 @@ class ScriptWatch:
     """Attaches an exporter to each outermost module that is called with gradients, and counts optimizer steps.
 
     Args:
-        script: File of the program, so that its lines can be told.
+        script: File of the program, so that its lines can be named.
         steps: Steps after which it is stopped.
         stop: Whether it is stopped at all.
         longer: Whether a script whose steps take little time makes more of them, up to :data:`MOST`.
@@ -157,7 +157,7 @@ def run_script(target: Target, steps: int, *, stop: bool = True, longer: bool = 
                 error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
             except Exception as raised:
                 error = told(raised, target)
-        # Once the exporters are closed: what waits for the record after the last step is told by then.
+        # Once the exporters are closed: what waits for the record after the last step is reported by then.
         outcome = watch.outcome()
     finally:
         sys.argv, sys.path[:] = argv, path

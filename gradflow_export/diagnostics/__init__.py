@@ -1,4 +1,4 @@
-"""Diagnosis of backward passes and discrete updates, told from an exporter's records."""
+"""Diagnosis of backward passes and discrete updates, from an exporter's records."""
 
 from gradflow_export.diagnostics.backward import BackwardPassDiagnostics
 from gradflow_export.diagnostics.context import TrainContext, create_modular_train_context

@@ -1,4 +1,4 @@
-"""BackwardPassDiagnostics: what happened in each backward pass, told from an exporter's records."""
+"""BackwardPassDiagnostics: what happened in each backward pass, from an exporter's records."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MOST_TEXT = 1000
 
 
 def say_unwatched(wanted: bool, model: weakref.ref[Any]) -> None:
-    """Say that an exporter was never told to watch, where anything is printed at all and its model is still there."""
+    """Report that ``watch()`` of an exporter was never called, unless nothing is printed or its model is gone."""
     if wanted and model() is not None:
         _log.warning("gradflow: %s; call exporter.watch() before the loop.", UNWATCHED)
 

@@ -1,4 +1,4 @@
-"""Issues that something other than the rules found: they join the record of the step in which they were told."""
+"""Issues that something other than the rules found: they join the record of the step in which they were reported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CAPACITY = 1000
 
 @dataclass(frozen=True, eq=False)
 class Amendment(Issue):
-    """What is known of an issue since it was told: its message is added to that of the issue with the same key."""
+    """What is known of an issue since it was reported: its message is added to that of the issue with the same key."""
 
 
 class ToldJudge(Judge):
-    """Asks the rules, and adds the issues it was told; what the rules say already is not said again.
+    """Asks the rules, and adds the issues it received; what the rules say already is not said again.
 
     Args:
         rules: As for :class:`~gradflow_export.rules.judge.Judge`.
@@ -40,7 +40,7 @@ class ToldJudge(Judge):
 
         Args:
             record: The next record.
-            told: Issues that were told during its step, and such of earlier ones as have healed in it.
+            told: Issues that were reported during its step, and such of earlier ones as have healed in it.
         """
         events = list(super().check(record))
         for issue in told:

@@ -80,7 +80,7 @@ class Partners:
         return bool(self._all)
 
     def is_sole(self, optimizer: object) -> bool:
-        """Whether this is the only one there has been: the usual case, which is told without a look at sets."""
+        """Whether this is the only one there has been: the usual case, which is known without a look at sets."""
         return self._sole is not None and self._sole() is optimizer
 
     @property

@@ -90,7 +90,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
 
     Of each it is said what its cure did. One of degree is LOW where the program learns and its own exact cure does not
     relieve it; what is proved from structure or data keeps its severity, and so does all where the program is ill. What
-    its own cure does not relieve, while another change does, is told with that one.
+    its own cure does not relieve, while another change does, is reported with that one.
     """
     if (verdict.refused and not verdict.cures) or verdict.baseline is None:
         return list(issues)
@@ -127,7 +127,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
 
 
 def remark(verdict: Verdict) -> str:
-    """Return what is told, without a severity, of a program that learns slowly; empty for any other."""
+    """Return what is reported, without a severity, of a program that learns slowly; empty for any other."""
     if verdict.baseline is None or not verdict.baseline.slow:
         return ""
     return " ".join(

@@ -24,7 +24,7 @@ MOST_NODES = 5_000
 ALWAYS_CHECKED = 10
 CHECKED_EVERY = 50
 NEAREST = 64
-"""Nodes next to a loss that are looked at for a parameter by which passes of one model are told from another's."""
+"""Nodes next to a loss that are looked at for a parameter: it distinguishes passes of one model from another's."""
 KINDS = 64
 """Kinds of passes of other models that are remembered."""
 _MARK = "gradflow_listeners"
@@ -45,7 +45,7 @@ _Told = tuple[tuple[Listener, ...], float]
 
 
 def _before(listeners: _Listeners, tensors: Any, args: Any, kwargs: Any) -> tuple[Any, _Told]:
-    """Report a pass before it is made; return what it is called on, and who was told and when."""
+    """Report a pass before it is made; return what it is called on, and who was notified and when."""
     told = () if torch_private.backward_number() != -1 else listeners.current
     tensors = tensors if isinstance(tensors, (Tensor, tuple, list)) else tuple(tensors)
     gradients = args[0] if args else kwargs.get("grad_tensors", kwargs.get("grad_variables"))
@@ -129,7 +129,7 @@ def listen(listener: Listener) -> contextlib.ExitStack:
     once, whatever the number of listeners, and put back when the last of them has gone.
 
     Args:
-        listener: Who is told.
+        listener: Who is notified.
 
     Returns:
         A stack whose closing ends it.

@@ -46,7 +46,7 @@ class ModuleCalls:
         armed: Whether calls are looked at.
         seen: Whether any was seen.
         on_passed_over: Called for a call without gradients, or under ``torch.func.grad`` or ``vmap``, of which no
-            handler is told.
+            handler is notified.
     """
 
     def __init__(self, *, enabled: bool = True, code: CompiledCode | None = None) -> None:
@@ -106,7 +106,7 @@ class ModuleCalls:
                 yield module
 
     def readings(self, module: int) -> list[Reading]:
-        """Return what a module, told by its ``id``, is read for inside compiled code."""
+        """Return what a module, known by its ``id``, is read for inside compiled code."""
         return self._inside.get(module, [])
 
     def notice_silence(self) -> None:

@@ -106,8 +106,8 @@ class _Shared:
     """The one pair of hooks that PyTorch knows.
 
     Attributes:
-        listeners: Who is told; replaced as a whole, so that a walk through it is never disturbed.
-        whole: Whether it was told that steps in a compiled graph are not seen.
+        listeners: Who is notified; replaced as a whole, so that a walk through it is never disturbed.
+        whole: Whether it was reported that steps in a compiled graph are not seen.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def listen(
     Args:
         before: Called when a step begins, after hooks that were there earlier.
         after: Called when it has ended.
-        passed: Steps of which neither is told.
+        passed: Steps of which neither is notified.
 
     Returns:
         What ends it; may be called from any thread, at any time, and again.

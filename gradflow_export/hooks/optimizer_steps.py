@@ -149,7 +149,7 @@ def _is_nested(optimizer: Optimizer) -> bool:
 class OptimizerSteps:
     """Process-wide optimizer hooks, narrowed to optimizers that own a parameter of one model.
 
-    Parameters are told by identity, so optimizers made before or after watching, wrapped, or with several groups all
+    Parameters are known by identity, so optimizers made before or after watching, wrapped, or with several groups all
     count, and those of other models do not.
     """
 

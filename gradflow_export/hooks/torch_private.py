@@ -97,7 +97,7 @@ function_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", 
 transform: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack", _nothing)
 is_transformed: Callable[[Tensor], bool] = _find("torch._C._functorch.is_functorch_wrapped_tensor", _never)
 
-# Number of the backward pass that is running, -1 outside; without it several passes of a step are told as one.
+# Number of the backward pass that is running, -1 outside; without it several passes of a step are counted as one.
 backward_number: Callable[[], int] = _find("torch._C._current_graph_task_id", _no_task)
 
 # Norms and copies of many tensors by one call.
@@ -119,7 +119,7 @@ if not TYPE_CHECKING:
 # Containers of tensors, nested in any way; without it those in containers are not looked at.
 _PYTREE: Any = _find("torch.utils._pytree", None)
 
-# How often a tensor was written to; without it writes between two looks are not told.
+# How often a tensor was written to; without it writes between two looks are unknown.
 _VERSION: Callable[[Tensor], int] = attrgetter("_version")
 version: Callable[[Tensor], int] = _VERSION if hasattr(Tensor, "_version") else _no_task
 
@@ -284,7 +284,7 @@ def queue_callback(call: Callable[[], None]) -> None:
 
 
 def scaler_step() -> types.CodeType | None:
-    """Return the code in which a gradient scaler steps; ``None`` where it cannot be told."""
+    """Return the code in which a gradient scaler steps; ``None`` where it is unknown."""
     code = getattr(_SCALER_STEP, "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 
@@ -343,7 +343,7 @@ def traces_one_graph() -> bool:
 
 
 def graphs() -> int:
-    """Return how many graphs ``torch.compile`` has captured in this process; 0 where that cannot be told."""
+    """Return how many graphs ``torch.compile`` has captured in this process; 0 where that is unknown."""
     known = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     return 0 if known is None else int(known["stats"]["unique_graphs"])
 

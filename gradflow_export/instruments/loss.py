@@ -269,7 +269,7 @@ class LossInstrument:
             self.passes.latest.add_part(part)
 
     def _pass_begins(self, roots: Sequence[Root]) -> None:
-        """Begin a backward pass; what runs inside it has to be told from there."""
+        """Begin a backward pass; what runs inside it has to be detected from there."""
         self.on_pass()
         begun = self.passes.begin()
         self._counted = self._rooted = self._told = True

@@ -1,4 +1,4 @@
-"""Where NaN or Inf began: told from the graph of a loss that is not finite, before the optimizer uses its gradients."""
+"""Where NaN or Inf began: found in the graph of a loss that is not finite, before the optimizer uses its gradients."""
 
 from __future__ import annotations
 

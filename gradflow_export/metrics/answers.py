@@ -2,7 +2,7 @@
 
 The gradient of a cross-entropy is what was said less what was meant, in whatever form it is written, with whatever
 factor for each sample. That is an identity between numbers, and is checked as one: where it does not hold nothing is
-told.
+derived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 CLOSE = 0.02
 """Share by which what must be equal may differ: numbers of a coarse format have two digits."""
 LEAST = 8
-"""Fewest answers of which anything is told."""
+"""Fewest answers of which anything is derived."""
 MOST = 0.98
 """Share of the answers that must fit."""
 MANY, SWEEPS = 16, 2.5

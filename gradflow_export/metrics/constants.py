@@ -109,7 +109,7 @@ def _margin(shares: Floats) -> float:
     """Return the least margin loss of one score for each class, the most frequent first.
 
     The best scores are whole numbers that fall by 0 or 1 from a class to the next. Of many classes they may fall at
-    ``MOST_FALLS`` places only, so that what is told may lie a little above the least.
+    ``MOST_FALLS`` places only, so that what is returned may lie a little above the least.
     """
     count = len(shares)
     places = np.unique(np.geomspace(1.0, max(count - 1.0, 1.0), MOST_FALLS).round()) if count > 1 else np.zeros(0)

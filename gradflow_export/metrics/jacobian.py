@@ -101,7 +101,7 @@ def check_twice(gradients: Sequence[Tensor]) -> None:
     """Raise unless gradients may be differentiated again.
 
     PyTorch marks what may not be with a node of its own, beside the way to the parameters: asked for gradients that may
-    be unused, it would pass by in silence and give zeros.
+    be unused, it would pass by unnoticed and give zeros.
 
     Raises:
         RuntimeError: An operation has no second derivative.

@@ -1,4 +1,4 @@
-"""Steps that were to be recorded and are not: counted by reason, and told in one phrase."""
+"""Steps that were to be recorded and are not: counted by reason, and named in one phrase."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that is told beside the numbers.
+    """Something that is reported beside the numbers.
 
     Attributes:
         kind: ``"mark"`` and ``"checkpoint"`` belong on a time axis; ``"architecture"`` and ``"ignored"`` do not.
@@ -264,7 +264,7 @@ class StepRecord:
         issues: Issues that opened or healed at this step, in the order they were found.
         phase: ``"train"`` or the user's own word.
         rank: Rank of the process in a distributed run.
-        notes: What was told during the step beside the numbers.
+        notes: What was reported during the step beside the numbers.
         evidence: What checks of silent mistakes saw in the step.
         metrics: The readings by metric, sorted by its name.
         facts: The evidence by ``kind.name`` and layer.

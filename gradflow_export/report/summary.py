@@ -42,7 +42,7 @@ TREND_METRICS = ("loss", "gradient.total_norm", "update.total_norm")
 SHORT = 1000
 """Steps up to which the dense start has much to do with the share of the time that watching took."""
 TREND_WINDOW = 20
-"""Readings over which a metric's spread and trend are told."""
+"""Readings over which a metric's spread and trend are computed."""
 
 
 class RunSummary:

@@ -242,7 +242,7 @@ class Judge:
         )
 
     def _numerical(self, but: int | None = None) -> bool:
-        """Whether the run is non-finite, as another rule than ``but`` told."""
+        """Whether the run is non-finite, as another rule than ``but`` found."""
         open_ones = (item for item in self._open if item.rule != but)
         return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in open_ones)
 

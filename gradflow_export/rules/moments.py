@@ -73,7 +73,7 @@ class OutdatedSecondMoment(Rule):
     """Find gradients far above what Adam's second moment expects, over several readings: a spike may be near.
 
     Fresh layers, rare tokens and single odd batches lift it for a step; only a ratio that stays, in a parameter with
-    enough entries for a mean, is told.
+    enough entries for a mean, is reported.
 
     Source: Wortsman et al. 2023, arXiv:2304.13013, section 3.4 (RMS above 2.3 precedes loss spikes).
 

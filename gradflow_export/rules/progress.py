@@ -38,7 +38,7 @@ class Stagnation(Rule):
     report that, with the layer to mend; but modules whose parameters are all 0 would rest behind any activation.
 
     Steps that a gradient scaler skipped are no steps. What got no gradient because nothing was sent there, while others
-    of its kind learn, is told as never chosen and matters little: a router may come to it yet. It is known by modules
+    of its kind learn, counts as never chosen and matters little: a router may come to it yet. It is known by modules
     that were not called, by a gradient that was there before, and by members of its kind that have one in some steps
     only. A target network waits for the next copy, see :func:`~gradflow_export.rules.signals.follows`.
 

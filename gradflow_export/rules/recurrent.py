@@ -133,7 +133,7 @@ class Subcritical(Rule):
 class Supercritical(Rule):
     """Find recurrent layers that multiply a gradient on its way through the sequence.
 
-    A factor slightly above 1 is healthy (an LSTM that was told to remember begins at 1.05) and harmless over few
+    A factor slightly above 1 is healthy (an LSTM that was initialised to remember begins at 1.05) and harmless over few
     steps; so what counts is the growth over the whole sequence. To keep a bit is to latch: between its two states a
     layer that learned this must tear neighbours apart, so its factor rises above 1 while the loss falls. Growth up to
     ``harm`` is therefore no fault once the loss has halved, and none at all is where the loss is down to a tenth.

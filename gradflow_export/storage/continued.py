@@ -28,7 +28,7 @@ def identity_of(model: object, entries: object) -> Identity | None:
 def chains(starts: Sequence[tuple[int | None, Identity | None]]) -> list[range]:
     """Divide sessions that follow each other in time into runs.
 
-    A session that begins after the first step of the one before it was told so, as when training is resumed from a
+    A session that begins after the first step of the one before it was reported so, as when training is resumed from a
     checkpoint: it continues that one. One that begins again at or before the first step, as when a notebook's cell is
     run twice, or that trains another model, does not.
 

@@ -11,7 +11,7 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
     gradflow/<session>/<metric>/<chunk>-<k> float32 [rows, sites]   one per-site metric
     gradflow/<session>/issues/<chunk>-0    string   issues that opened or healed, as JSON
     gradflow/<session>/histograms/<chunk>-0 string  histograms as JSON
-    gradflow/<session>/notes/<chunk>-0     string   what was told beside the numbers, as JSON
+    gradflow/<session>/notes/<chunk>-0     string   what was reported beside the numbers, as JSON
     gradflow/<session>/evidence/<chunk>-0  string   what checks saw, as JSON; ``tables`` of its content has the layers
     gradflow/<session>/gap/<n>             string   steps that could not be written, as JSON
     gradflow/<session>/end/0               string   the last step, as JSON: the session was closed

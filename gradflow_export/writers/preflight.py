@@ -34,7 +34,7 @@ class PreflightWriter:
         self._told = False
 
     def in_child(self) -> PreflightWriter:
-        """Return the writer of a forked child: one that has told nothing yet."""
+        """Return the writer of a forked child: one that has reported nothing yet."""
         return PreflightWriter(self._steps, self._stream)
 
     def open(self, run: RunInfo) -> None:

@@ -63,7 +63,7 @@ class EventLog:
 
     Args:
         logdir: A folder of runs, or a run's folder.
-        progress: Told now and then how many bytes are read, and of how many.
+        progress: Called now and then with how many bytes of how many are read.
     """
 
     def __init__(self, logdir: Path, progress: Progress | None = None) -> None:

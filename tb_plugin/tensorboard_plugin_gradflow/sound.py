@@ -162,14 +162,14 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, finite or told by name."""
+    """Return whether a value is a number, finite or given by name."""
     if isinstance(value, str):
         return value in {"NaN", "Infinity", "-Infinity"}
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def as_number(value: Any) -> Any:
-    """Return a number as the panel is told it: one that is not finite by its name."""
+    """Return a number as the panel receives it: one that is not finite by its name."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -63,7 +63,7 @@ class Source:
         return chosen
 
     def index(self, run: str) -> RunIndex:
-        """Return one run, as of a moment ago, and never older than what ``indexes`` told anybody.
+        """Return one run, as of a moment ago, and never older than what ``indexes`` returned to anybody.
 
         Raises:
             RequestError: There is no such run, or it holds nothing of ours.

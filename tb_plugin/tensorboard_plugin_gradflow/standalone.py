@@ -39,7 +39,7 @@ class LocalLog:
 
     Args:
         logdir: A folder of runs, or a run's folder.
-        progress: Told how many bytes of how many are read.
+        progress: Called with how many bytes of how many are read.
     """
 
     def __init__(self, logdir: Path, progress: Progress | None = None) -> None:
@@ -61,7 +61,7 @@ def open_source(logdir: Path, progress: Progress | None = None) -> Source:
 
     Args:
         logdir: A folder of runs, or a run's folder.
-        progress: Told how many bytes of how many are read.
+        progress: Called with how many bytes of how many are read.
     """
     log = LocalLog(logdir, progress)
     log.reload()
@@ -75,7 +75,7 @@ class ViewerApp:
 
     Args:
         logdir: A folder of runs, or a run's folder.
-        progress: Told how many bytes of how many are read.
+        progress: Called with how many bytes of how many are read.
     """
 
     def __init__(self, logdir: Path, progress: Progress | None = None) -> None:
@@ -116,7 +116,7 @@ def make_server(logdir: Path, port: int, progress: Progress | None = None) -> An
     Args:
         logdir: A folder of runs, or a run's folder.
         port: TCP port; 0 for any free one.
-        progress: Told how many bytes of how many are read before it is ready.
+        progress: Called with how many bytes of how many are read before it is ready.
 
     Raises:
         OSError: The port is taken.

@@ -1,4 +1,4 @@
-"""What was told beside the numbers: the model as it is, and what belongs on every time axis."""
+"""What was reported beside the numbers: the model as it is, and what belongs on every time axis."""
 
 from __future__ import annotations
 

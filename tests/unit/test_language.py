@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DIALECT = {
     r"told of|tells? of": "report, detect",
+    r"(is|are|was|were|be|been) (\w+ )?told(?! of)": "reported, known from, notified",
     r"told apart|tells? apart": "distinguish",
     r"(is|are|was|were|been) set aside|set aside after": "disabled",
     r"way out\b": "fix",
@@ -21,8 +22,11 @@ DIALECT = {
     r"chase each other|round instead of arriving": "limit cycle",
     r"nobody wants to know": "no-op",
     r"in a run of its own": "in a separate run",
+    r"gains? of inf": "transitions with zero downstream gradient",
+    r"in silence": "unreported",
+    r"(without|has|have|no|nothing|none|that) (a )?bends?": "linear, without an activation",
+    r"seen / do": "evidence / fix",
     r"loss of a choice": "classification loss",
-    r"without a bend": "without an activation",
     r"lonely pass(es)?": "backward passes without an optimizer step",
     r"whoever": "name who",
     r"taps?\b": "instrument",

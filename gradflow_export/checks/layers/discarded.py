@@ -138,7 +138,7 @@ def _between(graph: Graph, source: Node, names: Mapping[int, str]) -> str | None
 
 
 def _is_straight(node: Node) -> bool:
-    """Whether a step bends nothing and mixes in nothing else: also a mask of dropout, or a graph's neighbours."""
+    """Whether a step is linear and mixes in nothing else: also a mask of dropout, or a graph's neighbours."""
     kind = kind_of(node)
     if kind in LAYERS:
         return below(node, LAYERS[kind][1]) is None or below(node, LAYERS[kind][2]) is None
@@ -149,7 +149,7 @@ def _is_straight(node: Node) -> bool:
 class DiscardedActivation(Check):
     """Find activations whose result nobody takes, ``F.relu(x)`` as a line of its own, between two layers.
 
-    What entered the activation goes on to the next layer with nothing between that bends, no loss of the step depends
+    What entered the activation goes on to the next layer, with only linear steps between, no loss of the step depends
     on the result, and nobody holds it any more.
 
     Why it is bad:
@@ -166,7 +166,7 @@ class DiscardedActivation(Check):
         x = self.fc2(x)
 
     Not reported:
-        The result is used elsewhere, kept, or has a part in a loss; something that bends stands between the two layers.
+        The result is used elsewhere, kept, or has a part in a loss; an activation stands between the two layers.
     """
 
     patience: int = 3

@@ -12,7 +12,7 @@ from gradflow_export.rules.history import History
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoBend(Check):
+class StackedLinear(Check):
     """Find layers that follow each other without a non-linearity, though the model has some.
 
     Between such layers the graph of autograd shows nothing but sums, products with constants and changes of shape, so
@@ -20,13 +20,13 @@ class NoBend(Check):
     must be at least as wide as one of its neighbours, so that it adds nothing.
 
     That a non-linearity is wanted shows in one of four ways. The model has activation modules, and none of them is on
-    the way from its first layer to the loss, or none bends (a slope of 1). It has none, but a normalisation between any
-    two of ``row`` layers and more: what is one linear map needs none. Or ``row`` layers and more stand in a row, while
-    the graph bends elsewhere; convolutions do not count, of which a factorisation has some.
+    the way from its first layer to the loss, or all are linear (a slope of 1). It has none, but a normalisation between
+    any two of ``row`` layers and more: what is one linear map needs none. Or ``row`` layers and more stand in a row,
+    while the graph is non-linear elsewhere; convolutions do not count, of which a factorisation has some.
 
-    Or, while it bends elsewhere, two linear layers or two like convolutions of the same parent module stand directly
-    behind each other, and what is between them is at least as wide as one end and used by nothing else: the same could
-    be said by one of them.
+    Or, while it is non-linear elsewhere, two linear layers or two like convolutions of the same parent module stand
+    directly behind each other, and what is between them is at least as wide as one end and used by nothing else: one of
+    them could do the same.
 
     Why it is bad:
         Linear layers one after the other are one linear layer: the model has the cost of a deep network and can
@@ -40,8 +40,8 @@ class NoBend(Check):
 
     Not reported:
         A factorisation of low rank, where the middle is narrower than both ends; rows of convolutions where the graph
-        bends elsewhere; two layers of different modules; a linear model without activation modules, which LinearLimit
-        judges.
+        is non-linear elsewhere; two layers of different modules; a linear model without activation modules, which
+        LinearLimit judges.
 
     Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2.
 
@@ -52,7 +52,7 @@ class NoBend(Check):
     row: int = 3
     patience: int = 2
 
-    name: ClassVar[str] = "no-bend"
+    name: ClassVar[str] = "stacked-linear"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
 
@@ -65,12 +65,12 @@ class NoBend(Check):
         norms = max((seen(record, "loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
         if length >= 2 and idle > 0:
             return (
-                _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none bends anything"),
+                _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none has an effect"),
             )
         if length >= self.row and norms >= length - 1:
-            return (_unbent(layers, length, self.row, "normalisations between them serve networks that bend"),)
+            return (_unbent(layers, length, self.row, "normalisations between them serve networks with activations"),)
         if length >= self.row and not straight:
-            return (_unbent(layers, length, self.row, "elsewhere the network bends"),)
+            return (_unbent(layers, length, self.row, "elsewhere the network is non-linear"),)
         merged = layers_of(record, "layer.merged")
         if merged:
             width = max(seen(record, "layer.merged", site) or 0.0 for site in merged)

@@ -1,4 +1,4 @@
-"""Finds two layers in a row between which nothing bends, and whose middle is used by nothing else."""
+"""Finds two layers in a row with no activation between them, whose middle is used by nothing else."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class PyTorchDebugger:
         level: How much is looked at where it is left to the debugger, see :class:`DebugLevel`; a method that is called
             by name always answers in full.
         history: How many entries are remembered.
-        exporter: Where problems are told too; by default the exporter that watches the model, if there is one.
+        exporter: Where problems are reported too; by default the exporter that watches the model, if there is one.
         gradient_explosion_threshold: Greatest allowed norm of a parameter's gradient.
         gradient_vanishing_threshold: Least allowed norm of a parameter's gradient.
 
@@ -226,7 +226,7 @@ class PyTorchDebugger:
                 raise
 
     def log_through(self, put: Callable[..., None]) -> None:
-        """Have what is told to the log go through a function that takes a level, a message and its arguments."""
+        """Have what is logged go through a function that takes a level, a message and its arguments."""
         self._findings.log = put
 
     def note_tensor(self, info: TensorInfo) -> TensorInfo:
@@ -238,13 +238,13 @@ class PyTorchDebugger:
     def judge_gradients(
         self, norms: GradientNorms, name: str, step: int, model: nn.Module | None = None
     ) -> dict[str, Finding]:
-        """Judge norms of gradients that were read; what is wrong is remembered and told.
+        """Judge norms of gradients that were read; what is wrong is kept and reported.
 
         Args:
             norms: Of each gradient.
             name: What to call them all.
-            step: Under which it is told.
-            model: Whose exporter is told, where none was given.
+            step: Under which it is reported.
+            model: Whose exporter is notified, where none was given.
 
         Returns:
             What is wrong beside NaN and Inf, by the name of the rule.

@@ -31,7 +31,7 @@ class DiffusionModelDebugger(PyTorchDebugger):
 
     Args:
         *args: As :class:`~gradflow_export.debugging.inspect.debugger.PyTorchDebugger` takes them.
-        schedule: What the latents should be at each noise level; without it only sizes that no schedule has are told.
+        schedule: What the latents should be at each noise level; without it only sizes are reported that none has.
         **settings: As ``*args``.
 
     Raises:
@@ -101,7 +101,7 @@ class DiffusionModelDebugger(PyTorchDebugger):
         """Look at the latents after one step.
 
         Args:
-            pipeline: As for :meth:`analyze_diffusion_pipeline`; whose exporter is told.
+            pipeline: As for :meth:`analyze_diffusion_pipeline`; whose exporter is notified.
             step: Number of the step, from 0; one that is not above the last one begins another sampling run.
             latents: A tensor, or an output that holds one, such as one with ``sample``. Shape: any.
             timestep: Noise level that the latents are at now; by default the one after ``step`` in the schedule.
@@ -150,7 +150,7 @@ class DiffusionModelDebugger(PyTorchDebugger):
         """Take in the losses of one training step, each with the noise level that it was taken at.
 
         Args:
-            pipeline: As for :meth:`analyze_diffusion_pipeline`; whose exporter is told.
+            pipeline: As for :meth:`analyze_diffusion_pipeline`; whose exporter is notified.
             timesteps: Of each sample. Shape: ``[batch]``.
             losses: Of each sample, or one for all of them. Shape: ``[batch]`` or scalar.
             step: Number of the training step.

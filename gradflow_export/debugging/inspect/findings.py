@@ -52,8 +52,8 @@ class Findings:
 
         Args:
             readings: Of metrics of the catalogue.
-            step: The user's own number, under which issues are told; it may begin anew with each epoch.
-            model: Whose exporter is told, where none was given.
+            step: The user's own number, under which issues are reported; it may begin anew with each epoch.
+            model: Whose exporter is notified, where none was given.
 
         Returns:
             Issues that opened, and issues that healed, with the user's steps.
@@ -80,7 +80,7 @@ class Findings:
         Args:
             key: Kind and name of what was looked at.
             issue: What is wrong, ``None`` when nothing is.
-            model: Whose exporter is told, where none was given.
+            model: Whose exporter is notified, where none was given.
         """
         with self._lock:
             known = self._reported.get(key)

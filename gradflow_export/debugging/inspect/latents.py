@@ -22,7 +22,7 @@ LEAST, MOST = 1e-6, 1e5
 """Root mean square of latents whose schedule is not known."""
 
 UNCHANGED = 5
-"""Steps after each of which latents are the same, bit for bit, before that is told."""
+"""Steps after each of which latents are the same, bit for bit, before that is reported."""
 
 BINS = 10
 """Ranges of noise levels whose losses are distinguished."""

@@ -20,7 +20,7 @@ from gradflow_export.hooks.optimizer_hooks import listen
 def debug_context(level: DebugLevel | str = DebugLevel.BASIC, **settings: Any) -> Iterator[PyTorchDebugger]:
     """Look at the gradients of every optimizer that steps inside the block.
 
-    What is wrong with them is remembered by the debugger, told to the log once, and to an exporter where one is given.
+    What is wrong with them is remembered by the debugger, logged once, and to an exporter where one is given.
     ``DebugLevel.EXTREME`` has PyTorch's anomaly mode on besides, which raises where a backward pass makes a NaN.
 
     Args:

@@ -61,7 +61,7 @@ class NaNHandlingConfig:
     """What is done with a step whose loss or gradients are NaN or Inf.
 
     Attributes:
-        policy: ``"detect"``: nothing, it is only told. ``"skip"``: the update does not happen. ``"zero"``: entries that
+        policy: ``"detect"``: nothing but a report. ``"skip"``: the update does not happen. ``"zero"``: entries that
             are NaN or Inf become 0. ``"clamp"``: NaN becomes 0, Inf becomes ``clamp_value`` and every entry is brought
             into ``[-clamp_value, clamp_value]``. ``"rewind"``: as ``"skip"``, and where the weights themselves are
             broken the last good state comes back. ``"raise"``: :class:`NumericalAnomalyError`, before the update.

@@ -61,7 +61,7 @@ class Reporting:
         self._well = 0
 
     def exporters(self, model: nn.Module) -> list[Exporter]:
-        """Return who is told about a model."""
+        """Return who is notified about a model."""
         return watching(unwrap(model)) if self._exporter is None else [self._exporter]
 
     def step(

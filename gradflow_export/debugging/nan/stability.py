@@ -49,12 +49,12 @@ class NumericalStabilityManager:
         optimizer.step()                       # changes nothing where result["update_prevented"]
         optimizer.zero_grad()
 
-    What each policy promises is told in ``docs/debugging.md``. Findings also go to every exporter that watches the
+    What each policy promises is described in ``docs/debugging.md``. Findings also go to every exporter that watches the
     model. Looking at gradients before each step makes the training thread wait for the device.
 
     Args:
         clipping_config: How gradients are clipped; by default they are not.
-        nan_config: What to do about NaN and Inf; by default they are told only.
+        nan_config: What to do about NaN and Inf; by default they are reported only.
         debug_config: What is debugged while a session lasts; by default nothing is.
         exporter: The exporter to tell; by default every one that watches the model.
         scaler: The loop's ``torch.amp.GradScaler``. A step that it will skip because gradients overflowed is no

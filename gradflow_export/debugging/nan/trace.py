@@ -25,7 +25,7 @@ from gradflow_export.hooks.discover import unwrap
 from gradflow_export.metrics.arrays.norms import stored
 
 FRAMES = 12
-"""Lines of a forward call's traceback that are told, the innermost ones."""
+"""Lines of a forward call's traceback that are kept, the innermost ones."""
 
 Node = Any
 """A node of the autograd graph; PyTorch gives its classes no common public name."""
@@ -145,7 +145,7 @@ def backward(loss: Tensor, *, run: Callable[[], None] | None = None) -> Culprit 
     """Run a backward pass and return the operation that made NaN or Inf first, if any; nothing is raised for it.
 
     Where the forward pass ran under :func:`~gradflow_export.debugging.nan.anomaly.anomaly_mode`, the traceback of its
-    call is told too.
+    call is reported too.
 
     Args:
         loss: A scalar.

@@ -71,9 +71,9 @@ def create_app(
     otherwise, and for requests that a browser sends on behalf of another site.
 
     Args:
-        training_debugger: Whose steps are told; a new one where it is left out, as for the others.
-        diffusion_debugger: Whose latents are told.
-        general_debugger: What else is told, such as ``AsyncTrainingLogger(...).debugger``.
+        training_debugger: Whose steps are reported; a new one where it is left out, as for the others.
+        diffusion_debugger: Whose latents are reported.
+        general_debugger: What else is reported, such as ``AsyncTrainingLogger(...).debugger``.
         token: At least 16 characters. Otherwise that of the environment variable ``GRADFLOW_API_TOKEN``; without one, a
             token is made and written to the console, once.
         hosts: Further names or addresses, without port, under which the API is reached.

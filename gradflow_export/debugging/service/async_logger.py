@@ -57,7 +57,7 @@ class AsyncTrainingLogger:
             pass that makes a NaN raises there and names the operation. It costs a multiple of a step.
         level: How much the debugger looks at.
         history: How many events, and how many entries of the debugger, are kept.
-        exporter: Where problems are told too; by default the exporter that watches the model, if there is one.
+        exporter: Where problems are reported too; by default the exporter that watches the model, if there is one.
         most_waiting: How many log lines may wait for slow handlers; when one more comes the oldest is left out, counted
             and said. Events are kept all the same.
 

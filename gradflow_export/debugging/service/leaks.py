@@ -65,7 +65,7 @@ class TensorCensus:
         self._last: dict[_Key, tuple[int, float]] = {}
 
     def take(self) -> None:
-        """Count now; the first count is what growth is told against."""
+        """Count now; the first count is what growth is measured against."""
         self._last = _count()
         if self._first is None:
             self._first = self._last

@@ -129,7 +129,7 @@ class PyTorchDebuggingManager:
             facts: What is known of the step.
 
         Returns:
-            The step record; its keys are told in ``docs/debugging.md``.
+            The step record; its keys are described in ``docs/debugging.md``.
         """
         config = self._config
         if config is None:

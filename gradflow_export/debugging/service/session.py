@@ -29,7 +29,7 @@ PROFILE_AFTER = 2
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the debugging of one step is told.
+    """What the debugging of one step is given.
 
     Attributes:
         parameters: Number of parameter tensors of the optimizer.

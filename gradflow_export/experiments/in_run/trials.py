@@ -95,7 +95,7 @@ class Trials:
         """Ask for the trial of an issue that has opened."""
         if not issue.open or issue.severity < Severity.HIGH or self._closed or issue.key in self._known:
             return
-        # What the trial adds to an issue is told as that issue once more.
+        # What the trial adds to an issue is reported as that issue once more.
         self._known.append(issue.key)
         self._wanted.append(issue)
 

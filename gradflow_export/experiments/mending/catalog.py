@@ -80,7 +80,7 @@ MENDED: tuple[Treatment, ...] = (
         "ReLU between linear layers",
         MENDING,
         passages.BentBetween,
-        "linear layers that are one, because nothing bends between them",
+        "linear layers that are one, because no activation lies between them",
         "torch.nn.ReLU()  # between layers that follow each other",
         (_T.CAPACITY,),
     ),

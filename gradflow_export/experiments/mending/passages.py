@@ -178,7 +178,7 @@ _FAR = 6
 
 
 def _straight(given: Tensor) -> bool:
-    """Return whether a tensor comes from a linear layer, with nothing in between that bends."""
+    """Return whether a tensor comes from a linear layer, with only linear steps in between."""
     node = given.grad_fn
     for _ in range(_FAR):
         kind = kind_of(node)

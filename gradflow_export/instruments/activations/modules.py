@@ -32,7 +32,7 @@ _CONV1D = (nn.Conv1d, nn.ConvTranspose1d)
 
 
 def saturation_kind(module: nn.Module) -> str | None:
-    """Return how saturation of this activation is told, ``None`` when it does not saturate."""
+    """Return how saturation of this activation is detected, ``None`` when it does not saturate."""
     if isinstance(module, nn.Tanh):
         return "tanh"
     if isinstance(module, nn.Sigmoid):

@@ -19,7 +19,7 @@ def stamp(gradient: Tensor | None) -> Stamp:
 
 
 def is_zeroed(gradient: Tensor | None, known: Stamp) -> bool:
-    """Whether a gradient was set to zeros since it had a stamp; only told where looking at it waits for no device."""
+    """Whether a gradient was set to zeros since it had a stamp; only known where looking at it waits for no device."""
     if gradient is None or known is None or id(gradient) != known[0] or torch_private.version(gradient) == known[1]:
         return False
     return gradient.is_cpu and type(gradient) is Tensor and not bool(gradient.any())

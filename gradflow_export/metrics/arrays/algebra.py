@@ -33,7 +33,7 @@ def use_one_thread() -> None:
 def singular_values(matrix: npt.NDArray[np.floating]) -> Floats:
     """Return the singular values, greatest first.
 
-    NumPy's own go by a pool of threads that cannot be told to stay away from one thread's calls; torch's can. The same
+    NumPy's own go by a pool of threads that cannot be kept away from one thread's calls; torch's can. The same
     holds for what else is here.
 
     Args:

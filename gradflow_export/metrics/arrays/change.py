@@ -1,4 +1,4 @@
-"""The change of a tensor that is too long to be copied: exact over some rows, and told from signed sums of the rest."""
+"""The change of a tensor that is too long to be copied: exact over some rows, signed sums of the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Change:
 class Kept:
     """What is kept of a tensor in order to tell later how far it has moved.
 
-    Rows that are told are copied, and exact. All others go into signed sums, whose error is known whatever moves; with
+    Rows that are named are copied, and exact. All others go into signed sums, whose error is known whatever moves; with
     ``sparse``, into a random sample of blocks, because reading the whole would cost many times what the step does.
 
     Args:

@@ -76,7 +76,7 @@ def interface() -> ctypes.Array[ctypes.c_int64] | None:
 
 
 def _works(found: ctypes.Array[ctypes.c_int64]) -> bool:
-    """Whether tensors are told as they are: a part of a longer one is read, one that is not contiguous is refused."""
+    """Whether tensors are described as they are: part of a longer one is read, one that is not contiguous refused."""
     part = torch.from_numpy(np.arange(7.0))[2:]
     read = TensorReader(found, 1, 1, [(0, 2, 3)]).read([part])
     refused = TensorReader(found, 1, 1).read([part[::2]])

@@ -30,7 +30,7 @@ SIGNS = 5 * BLOCK
 BUCKETS = 2**12
 """Signed sums that a change is measured by."""
 NORM_ERROR = math.sqrt(0.5 / BUCKETS)
-"""Greatest relative standard error of a norm that is told from them, 0.011."""
+"""Greatest relative standard error of a norm that is estimated from them, 0.011."""
 
 _PASS, _PARTS = 2**18, 4
 _MASK = np.uint64(2**64 - 1)

@@ -31,7 +31,7 @@ def specs() -> tuple[MetricSpec, ...]:
           "(weight_norm_error^2 + update_norm_error^2)^(1/2)", "propagation of errors", "c", low=0.0),
         s("parameter.changed", "changed since the last reading", "1", "parameter",
           "1 when a bit of the tensor is another one than at the last reading of updates, by any writer, else 0: "
-          "told by the update norm or by a checksum of all entries; missing without a reading before",
+          "known from the update norm or by a checksum of all entries; missing without a reading before",
           "xxHash64", "1P of what rests", low=0.0, high=1.0, across="max"),
         s("parameter.learning_rate", "learning rate", "1", "parameter",
           "lr of the parameter's group; missing when no optimizer owns it", "definition", "c", low=0.0, scale="log"),

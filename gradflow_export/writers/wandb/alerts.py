@@ -24,7 +24,7 @@ _log = logging.getLogger("gradflow_export")
 
 PROBE_SECONDS, RETRY_SECONDS = 15.0, 10.0
 TOLD = "told"
-"""Key of the run's summary that holds what was told, so that a resumed run does not tell it again."""
+"""Key of the run's summary that holds what was reported, so that a resumed run does not report it again."""
 
 _DOWN = 500
 
@@ -50,7 +50,7 @@ class Alerts:
         self._lane, self._again, self._limited = Lane(), 0.0, False
 
     def begin(self, rows: Rows) -> None:
-        """Learn from the run's summary what an earlier session of it told."""
+        """Learn from the run's summary what an earlier session of it reported."""
         if getattr(rows.run, "resumed", False):
             told = rows.summary(TOLD)
             self._incidents.remember([str(cause) for cause in told] if isinstance(told, (list, tuple)) else ())
@@ -111,7 +111,7 @@ class Alerts:
 
 
 def answers(run: Any) -> bool:
-    """Return whether a run's server answers at all; where that cannot be told, it is left to wandb.
+    """Return whether a run's server answers at all; where that is unknown, it is left to wandb.
 
     Args:
         run: A run.

@@ -21,7 +21,7 @@ _MOST_OPEN = 100
 
 @dataclass(frozen=True)
 class Alert:
-    """What is told.
+    """What is reported.
 
     Attributes:
         title: At most 64 characters.
@@ -44,8 +44,8 @@ class Incident:
         issues: In the order they opened.
         began: When, by the records' clock.
         newest: Number of the record in which the last one opened.
-        told: Whether it was told.
-        allowed: Whether it may be told.
+        told: Whether it was reported.
+        allowed: Whether it may be reported.
         healed: Keys of issues that healed.
     """
 
@@ -67,12 +67,12 @@ class Incidents:
     """Turns issues into alerts, by the records' own clock.
 
     Args:
-        cooldown: Seconds before the same type in the same layer is told again.
+        cooldown: Seconds before the same type in the same layer is reported again.
         most: Alerts in a run.
         healed: Whether to tell that an incident is over too.
 
     Attributes:
-        known: Causes told so far, in this session or an earlier one of the same run.
+        known: Causes reported so far, in this session or an earlier one of the same run.
         sent: Alerts so far.
     """
 
@@ -86,7 +86,7 @@ class Incidents:
 
     @property
     def known(self) -> list[str]:
-        """Causes told so far."""
+        """Causes reported so far."""
         return sorted({*self._told, *self._earlier})
 
     @property
@@ -95,11 +95,11 @@ class Incidents:
         return self.sent >= self._most
 
     def remember(self, causes: Collection[str]) -> None:
-        """Have causes not told that an earlier session of the run told."""
+        """Have causes not reported that an earlier session of the run reported."""
         self._earlier = self._earlier.union(causes)
 
     def add(self, issues: Collection[Issue], now: float) -> list[Alert]:
-        """Take in what opened and healed in one record, and return what is to be told.
+        """Take in what opened and healed in one record, and return what is to be reported.
 
         Args:
             issues: May be empty: an alert that waited may be due.
@@ -128,7 +128,7 @@ class Incidents:
         return out
 
     def rest(self) -> list[Alert]:
-        """Return what still waits to be told."""
+        """Return what still waits to be reported."""
         return [self._tell(incident) for incident in self._open if self._waits(incident)]
 
     def _explaining(self, issue: Issue) -> Incident | None:

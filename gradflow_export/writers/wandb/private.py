@@ -82,7 +82,7 @@ def missing(module: Any) -> list[str]:
     if not hasattr(kind, HOOK):
         found.append(f"Run.{HOOK}: rows logged through a reference to log() taken before the exporter get no values")
     if not (hasattr(run, "TeardownHook") and hasattr(run, "TeardownStage") and hasattr(kind, "_set_teardown_hooks")):
-        found.append("Run teardown hooks: call exporter.close() before run.finish(), or the end of the run is not told")
+        found.append("Run teardown hooks: call exporter.close() before run.finish(), or W&B misses the end of the run")
     if not hasattr(kind, "_on_finish"):
         found.append("Run._on_finish: the recap on the terminal shows our keys")
     try:
