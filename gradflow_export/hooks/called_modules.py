@@ -89,8 +89,13 @@ class Calls:
         if self._armed is None and self._codes:  # nothing more is looked at
             return self._codes
         beside, looked_at = self._beside, self._looked_at
+        cut = set[str]()  # with gradients off no graph shows what a module uses, as attention its out_proj
         for site, module in members(model):
-            code = _CALLED if _has(self._seen, module) or _has(self._within, module) else _UNCALLED
+            called = _has(self._seen, module)
+            if not called and (_has(self._within, module) or site.rpartition(".")[0] in cut):
+                called = True
+                cut.add(site)
+            code = _CALLED if called else _UNCALLED
             if beside or looked_at:
                 code |= _LOOKED * _has(looked_at, module) | beside.get(self._kind(site), 0)
             self._codes[site] = code

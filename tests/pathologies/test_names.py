@@ -120,6 +120,29 @@ def test_what_a_forward_pass_calls_without_gradients_is_called():
     assert "no gradient ever came back" in issue.message
 
 
+def test_what_a_layer_without_gradients_reads_of_its_parts_is_called():
+    """Attention reads the weights of ``out_proj`` and does not call it: all of it is cut off, for one reason."""
+    torch.manual_seed(0)
+    attention, head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
+
+    def run(x):
+        with torch.no_grad():
+            x = attention(x, x, x, need_weights=False)[0]
+        return head(x.mean(1))
+
+    model = Held(run, attention=attention, head=head)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(40):
+            x = torch.randn(32, 4, 8)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), (x.mean((1, 2)) > 0).long()).backward()
+            optimizer.step()
+        (issue,) = (each for each in exporter.issues if each.issue_type is IssueType.NOT_TRAINING)
+    assert set(issue.layers) == {f"attention.{name}" for name, _ in attention.named_parameters()}
+    assert "no gradient ever came back" in issue.message
+
+
 @pytest.mark.parametrize("name", ["experts", *words(1)])
 @pytest.mark.parametrize("sparse", [True, False])
 def test_layers_behind_a_router_are_known_by_what_they_are_given(name, sparse):
