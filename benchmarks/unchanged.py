@@ -284,7 +284,7 @@ def differences(before: Mapping[str, Said], after: Mapping[str, Said]) -> Iterat
 
 
 def intended(path: Path) -> list[tuple[str, str, str]]:
-    """Return what is meant to differ: pattern of programs, beginning of the metric or issue, why."""
+    """Return what is meant to differ: pattern of programs, patterns of how metric or issue begins, why."""
     lines = path.read_text().splitlines()
     rows = [[part.strip() for part in line.split("|")] for line in lines if line and not line.startswith("#")]
     return [(program, beginning, why) for program, beginning, why in rows]
@@ -296,7 +296,12 @@ def compare(before: Path, after: Path, meant: Sequence[tuple[str, str, str]]) ->
     lines, met = [], Counter[str]()
     old, new = ({name: s for part in stored(path).values() for name, s in part.items()} for path in (before, after))
     for found in differences(old, new):
-        reasons = (w for p, b, w in meant if fnmatchcase(found.program, p) and found.subject.startswith(b))
+        reasons = (
+            why
+            for program, beginnings, why in meant
+            if program in {"*", found.program} or fnmatchcase(found.program, program)
+            if any(fnmatchcase(found.subject, f"{beginning.strip()}*") for beginning in beginnings.split(","))
+        )
         why = next(reasons, None)
         if why is not None:
             met[why] += 1

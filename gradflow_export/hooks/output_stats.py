@@ -73,7 +73,7 @@ class SentOutputs:
         if self.sample_rows:
             held = tensor.detach()
             low, high = map(float, torch.aminmax(held))
-            self._greatest.put(index, max(-low, high))  # NaN is the least and the greatest of entries with any
+            self._greatest.put(index, max(high, -low))  # NaN is the least and the greatest of entries with any
             self._ranked[index] = rows_of(held, *self._rank_limits).clone()
 
     def drain(self, sites: tuple[str, ...], order: Places) -> Drained:
