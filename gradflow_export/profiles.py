@@ -16,7 +16,6 @@ from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, R
 from gradflow_export.rules.base import Check, Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.diverging import Diverging
-from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
@@ -28,6 +27,7 @@ from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.units import Dead, Saturated
+from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.weight_decay import WeightDecay
 
 Profile = Literal["robust", "seed"]

@@ -13,7 +13,6 @@ from gradflow_export.records.evidence import Wiring, evidence_of
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import RankCollapse
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
-from gradflow_export.rules.flow import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
@@ -21,6 +20,7 @@ from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.progress import Stagnation
 from gradflow_export.rules.stability import LossSpike, Unstable, residuals
 from gradflow_export.rules.units import Dead, Saturated
+from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
 
 
 def record(step, **metrics):

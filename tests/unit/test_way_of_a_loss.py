@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.profiles import profile
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 HANDED_ON = (
@@ -72,3 +73,21 @@ def test_a_loss_comes_to_a_verdict_in_eight_stops():
     assert {stop.replace("/", ".") for stop in stops} == {
         file for name, _, other in HANDED_ON for file in (name, other)
     }
+
+
+def test_the_page_says_where_things_are():
+    """What is named there is defined there: rules by their types, what reads a metric, what calls wandb."""
+    page = PAGE.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (?:where|which|what) ([^|]+) \| `(\S+)` \|", page, re.MULTILINE))
+    package = PAGE.parents[1] / "gradflow_export"
+    assert all((package / path).exists() for path in rows.values())
+    homes = {
+        type(rule).__name__: type(rule).__module__.partition(".")[2].replace(".", "/") + ".py" for rule in profile()
+    }
+    flows = {home for name, home in homes.items() if name.startswith(("Vanishing", "Exploding"))}
+    assert flows == {rows["VANISHING and EXPLODING are judged"]}
+    assert homes["WrongLoss"] == rows["a silent mistake such as WRONG_LOSS is found"]
+    assert 'Pending("parameter.gradient_norm"' in (package / rows["gradient norms are read"]).read_text(
+        encoding="utf-8"
+    )
+    assert "_module.alert" in (package / rows["a W&B alert is sent"]).read_text(encoding="utf-8")
