@@ -100,7 +100,7 @@ def _find(name: str) -> ModuleSpec | None:
 def run_target(target: Target) -> None:
     """Run it in this process as its own program; what it raises, this raises.
 
-    Where it ends its process at once, it ends as by ``sys.exit``: what was seen of it is still to be told.
+    Where it ends its process at once, it ends as by ``sys.exit``: what was seen of it is still to be reported.
     """
     sys.argv = [str(target.path), *target.words]
     sys.path.insert(0, str(target.folder))
