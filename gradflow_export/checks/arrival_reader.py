@@ -70,7 +70,7 @@ class ArrivalInstrument(Instrument):
     which the pass reaches after this one, and by the next pass, which does not reach them: a critic that an actor's
     loss went through. What two losses leave in a layer below both is their sum, and meant.
 
-    Micro-batches that were to be added up are told by losses that are divided by their number; where each pass found
+    Micro-batches that were to be added up are known by losses that are divided by their number; where each pass found
     nothing to add to, and what the last one brought is what the optimizer uses, those before it were thrown away.
 
     Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
