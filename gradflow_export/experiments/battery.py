@@ -291,12 +291,11 @@ class Battery:
     def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
         """Return what structure proves and these treatments are the fix of.
 
-        A tuning treatment changes every script, and so what else it may mend: a finding that is gone with it says
-        something only of what it is there for.
+        A tuning treatment changes every script: a finding that is gone with it says something of its first type alone.
         """
-        treatments = [find(name) for name in names]
-        kinds = {kind for each in treatments for kind in each.fixes[: 1 if each.kind == TUNING else None]}
-        return self.verdict.accused & kinds
+        found = (find(name) for name in names)
+        fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
+        return self.verdict.accused.intersection(kind for each in fixes for kind in each)
 
     def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
         return self._near(names) > 0, any(find(name).kind != EXACT for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -22,7 +23,6 @@ from gradflow_export.errors import ArgumentError
 
 leave = os._exit
 """Ends this process at once, also where the program's own ``os._exit`` only ends the program."""
-_program: list[int] = []
 CELL = "#cell"
 """What stands between the file of a notebook and the number of a cell in the name of its code."""
 AROUND = frozenset({"time", "timeit", "capture", "prun"})
@@ -105,7 +105,6 @@ def run_target(target: Target) -> None:
     sys.argv = [str(target.path), *target.words]
     sys.path.insert(0, str(target.folder))
     belongs()
-    os._exit = _exits
     try:
         _run(target)
     finally:
@@ -113,13 +112,13 @@ def run_target(target: Target) -> None:
 
 
 def belongs() -> None:
-    """Take this process, which was forked while the program ran, for the one that the program runs in."""
-    _program[:] = [os.getpid()]
+    """Take this process, which may be forked while the program runs, for the one that the program runs in."""
+    os._exit = functools.partial(_exits, os.getpid())
 
 
-def _exits(status: int) -> NoReturn:
+def _exits(program: int, status: int) -> NoReturn:
     # What the program forks, and what watches it from another thread, ends as it wants.
-    if _program != [os.getpid()] or threading.current_thread() is not threading.main_thread():
+    if program != os.getpid() or threading.current_thread() is not threading.main_thread():
         leave(status)
     raise SystemExit(status)
 
