@@ -90,6 +90,31 @@ def test_a_critic_that_is_never_unfrozen_is_told():
     assert all(site.startswith("critic") for site in sites)
 
 
+@pytest.mark.parametrize("freed", [None, 200])
+def test_a_critic_stays_told_of_until_it_is_unfrozen(freed):
+    """What shows that it trained at first is forgotten with time; the issue is not, and ends when the critic learns."""
+    model = Players()
+    optimizers = [torch.optim.Adam(part.parameters(), 1e-2) for part in (model.actor, model.critic)]
+    with Exporter(
+        model, backends=[MemoryWriter()], strict=True, synchronous=True, intervals={"wiring": 5}
+    ).watch() as exporter:
+        for step in range(300):
+            state = torch.randn(16, 3)
+            for part, optimizer in zip((model.critic, model.actor), optimizers[::-1], strict=True):
+                optimizer.zero_grad()
+                value = model(state, model.actor(state))
+                if part is model.critic and (step == 0 or step == freed):
+                    part.requires_grad_(True)
+                if part is model.actor or model.critic[0].weight.requires_grad:
+                    (-value.mean() if part is model.actor else F.mse_loss(value, torch.sin(state[:, :1]))).backward()
+                optimizer.step()
+                if step == 0:
+                    model.critic.requires_grad_(False)
+    issues = [issue for issue in exporter.issues if issue.cause == "never unfrozen"]
+    assert len(issues) == 1
+    assert issues[0].healed_step is None if freed is None else freed < issues[0].healed_step < freed + 30
+
+
 def test_layers_that_are_frozen_later_or_in_turn_are_left_in_peace():
     """Freezing after a while, and training one layer after another, is somebody's intention."""
     for plan in (lambda step: {40: "1"}.get(step, ""), lambda step: str(step // 10 % 3) if step % 10 == 0 else ""):

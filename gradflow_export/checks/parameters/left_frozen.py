@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.evidence import Wiring
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections, owner
@@ -65,6 +65,14 @@ class LeftFrozen(Check):
         if not record.facts.get("connection.state"):
             return ()
         return (*self._never_freed(record, history), *self._at_zero(record, history))
+
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether what was never unfrozen still is: the first steps are not remembered for long."""
+        series = history.at_sites("connection.state")
+        here = [index for index, site in enumerate(series.sites) if site in issue.layers]
+        codes = connections(series)[:, here]
+        frozen = not (codes[-self.heal :] & Wiring.TRAINABLE).any()
+        return issue.cause == "never unfrozen" and frozen and ((codes & Wiring.STEPPED) > 0).mean() >= 0.5
 
     def _never_freed(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         series = history.at_sites("connection.state")
