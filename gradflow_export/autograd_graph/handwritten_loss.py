@@ -231,18 +231,30 @@ def _chosen(node: Node) -> Form | None:
 
 
 def _cosines(node: Node) -> Form | None:
-    """Return a cross-entropy of cosines between features and a weight for each class, which lie within -1 and 1."""
+    """Return a cross-entropy of cosines, of features with a weight for each class or scaled down, which stay small."""
     softmax = _bare(below(node))
     shape, dim = shape_of(softmax), dim_of(softmax)
-    product = _bare(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else None
-    if dim is None or kind_of(product) not in {Op.LINEAR, Op.MM}:
+    product, scale = _scaled(_bare(below(softmax))) if kind_of(softmax) == Op.LOG_SOFTMAX else (None, 1.0)
+    if dim is None or kind_of(product) not in {Op.LINEAR, Op.MM} or scale > 1.0:
         return None
     sides = [_bare(below(product, index)) for index in (0, 1)]
     whole = [_bare(below(side)) for side in sides if _is_normalised(side)]
     classes = shape[dim]
-    if len(whole) != 2 or classes < 4 or not any(hasattr(side, "variable") for side in whole):
+    if len(whole) != 2 or classes < 4 or not (scale < 1.0 or any(hasattr(side, "variable") for side in whole)):
         return None
-    return COSINES_IN_CE, math.log1p((classes - 1) * math.exp(-2.0)), product
+    return COSINES_IN_CE, math.log1p((classes - 1) * math.exp(-2.0 * scale)), product
+
+
+def _scaled(node: Node) -> tuple[Node, float]:
+    """Return what was multiplied by plain numbers, and the size of their product."""
+    scale = 1.0
+    while kind_of(node) in {Op.DIV, Op.MUL} and below(node, 1) is None:
+        other = saved(node, "other")
+        number = abs(float(other)) if other is not None and not other.dim() and other.device.type == "cpu" else 0.0
+        if number == 0.0:
+            break
+        scale, node = scale * number if kind_of(node) == Op.MUL else scale / number, _bare(below(node))
+    return node, scale
 
 
 def _is_normalised(node: Node) -> bool:

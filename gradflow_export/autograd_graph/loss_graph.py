@@ -155,6 +155,14 @@ class Term:
         """The range that predictions cannot leave."""
         return REACH.get(kind_of(self.behind), (-math.inf, math.inf))
 
+    @property
+    def shares(self) -> bool:
+        """Whether what is said of the classes of a sample adds up to 1."""
+        if self.kind == "soft":
+            return self.summed
+        along = kind_of(self.behind) == Op.SOFTMAX and len(shape_of(self.behind)) == 2 and dim_of(self.behind) == 1
+        return self.kind == "binary" and not self.logits and along
+
 
 def through_shapes(node: Node) -> Node:
     """Return the first node from here that does more than change shape or number format."""

@@ -229,7 +229,7 @@ class InputInstrument(Instrument):
             tokens=first is not None and first.tokens,
             own=layers.own and not layers.foreign and (written is None or single),
             whole=whole,
-            summed=term.summed,
+            shares=term.shares,
             count=count,
             answers=whole and not layers.foreign and _answers(term),
             anew=first is not None and entered is not None and self._is_anew(first, len(entered)),

@@ -81,7 +81,7 @@ class Found:
         tokens: Whether inputs are numbers of words.
         own: Whether a layer of the model makes the predictions, and no other network is involved.
         whole: Whether all parts of the loss are known.
-        summed: Whether all entries of the loss are added up at once.
+        shares: Whether what is said of the classes of a sample adds up to 1.
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
@@ -106,7 +106,7 @@ class Found:
     tokens: bool = False
     own: bool = False
     whole: bool = False
-    summed: bool = False
+    shares: bool = False
     answers: bool = False
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
@@ -335,7 +335,7 @@ def _understood(found: Found, rows: Floats) -> tuple[Found, Floats]:
 
 def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
     """Return the mistakes that only the numbers show."""
-    if found.kind == "soft" and found.summed and found.own:
+    if found.shares and found.own:
         # One that says which words a text has, of these words themselves, counts each on purpose.
         labels = ((targets == 0) | (targets == 1)).all() and not (x.shape == targets.shape and (x == targets).all())
         several = float((targets.sum(axis=1) >= 2).mean())

@@ -32,13 +32,13 @@ class _Told(NamedTuple):
 _TOLD: Mapping[str, _Told] = MappingProxyType(
     {
         known.SOFTMAX_BEFORE_CE: _Told(
-            message="The cross-entropy, which takes logits, is given the result of a softmax: it cannot fall "
-            "below {0}.",
+            message="The cross-entropy, which takes logits, is given the result of a softmax: it cannot "
+            "fall below {0}.",
             advice=_CE_TAKES_LOGITS,
         ),
         known.SIGMOID_BEFORE_CE: _Told(
-            message="The cross-entropy, which takes logits, is given the result of a sigmoid: it cannot fall "
-            "below {0}.",
+            message="The cross-entropy, which takes logits, is given the result of a sigmoid: it cannot "
+            "fall below {0}.",
             advice=_CE_TAKES_LOGITS,
         ),
         known.TANH_BEFORE_CE: _Told(
@@ -158,8 +158,8 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="bring the labels to -1 and 1: loss = criterion(scores, 2.0 * labels - 1.0).",
         ),
         known.MANY_LABELS: _Told(
-            message="The cross-entropy is given rows of targets that hold more than one 1, in a share of {0} of the "
-            "samples: their shares cannot all be 1, and the classes compete.",
+            message="The cross-entropy of a softmax is given rows of targets that hold more than one 1, in a share of "
+            "{0} of the samples: their shares cannot all be 1, and the classes compete.",
             advice="for labels that may be true together, nn.BCEWithLogitsLoss()(logits, targets); for one class of "
             "several that are right, targets / targets.sum(1, keepdim=True).",
         ),
@@ -169,8 +169,10 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice=_BCE_TAKES_LOGITS,
         ),
         known.COSINES_IN_CE: _Told(
-            message="The cross-entropy is given cosines, which lie between -1 and 1: it cannot fall below {0}.",
-            advice="multiply them by a scale, as in CosFace and CLIP: F.cross_entropy(16.0 * cosines, targets).",
+            message="The cross-entropy is given cosines, which lie between -1 and 1 and are not scaled up: it cannot "
+            "fall below {0}.",
+            advice="multiply them by a scale, as in CosFace and CLIP: F.cross_entropy(16.0 * cosines, targets). A "
+            "temperature divides: cosines / 0.07.",
         ),
         known.FOCAL_OF_MEAN: _Told(
             message="The focal weight (1 - exp(-loss)) ** gamma is made of the mean over a batch: all samples get the "

@@ -165,6 +165,10 @@ WRONG = {
     "hinge of distances of 0 and 1": ((6, 16, 1), None, F.hinge_embedding_loss, binary),
     "ranking of 0 and 1": ((6, 16, 1), None, lambda out, y: F.margin_ranking_loss(out, -out, y, margin=0.1), binary),
     "several labels": ((6, 16, 3), None, labelled, blobs),
+    "several labels for the shares of a softmax": (
+        (6, 16, 3), nn.Softmax(dim=1),
+        lambda out, y: F.binary_cross_entropy(out, torch.stack([y == 0, y < 2, y > 0], 1).float()), blobs,
+    ),
     "scores given to ctc_loss": ((6, 16, 3), None, lambda out, _: aligned(out), blobs),
     "probabilities given to ctc_loss": ((6, 16, 3), nn.Softmax(dim=1), lambda out, _: aligned(out), blobs),
     "probabilities given to kl_div": (

@@ -142,6 +142,12 @@ def test_cosines_want_a_scale(layer, scores, classes):
     assert told(F.cross_entropy(cosines, classes)) == {known.COSINES_IN_CE}
     assert not told(F.cross_entropy(16 * cosines, classes))
     assert not told(F.cross_entropy(scores, classes))
+    a, b = (F.normalize(nn.Linear(CLASSES, 8)(scores)) for _ in range(2))
+    pairs, same = a @ b.T, torch.arange(len(scores))
+    for wrong in (pairs * 0.07, 0.5 * pairs, pairs / 14, pairs / 0.07 * 0.07 * 0.07):
+        assert told(F.cross_entropy(wrong, same)) == {known.COSINES_IN_CE}
+    for right in (pairs, pairs / 0.07, pairs / 2 * 16, pairs * nn.Parameter(torch.tensor(0.07))):
+        assert not told(F.cross_entropy(right, same))
 
 
 def test_focal_weights_are_those_of_samples(scores, classes):

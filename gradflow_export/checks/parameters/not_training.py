@@ -274,7 +274,8 @@ class NotTraining(Check):
                 (
                     f"look at what follows {owner(names[-1]) or names[-1]}: sign(), round(), floor() and comparisons "
                     "have a derivative of 0 everywhere (use a sigmoid, or x + (x.sign() - x).detach()); a softmax of "
-                    "one, weights of 0 and a dropout of 1 let nothing through either."
+                    "one, weights of 0 and a dropout of 1 let nothing through either. And at what enters it: an input "
+                    "of 0, such as a state that is made anew within the loop over time, gives a gradient of 0."
                 ),
                 True,
             )
