@@ -1,4 +1,4 @@
-"""Keep NaN out of the weights: batches that hold one leave no trace, and where they began is told."""
+"""Keep NaN out of the weights: batches that hold one leave no trace, and where they began is reported."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -96,11 +96,6 @@ class EvaluationLoss(Instrument):
     def arm(self, *, on: bool) -> None:
         """Do nothing: passes in evaluation are few."""
 
-    @property
-    def news(self) -> bool:
-        """Whether a loss was read that no step has reported yet."""
-        return self._total is not None
-
     def take(self, value: Any) -> None:
         """Take the loss of an evaluation: a number or a tensor, of which the mean counts."""
         if isinstance(value, Tensor) and value.numel():

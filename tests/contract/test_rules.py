@@ -28,7 +28,7 @@ BLOCKS = tuple(f"blocks.{i}" for i in range(6))
 SPECIAL = (None, 0.0, math.nan, math.inf, -math.inf, 1e-38, 1e38, -1.0, 1.0)
 HEADS = tuple(f"{block}.head{head}" for block in BLOCKS for head in range(2))
 FACTS = {name for rule in ALL for name in rule.evidence} | {
-    "connection.state", "hidden.state", "layer.cell_calls", "layer.taken_sequences", "loss.over_constant",
+    "connection.state", "evaluation.samples", "hidden.state", "layer.cell_calls", "layer.taken_sequences", "loss.over_constant",
     "loss.known", "loss.samples", "loss.sense", "loss.supervised", "parameter.first_entries", "parameter.foreign_gradient",
     "parameter.frozen_size", "parameter.initial_gain", "parameter.initial_mean", "parameter.recurrent_layer", "target.rms", "wiring.orphans",
 }  # fmt: skip

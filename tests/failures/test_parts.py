@@ -79,7 +79,7 @@ PARTS = {
     "updates after": "gradflow_export.instruments.updates._Plan.compare",
     "updates settled": "gradflow_export.instruments.change_check.Checksums.compare",
     "blocks": "gradflow_export.hooks.output_stats.SentOutputs.take",
-    "blocks backward": "gradflow_export.hooks.gradient_hooks.GradientStore._read",
+    "blocks backward": "gradflow_export.hooks.gradient_hooks.GradientStore._count",
     "blocks drain": "gradflow_export.instruments.blocks.BlockInstrument.drain",
     "activations": "gradflow_export.instruments.activations.modules.ActivationInstrument._unit_dim",
     "loss": "gradflow_export.instruments.loss.LossInstrument.observe_loss",

@@ -82,8 +82,8 @@ def test_the_optimizer_pickles_too(watching):
     assert b"gradflow" not in pickle.dumps(copy.deepcopy((model, optimizer)))
 
 
-def test_five_hooks_on_the_model_are_all_that_modules_hold(watching):
-    """Attributes and hooks of modules are the same before, while and after watching, but for five on the model."""
+def test_six_hooks_on_the_model_are_all_that_modules_hold(watching):
+    """Attributes and hooks of modules are the same before, while and after watching, but for six on the model."""
 
     def attributes(model):
         keys = [sorted(vars(m)) for m in model.modules()] + [sorted(vars(p)) for p in model.parameters()]
@@ -98,7 +98,7 @@ def test_five_hooks_on_the_model_are_all_that_modules_hold(watching):
     for _ in range(3):
         keys, hooks = attributes(model)
         assert keys == before
-        assert len(hooks) == 5
+        assert len(hooks) == 6
         assert all(isinstance(hook, ModuleHook) for hook in hooks)
         places = (model._forward_pre_hooks, model._forward_hooks, model._load_state_dict_post_hooks)
         assert {*hooks} == {hook for place in places for _, hook in place.items()}

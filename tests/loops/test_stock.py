@@ -260,8 +260,8 @@ class Digits(nn.Module):
         return functional.log_softmax(self.fc2(x), dim=1)
 
 
-def hogwild(rank, model):
-    """What each of the processes does with the model that they share."""
+def hogwild(rank, model, barrier):
+    """What each of the processes does with the model that they share; with a barrier all are there from start to end."""
     torch.manual_seed(1 + rank)
     data = torch.utils.data.TensorDataset(torch.randn(24, 1, 28, 28), torch.randint(10, (24,)))
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
@@ -271,6 +271,8 @@ def hogwild(rank, model):
         optimizer.zero_grad()
         functional.nll_loss(model(x), y).backward()
         optimizer.step()
+        if barrier is not None:
+            barrier.wait(100)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -284,8 +286,9 @@ def test_processes_that_share_a_model_are_recorded_each(together, tmp_path, capf
         exporter = None if folder is None else Exporter(model, logdir=folder, verbose=1).watch()
         children = []
         context = torch.multiprocessing.get_context("fork")
+        barrier = context.Barrier(2) if together else None
         for rank in range(2):
-            children.append(context.Process(target=hogwild, args=(rank, model)))
+            children.append(context.Process(target=hogwild, args=(rank, model, barrier)))
             children[-1].start()
             if not together:
                 children[-1].join(100)

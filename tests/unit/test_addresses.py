@@ -7,9 +7,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_address_of_the_repository_is_the_declared_one():
-    """A move changes ``Repository`` in pyproject.toml, and this test lists what has to follow."""
-    declared = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
-    name = declared.rpartition("/")[2]
+    """A move changes ``Repository`` in pyproject.toml, and this test lists what has to follow; without one there is none."""
+    declared = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    name = declared[1].rpartition("/")[2] if declared else "gradflow-export"
     pages = [ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "mkdocs.yml", *(ROOT / "docs").rglob("*.md")]
     found = [
         (page.relative_to(ROOT).as_posix(), address)
@@ -20,5 +20,5 @@ def test_every_address_of_the_repository_is_the_declared_one():
             page.read_text().replace("raw.githubusercontent.com", "github.com"),
         )
     ]
-    assert found
-    assert [each for each in found if each[1] != declared] == []
+    assert [each for each in found if declared is None or each[1] != declared[1]] == []
+    assert bool(found) == bool(declared)
