@@ -58,7 +58,7 @@ performance: $(VENV)/.stamp-test,benchmarks
 test test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
 test test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
 test-versions:
