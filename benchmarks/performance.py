@@ -89,6 +89,40 @@ def table_of_overhead(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rows_on_page(text: str) -> list[Row]:
+    """Return what the table of the page says of each instrument, where nothing else is left of the measurement."""
+    table = text.partition("<!-- measured: overhead -->")[2].partition("<!-- end: overhead -->")[0]
+    found = []
+    for line in table.splitlines()[5:]:
+        cells = [cell.strip(" `").replace(",", "") for cell in line.split("|")[1:-1]]
+        if len(cells) == 10:
+            thread, process, wall, added = map(float, cells[2:6])
+            size, memory, noise = (float(cell) for cell in cells[7:])
+            bare = added / (thread - 1.0) if thread != 1.0 else 0.0
+            times = float(cells[6]) if cells[6] else None
+            found.append(
+                Row(*cells[:2], thread, process, wall, bare, added, int(size), memory, noise, 0.0, 0, times_ours=times)
+            )
+    return found
+
+
+def measured_again(saved: dict[str, Any], names: list[str], note: str) -> dict[str, Any]:
+    """Measure some instruments of the first part again; the others stay as they are."""
+    text = PAGE.read_text()
+    before = saved.get("overhead") or {
+        "rows": [asdict(row) for row in rows_on_page(text)],
+        "said": text.partition("<!-- measured: overhead -->\n")[2].partition(".\n\n|")[0],
+    }
+    fresh = {(row.workload, row.instrument): row for row in overhead.rows_of([w.name for w in workloads()], names)}
+    rows = [fresh.get((row["workload"], row["instrument"]), Row(**row)) for row in before["rows"]]
+    date = dt.datetime.now(dt.timezone.utc).date().isoformat()
+    again = f"{', '.join(f'`{name}`' for name in names)}: {date}; {note}"
+    return {
+        "rows": [asdict(row) for row in overhead.compare(rows)],
+        "said": f"{before['said']}. Measured again, {again}",
+    }
+
+
 def write_between(text: str, part: str, body: str) -> str:
     """Return a page with what stands between the markers of a part replaced.
 
@@ -131,11 +165,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps: to see that all of it works")
     parser.add_argument("--rounds", type=int, default=1, help="repeat each point of parameters and tensors")
     parser.add_argument("--note", default="", help="said above each table that is measured now")
+    parser.add_argument(
+        "--again", nargs="+", metavar="INSTRUMENT", help="measure these of the first part, keep the rest"
+    )
     parser.add_argument("--saved", type=Path, help="measure nothing, write page and pictures from this file")
     args = parser.parse_args()
     path = args.saved or SAVED
     saved: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    for part in () if args.saved else args.part or PARTS:
+    if args.again:
+        saved["overhead"] = measured_again(saved, args.again, args.note)
+    for part in () if args.saved or args.again else args.part or PARTS:
         print(f"measuring {part}", file=sys.stderr)
         saved[part] = measured_now(part, quick=args.quick, rounds=args.rounds, note=args.note)
         path.parent.mkdir(exist_ok=True)

@@ -77,7 +77,7 @@ class _Plan:
     def of(self, owned: Owned, places: npt.NDArray[np.int64]) -> list[Tensor]:
         """Return the parameters at some places."""
         parameters = owned.parameters
-        return [parameters[place] for place in memoryview(places)]  # a number of NumPy's takes four times as long
+        return [parameters[place] for place in places.data]  # a number of NumPy's takes four times as long
 
     def look(self, owned: Owned) -> None:
         """See which parameters are trained: 1, else 0; the same array while nothing changes."""
@@ -253,10 +253,8 @@ class UpdateInstrument(Instrument):
                     Pending(f"parameter.{name}", owned.sites, joined(np.zeros(0), errors), where[plan.long])
                 )
         if isinstance(updates, np.ndarray):
-            names = (
-                owned.sites if len(where) == len(owned.sites) else [owned.sites[place] for place in memoryview(where)]
-            )
-            self._moved.update(compress(names, memoryview(updates > 0)))
+            names = owned.sites if len(where) == len(owned.sites) else [owned.sites[place] for place in where.data]
+            self._moved.update(compress(names, (updates > 0).data))
         if len(where) == len(owned.sites):
             self._out.append(Pending("parameter.trainable", owned.sites, plan.trained, where))
             self._out.append(Pending("parameter.numel", owned.sites, plan.sizes, where))

@@ -334,7 +334,7 @@ def test_a_spike_of_one_step_is_seen_at_every_zoom(address, open_panel):
 def test_nan_infinity_missing_and_zero_are_told_apart(address, open_panel, logs):
     """In words everywhere, and in the map by hatch, grey and colour."""
     page, _ = open_panel(address, "&p.gradflow.run=states")
-    plot, words = page.locator("[data-part=map]"), ["NaN", "\u221e", "\u2212\u221e", "nothing arrived", "0", "1.5"]
+    plot, words = page.locator("[data-part=map]"), ["NaN", "\u221e", "\u2212\u221e", "no gain", "0", "1.5"]
     sites, box = list(logs.STATES), plot.bounding_box()
     shades = {}
     for number, (site, word) in enumerate(zip(sites, words, strict=True)):

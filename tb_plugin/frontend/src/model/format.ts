@@ -54,6 +54,11 @@ export function unitText(unit: Unit): string {
   return spoken.includes(unit) ? unit : "";
 }
 
+/** What is said where there is no value; a gain is missing where another chain of blocks begins, too. */
+export function missingText(metric: string): string {
+  return metric.includes("gain") ? "no gain" : "nothing arrived";
+}
+
 export function formatTime(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }

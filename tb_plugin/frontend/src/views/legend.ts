@@ -1,7 +1,7 @@
 // What the colours mean, in numbers, and which values the ends of the ramp stand for.
 import { el, setOptions, setText, sharpContext } from "../dom";
 import { COLOUR_RANGES, css, type ColourRange, type ColourScale } from "../model/colour";
-import { formatNumber, unitText } from "../model/format";
+import { formatNumber, missingText, unitText } from "../model/format";
 import type { MetricSpec } from "../schema";
 
 const [WIDTH, HEIGHT] = [220, 10];
@@ -14,6 +14,7 @@ export class Legend {
   readonly #low = el("span");
   readonly #high = el("span");
   readonly #middle = el("span");
+  readonly #missing = el("span");
   readonly #ranges = el("select", {
     title: "Which values the ends of the colours stand for",
     attrs: { "aria-label": "Range of the colours", "data-part": "colours" },
@@ -55,7 +56,7 @@ export class Legend {
       { class: "legend" },
       el("span", { class: "ramp" }, this.#low, this.#ramp, this.#high),
       this.#middle,
-      key("background:var(--missing)", "nothing arrived"),
+      el("span", { class: "key" }, swatch("background:var(--missing)"), this.#missing),
       key("", "NaN or Inf", "hatch"),
       key("", "not read", "unread", UNREAD),
       ...(second ? [] : [el("label", { class: "range" }, "colours", this.#ranges), this.#typed]),
@@ -76,6 +77,7 @@ export class Legend {
     if (shown === this.#shown) return;
     this.#shown = shown;
     const compared = spec.compared === true;
+    setText(this.#missing, missingText(spec.name));
     const context = sharpContext(this.#ramp, WIDTH, HEIGHT);
     for (let x = 0; x < WIDTH; x++) {
       context.fillStyle = css(scale.words[Math.round((x / (WIDTH - 1)) * (scale.words.length - 1))] ?? 0);
@@ -104,7 +106,11 @@ export class Legend {
 }
 
 function key(style: string, text: string, name = "", title = ""): HTMLElement {
-  const swatch = el("i", { class: name });
-  swatch.style.cssText = style;
-  return el("span", { class: "key", title }, swatch, text);
+  return el("span", { class: "key", title }, swatch(style, name), text);
+}
+
+function swatch(style: string, name = ""): HTMLElement {
+  const made = el("i", { class: name });
+  made.style.cssText = style;
+  return made;
 }

@@ -345,8 +345,7 @@ function valuesAt(series: Series, column: number, prefix: string): { text: strin
   if (mean === undefined || column < 0) return [];
   return series.sites.map((site, i) => {
     const cell = i * series.columns + column;
-    const text =
-      cellKind(mean.bits[cell] ?? 0) === "missing" ? "nothing arrived" : formatNumber(mean.values[cell] ?? NaN);
+    const text = cellKind(mean.bits[cell] ?? 0) === "missing" ? "no value" : formatNumber(mean.values[cell] ?? NaN);
     return { text, name: `${prefix}${siteText(site)}` };
   });
 }

@@ -2,7 +2,7 @@
 import type { RunMetric } from "../api";
 import type { Pointed } from "../charts/heatmap";
 import type { Depth } from "../model/depth";
-import { formatNumber, formatStep, formatTime, siteText, unitText } from "../model/format";
+import { formatNumber, formatStep, formatTime, missingText, siteText, unitText } from "../model/format";
 import { holdsUntil } from "../model/reach";
 import { columnAt, type Series } from "../model/series";
 import type { Tip } from "./tooltip";
@@ -22,7 +22,7 @@ export function tipOf(
   const value = none
     ? "not read"
     : cell.kind === "missing"
-      ? "nothing arrived"
+      ? missingText(spec.name)
       : `${formatNumber(cell.value)} ${unit}`.trim();
   const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
   const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
