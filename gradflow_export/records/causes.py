@@ -161,7 +161,12 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
             if issue.key not in (cause.key, _root(cause, direct)):  # times that overlap by a step may lead round
                 direct[issue.key] = cause
                 break
-    return tuple(replace(issue, explained_by=_root(issue, direct)) for issue in found)
+    roots = (_root(issue, direct) if direct else None for issue in found)
+    # Most have none: a copy of each takes longer than all the rest.
+    return tuple(
+        issue if issue.explained_by == root else replace(issue, explained_by=root)
+        for issue, root in zip(found, roots, strict=True)
+    )
 
 
 def _where(kind: IssueType, other: IssueType) -> Where | None:

@@ -260,7 +260,7 @@ def test_a_yardstick_of_the_user_takes_the_place_of_the_loss():
 
 MARK = f"7654.{os.getpid()}"
 ENDLESS = f"""range(10**9):
-    __import__('time').sleep(0.03)
+    __import__('time').sleep(0.005)
     if step < 20:
         __import__('subprocess').Popen(['sleep', '{MARK}'], start_new_session=True)"""
 """Steps without an end, that start processes of their own session."""

@@ -252,7 +252,7 @@ def test_more_is_said_when_more_is_asked_for():
 
 def test_issues_that_come_and_go_do_not_flood_the_terminal():
     """Whatever happens, lines are bounded by the time that has passed; what is left out is counted."""
-    count, seconds = 5000, 60.0
+    count, seconds = 1500, 60.0
     records = [
         StepRecord(step, seconds * step / count, issues=(issue(IssueType.LOSS_SPIKE, step, layer=str(step)),))
         for step in range(1, count)
