@@ -281,7 +281,7 @@ def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, optio
         "import atexit, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "atexit.register(print, 'taken apart'); from gradflow_export.cli import command; command()"
     )
-    words = [sys.executable, "-c", code, "doctor", str(script), *options]
+    words = [sys.executable, "-c", code, "doctor", str(script), "--steps", "20", *options]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     trying = options == ("--try",)
     while trying and "runs as it is" not in process.stderr.readline():
