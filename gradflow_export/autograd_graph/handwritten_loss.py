@@ -10,7 +10,7 @@ from typing import Any
 
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
-from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, shape_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.records.loss_mistakes import (
@@ -248,12 +248,8 @@ def _cosines(node: Node) -> Form | None:
 def _scaled(node: Node) -> tuple[Node, float]:
     """Return what was multiplied by plain numbers, and the size of their product."""
     scale = 1.0
-    while kind_of(node) in {Op.DIV, Op.MUL} and below(node, 1) is None:
-        other = saved(node, "other")
-        number = abs(float(other)) if other is not None and not other.dim() and other.device.type == "cpu" else 0.0
-        if number == 0.0:
-            break
-        scale, node = scale * number if kind_of(node) == Op.MUL else scale / number, _bare(below(node))
+    while not math.isnan(factor := factor_of(node)):
+        scale, node = scale * abs(factor), _bare(below(node))
     return node, scale
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradflow_export.autograd_graph.nodes import Op, below, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, kind_of
 from gradflow_export.hooks.backward_listener import saved
 
 SHAPES = frozenset(
@@ -47,6 +47,22 @@ def shape_of(node: Node) -> tuple[int, ...]:
     """Return the shape of what a node made; empty for a scalar and where it is not known."""
     known = getattr(node, "_input_metadata", ())
     return tuple(known[0].shape) if known else ()
+
+
+def factor_of(node: Node) -> float:
+    """Return the plain number that a product or quotient multiplies its one argument by; NaN where none is known.
+
+    Nothing waits for a device: a number that lies on one is not known.
+    """
+    if kind_of(node) not in {Op.DIV, Op.MUL} or below(node) is None or below(node, 1) is not None:
+        return math.nan
+    other = getattr(node, "_saved_other", None) if by_number(node) else saved(node, "other")
+    if other is None or (isinstance(other, Tensor) and (other.dim() > 0 or other.device.type != "cpu")):
+        return math.nan
+    number = float(other)
+    if kind_of(node) == Op.MUL:
+        return number
+    return 1.0 / number if number else math.nan
 
 
 def adds_bias(node: Node) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
+from gradflow_export.autograd_graph.loss_shape import factor_of
 from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -275,15 +276,12 @@ def _divided_by(root: Tensor) -> float:
     """Return the number that a loss is divided by, 1 where it is not."""
     node = root.grad_fn
     for _ in range(NEAR):
-        kind, other, known = kind_of(node), getattr(node, "_saved_other", None), sources(node)
-        if kind not in {Op.DIV, Op.MUL} or len(known) != 1:
+        known = sources(node)
+        if kind_of(node) not in {Op.DIV, Op.MUL} or len(known) != 1:
             break
-        if isinstance(other, Tensor) and (other.dim() > 0 or other.device.type != "cpu"):  # nothing waits for a device
-            other = None
-        by = float(other) if isinstance(other, int | float | Tensor) else 1.0
-        part = by if kind == Op.DIV else 1.0 / by if by else 1.0
-        if part > 1.5:  # less is what a gradient scaler multiplies by
-            return part
+        factor = factor_of(node)
+        if 0 < factor < 1 / 1.5:  # more is what a gradient scaler multiplies by
+            return 1.0 / factor
         node = known[0]
     return 1.0
 
