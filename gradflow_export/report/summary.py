@@ -162,7 +162,10 @@ class RunSummary:
 
     @property
     def verdict(self) -> str:
-        """One line: healthy, or the worst open problem and how many causes there are; and how many steps were lost."""
+        """One line: the worst open problems and how many causes there are, or that there is none; and what was lost.
+
+        A run whose loss has not fallen is not called healthy.
+        """
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
             return self.unread or f"no step recorded yet{lost}"
@@ -170,7 +173,7 @@ class RunSummary:
         if not still:
             healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
             said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
-            return f"healthy: no open problem {said}{healed}{self._progress()}"
+            return f"{'' if self._stands else 'healthy: '}no open problem {said}{healed}{self._progress()}"
         named = "; ".join(self._named(issue) for issue in still[:NAMED])
         more = f"; and {len(still) - NAMED} more" if len(still) > NAMED else ""
         return f"{len(still)} problem{'s' * (len(still) > 1)}: {named}{more}{lost}"
@@ -179,13 +182,18 @@ class RunSummary:
         since = f" since step {issue.step}" if self.stepped else ""
         return f"{issue.issue_type} in {issue.layer or 'the whole model'}{since}"
 
+    @property
+    def _stands(self) -> bool:
+        """Whether there is one loss, and it has not fallen."""
+        return self.loss is not None and len(self._players) <= 1 and not self.loss[1] < self.loss[0]
+
     def _progress(self) -> str:
         if "loss" not in self.headline:
             return "; no loss was seen"
         if self.loss is None or len(self._players) > 1:
             return ""
         first, last = self.loss
-        went = "fell" if last < first else "has not fallen:"
+        went = "has not fallen:" if self._stands else "fell"
         read = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
         return f"; the loss {went} from {first:.4g} to {last:.4g}{read}"
 
