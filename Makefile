@@ -73,7 +73,7 @@ test-wandb-versions: $(VENV)/.stamp-test
 test-trackers: $(VENV)/.stamp-test
 	$(BIN)/python benchmarks/wandb_versions.py --trackers
 
-# gradflow_export/integrations in the real frameworks, which share torch with $(VENV).
+# gradflow_export/integrations in the real frameworks; what they do not need newer, as torch may be, is that of $(VENV).
 test-frameworks: $(VENV)/.stamp-test
 	$(BIN)/python benchmarks/wandb_versions.py --frameworks
 

@@ -16,13 +16,15 @@ HERE = Path(__file__).parent
 
 
 def description(readme, home):
-    """Return a README as an index can show it.
+    """Return a README as an index can show it: what is installed from there has a name, and no folder.
 
     Args:
         readme: Markdown whose links are relative to the root of the checkout.
         home: Address of the repository, without which pictures are left out and links become names of files. On it,
             ``/blob/main/`` shows a file and ``/raw/main/`` is the file.
     """
+    readme = re.sub(r"^pip install -e \. .*$", "pip install gradflow-export", readme, flags=re.MULTILINE)
+    readme = readme.replace("\nThere, on a fresh machine,", "\nIn a clone of the repository, on a fresh machine,")
     if home is None:
         readme = re.sub(r"!\[[^]]*\]\((?!https?://)[^)]+\)\n*", "", readme)
         return re.sub(r"\[([^]]+)\]\((?!https?://|#)([^)]+)\)", r"\1 (`\2`)", readme)

@@ -10,6 +10,7 @@ Writes ``docs/images/<scene>-<width>-<theme>.png``.
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,8 @@ def main() -> int:
             _photograph_all(logdir, SCENES, SIZES, args.out, errors)
     if args.only != "demo":
         with tempfile.TemporaryDirectory() as scratch:
-            subprocess.run([sys.executable, EXAMPLE], cwd=scratch, check=True)
+            shutil.copy(EXAMPLE, scratch)  # the picture shows where a layer is called
+            subprocess.run([sys.executable, EXAMPLE.name], cwd=scratch, check=True)
             _photograph_all(Path(scratch) / "runs", TUTORIAL, {1280: SIZES[1280]}, args.out, errors)
     for error in errors:
         sys.stderr.write(f"console: {error}\n")

@@ -47,6 +47,7 @@ THRESHOLDS: Mapping[str, float] = MappingProxyType(
 
 _BESIDE = frozenset({"model", "backends", "wandb", "logdir", "config", "start_step", "on_issue", "strict"})
 """What an exporter takes beside settings; a misspelt one comes here."""
+_OF_WATCH = frozenset({"criterion", "optimizer", "blocks", "pairs", "grids", "copies", "roles"})
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
             raise ArgumentError(
                 f"{key!r} is no setting but an argument of its own; pass it to Exporter: Exporter(model, {key}=...)."
             )
+        if key in _OF_WATCH:
+            raise ArgumentError(f"{key!r} is an argument of watch(); pass it there: Exporter(model).watch({key}=...).")
         if key not in names:
             raise ArgumentError(
                 f"unknown setting {key!r}{nearest(key, names | (_BESIDE if key in given else {SECTION}))}"

@@ -174,7 +174,7 @@ class Exporter(Reports):
         self._worker.summary.unread = UNWATCHED
         # Called when it is closed, collected or still there at exit.
         wanted = bool(self._writers and self.settings.verbose)
-        self._unwatched = weakref.finalize(self, say_unwatched, wanted, self._model)
+        self._unwatched = weakref.finalize(self, say_unwatched, wanted)
 
     def watch(
         self,

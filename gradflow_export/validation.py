@@ -23,8 +23,14 @@ from gradflow_export.writers.preflight import PreflightWriter
 
 def check_module(model: object) -> None:
     """Raise unless this is a module."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself.")
+    if isinstance(model, nn.Module):
+        return
+    came, fix = type(model).__name__, "pass the module itself"
+    if isinstance(model, type):
+        came, fix = f"the class {model.__name__}", f"pass a module that was made: {model.__name__}(...)"
+    elif isinstance(model, (list, tuple, set)) and any(isinstance(part, nn.Module) for part in model):
+        came, fix = f"a {came} of modules", "pass an nn.ModuleList of them, or each by itself"
+    raise ArgumentTypeError(f"model must be a torch.nn.Module, got {came}; {fix}.")
 
 
 def check_model(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gradflow_export.cli.dashboard import add_parser as add_dashboard
 from gradflow_export.cli.demo import add_parser as add_demo
@@ -62,11 +62,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - the way argparse has
+    """Commands whose own ``--help`` says what the list of all says of them."""
+
+    def add_parser(self, name: str, **given: Any) -> argparse.ArgumentParser:
+        """Return the parser of one command."""
+        line = given["help"]
+        made: argparse.ArgumentParser = super().add_parser(
+            name, **{"description": f"{line[0].upper()}{line[1:]}."} | given
+        )
+        return made
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the ``gradflow`` command, with all of its commands."""
     parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('gradflow-export')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", action=_Commands)
     for add_parser in (
         add_demo,
         add_report,

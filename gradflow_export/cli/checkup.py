@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, GradflowError, StorageError
 from gradflow_export.experiments.runs import Outcome
-from gradflow_export.experiments.target import Target, module_target
+from gradflow_export.experiments.target import NOTEBOOK, Target, cells, module_target
 from gradflow_export.records.causes import with_causes, worst_first
 from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, worst
@@ -137,7 +137,7 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
         when it was interrupted, 0 otherwise.
 
     Raises:
-        ArgumentError: There is no such script, or fewer than one step is asked for.
+        ArgumentError: There is no such script, it is a notebook without cells, or fewer than one step is asked for.
         StorageError: The file for the findings cannot be written.
     """
     module, words = ("", list(words)) if script is not None else (words[0], list(words[1:]))
@@ -147,6 +147,8 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     output = getattr(options, "output", None)
     if script is not None and not script.is_file():
         raise ArgumentError(f"doctor expects a Python script, got {str(script)!r}, which is no file; give its path.")
+    if script is not None and script.suffix == NOTEBOOK:
+        cells(script)
     _budget(getattr(options, "cpu_budget", ""), 1.0)
     if steps < 1:
         raise ArgumentError(f"--steps expects a number of steps of at least 1, got {steps}; for example --steps 50.")

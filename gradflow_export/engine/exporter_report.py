@@ -36,9 +36,9 @@ MARKS = ("mark", "checkpoint")
 MOST_TEXT = 1000
 
 
-def say_unwatched(wanted: bool, model: weakref.ref[Any]) -> None:
-    """Report that ``watch()`` of an exporter was never called, unless nothing is printed or its model is gone."""
-    if wanted and model() is not None:
+def say_unwatched(wanted: bool) -> None:
+    """Report that ``watch()`` of an exporter was never called, unless nothing is printed."""
+    if wanted:
         _log.warning("gradflow: %s; call exporter.watch() before the loop.", UNWATCHED)
 
 

@@ -23,6 +23,7 @@ from gradflow_export.errors import ArgumentError
 
 leave = os._exit
 """Ends this process at once, also where the program's own ``os._exit`` only ends the program."""
+NOTEBOOK = ".ipynb"
 CELL = "#cell"
 """What stands between the file of a notebook and the number of a cell in the name of its code."""
 AROUND = frozenset({"time", "timeit", "capture", "prun"})
@@ -126,7 +127,7 @@ def _exits(program: int, status: int) -> NoReturn:
 def _run(target: Target) -> None:
     if target.module:
         runpy.run_module(target.module, run_name="__main__", alter_sys=True)
-    elif target.path.suffix == ".ipynb":
+    elif target.path.suffix == NOTEBOOK:
         _run_notebook(target.path)
     else:
         runpy.run_path(str(target.path.resolve()), run_name="__main__")
@@ -153,7 +154,8 @@ def cells(path: Path) -> list[str]:
         sources = ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError) as error:
         raise ArgumentError(
-            f"doctor expects a notebook of Jupyter's format 4, got {str(path)!r}: {error!r}."
+            f"doctor expects a notebook of Jupyter's format 4, got {str(path)!r}, which holds none ({error!r}); "
+            "open it in Jupyter and save it anew."
         ) from error
     return ["\n".join(map(_plain, source.split("\n"))) if _is_python(source) else "" for source in sources]
 

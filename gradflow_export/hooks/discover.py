@@ -139,8 +139,14 @@ def named_blocks(model: nn.Module, blocks: Iterable[str | nn.Module]) -> list[Na
 
     Raises:
         ArgumentError: A name or module is not part of the model, comes twice, or nothing was named.
-        ArgumentTypeError: An entry is neither a name nor a module.
+        ArgumentTypeError: It is no list, or an entry is neither a name nor a module.
     """
+    if isinstance(blocks, str) or not isinstance(blocks, Iterable):
+        came = repr(blocks) if isinstance(blocks, str) else type(blocks).__name__
+        raise ArgumentTypeError(
+            f"blocks must be a list of module names or modules, got {came}; for example "
+            "blocks=['encoder.0', 'encoder.1'] or blocks=model.encoder."
+        )
     by_name = {site_name(name): module for name, module in model.named_modules()}
     by_identity = {id(module): name for name, module in by_name.items()}
     out: list[NamedModule] = []

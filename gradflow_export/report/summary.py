@@ -172,7 +172,9 @@ class RunSummary:
         still = [group.head for group in self.groups if group.head.open]
         if not still:
             healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
-            said = f"in the {self.steps} recorded steps{lost}" if lost else f"in {self.steps} recorded steps"
+            said = f"in {'the ' * bool(lost)}{self.steps} recorded step{'s' * (self.steps > 1)}{lost}"
+            if self.headline.keys().isdisjoint(TREND_METRICS):
+                return f"no verdict: neither loss nor gradients nor updates were read {said}"
             return f"{'' if self._stands else 'healthy: '}no open problem {said}{healed}{self._progress()}"
         named = "; ".join(self._named(issue) for issue in still[:NAMED])
         more = f"; and {len(still) - NAMED} more" if len(still) > NAMED else ""

@@ -177,7 +177,8 @@ class ConsoleWriter:
 
 
 _NO_STEP = (
-    ": no optimizer has stepped with this model's parameters in this process, nor was exporter.step() called. "
+    ": no optimizer has stepped with this model's parameters in this process (none of those given to watch(), if any), "
+    "nor was exporter.step() called. "
     "Next: gradflow doctor SCRIPT.py"
 )
 

@@ -397,6 +397,7 @@ def test_the_phases_of_a_run_are_shown_apart(address, open_panel):
     expect(phases.locator("option")).to_have_text(["train", "eval"])
     live, run = (page.locator(part).bounding_box() for part in (".live", "[data-part=run]"))
     assert (live["y"], live["x"] + live["width"] <= 1280) == (run["y"], True)
+    assert page.locator(".facts").bounding_box()["height"] < 20, "what is said of the run is one line too"
     phases.select_option("eval")
     expect(page.locator("[data-part=health] tbody td.num")).to_have_text(["0.750", "0.500", "0.250"])
     assert {row["first_step"] for row in table_of(saved(page, "the map", "csv"))} == {"9"}

@@ -210,7 +210,7 @@ def test_a_gap_in_the_files_stands_in_the_first_line_too(tmp_path):
     with writer.path.open("ab") as file:
         file.write(LineEncoder(info.session).gap(Gap(2, 5, 4, "No space left on device")))
     verdict = summarise(read_run(tmp_path)).verdict
-    assert verdict == "healthy: no open problem in the 1 recorded steps; 4 steps were lost (not written)"
+    assert verdict == "healthy: no open problem in the 1 recorded step; 4 steps were lost (not written)"
 
 
 def test_steps_left_out_on_purpose_are_counted_apart(loop):

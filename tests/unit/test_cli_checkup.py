@@ -173,6 +173,9 @@ def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, cap
     assert "no step of a torch.optim.Optimizer" in capsys.readouterr().err
     assert main(["doctor", "--no-try", str(tmp_path / "none.py")]) == 2
     assert "is no file" in capsys.readouterr().err
+    (tmp_path / "cut.ipynb").write_text("{}", encoding="utf-8")
+    assert main(["doctor", "--no-try", str(tmp_path / "cut.ipynb")]) == 2
+    assert capsys.readouterr().err.startswith("gradflow: doctor expects a notebook")
     assert main(["doctor", "--no-try", str(script), "--steps", "0"]) == 2
     assert "--steps expects" in capsys.readouterr().err
     assert main(["doctor", str(script), "--cpu-budget", "abc"]) == 2

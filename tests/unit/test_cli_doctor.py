@@ -45,6 +45,13 @@ def test_the_version_is_that_of_the_installed_package(words):
     assert gradflow_export.__version__ == metadata.version("gradflow-export")
 
 
+def test_the_help_of_a_command_says_what_the_command_is_for(capsys):
+    """In the words of the list of all commands."""
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert "\n\nWhat happened in the runs below a folder.\n\n" in capsys.readouterr().out
+
+
 def test_a_failed_check_is_the_exit_code(monkeypatch, capsys):
     """One failure makes the command end with 1 and print the way out."""
     failed = doctor.Finding("torch", "fail", "not installed", "pip install torch")

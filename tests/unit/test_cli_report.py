@@ -114,7 +114,7 @@ def test_every_run_below_a_folder_is_reported(tmp_path, capsys):
     write(tmp_path / "deep" / "b", [math.inf])
     code, out, _ = report(capsys, tmp_path)
     assert code == 0
-    assert out.count("healthy: no open problem in 1 recorded steps") == 2
+    assert out.count("healthy: no open problem in 1 recorded step") == 2
     assert "(1 NaN or Inf)" in out
 
 

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, GradflowError, StorageError
-from gradflow_export.config import Settings, make_settings
+from gradflow_export.config import _OF_WATCH, Settings, make_settings
 from gradflow_export.errors import nearest
 from gradflow_export.profiles import THRESHOLDS
 
@@ -223,3 +223,8 @@ def test_every_misspelt_argument_is_answered_with_the_right_one():
         wrong = name[:2] + name[3:]
         with pytest.raises(ArgumentError, match=f"unknown setting '{wrong}'"):
             Exporter(model, config={wrong: 1})
+
+
+def test_what_watch_takes_is_known_where_the_exporter_is_made():
+    """All of it but what both take, so that the message can say where it belongs."""
+    assert set(inspect.signature(Exporter.watch).parameters) - {"self", "ignore"} == _OF_WATCH

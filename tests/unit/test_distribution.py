@@ -90,6 +90,8 @@ def test_an_index_can_show_the_readme(sdist):
     assert about["Description-Content-Type"] == "text/markdown"
     assert shown.lstrip().startswith("# gradflow-export")
     assert [target for target in targets(shown) if not target.startswith("https://")] == []
+    assert "\npip install gradflow-export\n" in shown
+    assert "install -e" not in shown
     assert "Five minutes, from a fault to its repair | tutorial (`docs/tutorial.md`)" in shown
 
 
@@ -107,7 +109,11 @@ def test_links_of_the_readme_are_absolute_where_the_project_has_an_address():
     paths = [re.sub(r"^https://git.example/one/two/(raw|blob)/main/", "", target) for target in targets(shown)]
     assert paths == targets(README)
     assert [path for path in paths if not (ROOT / path).is_file()] == []
-    assert re.sub(r"https://git.example/one/two/(raw|blob)/main/", "", shown) == README
+    plain = re.sub(r"https://git.example/one/two/(raw|blob)/main/", "", shown)
+    assert [line for line in plain.split("\n") if line not in README.split("\n")] == [
+        "pip install gradflow-export",
+        "In a clone of the repository, on a fresh machine, `make demo` trains healthy and sick models on real data and reports on each, and `make test` runs the",
+    ]
 
 
 def test_the_sdist_is_the_whole_checkout(sdist):

@@ -27,7 +27,27 @@ class Bare(nn.Module):
 
 
 BAD = {
-    "a class": (lambda: Exporter(nn.Linear), ArgumentTypeError, ("torch.nn.Module", "type", "pass the module itself")),
+    "a class": (lambda: Exporter(nn.Linear), ArgumentTypeError, ("torch.nn.Module", "the class Linear", "Linear(...)")),
+    "a list of modules": (
+        lambda: Exporter([net(), net()]),
+        ArgumentTypeError,
+        ("a list of modules", "nn.ModuleList of them"),
+    ),
+    "an argument of watch": (
+        lambda: Exporter(net(), optimizer=torch.optim.SGD(MODEL.parameters())),
+        ArgumentError,
+        ("'optimizer' is an argument of watch()", "Exporter(model).watch(optimizer=...)"),
+    ),
+    "blocks that are one name": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks="0"),
+        ArgumentTypeError,
+        ("blocks must be a list", "got '0'", "blocks=['encoder.0'"),
+    ),
+    "blocks that are one layer": (
+        lambda: Exporter(MODEL, backends="memory").watch(blocks=nn.Linear(2, 2)),
+        ArgumentTypeError,
+        ("blocks must be a list", "got Linear", "blocks=['encoder.0'"),
+    ),
     "none": (lambda: Exporter(None), ArgumentTypeError, ("torch.nn.Module", "NoneType", "pass the module itself")),
     "an optimizer": (
         lambda: Exporter(torch.optim.SGD(net().parameters())),

@@ -366,21 +366,26 @@ def test_the_environment_is_understood_in_words(monkeypatch, caplog, said, verbo
     assert "GRADFLOW_VERBOSE" not in caplog.text
 
 
-@pytest.mark.parametrize("end", ["close", "issues", "collected"])
+@pytest.mark.parametrize("end", ["close", "issues", "collected", "model first"])
 def test_an_exporter_that_was_never_told_to_watch_says_so_once(caplog, end):
     """When it is closed, asked or gone, and in its verdict; one that watched or prints nothing does not."""
+    gc.collect()
+    caplog.clear()
     model = nn.Linear(1, 1)
     exporter = Exporter(model, backends=[], verbose=1)
     if end == "issues":
         assert exporter.issues == ()
         assert exporter.summary()["verdict"] == "watch() was never called: nothing was read"
-    if end == "collected":
+    if end == "model first":  # as where both are local to a function
+        del model
+    if end in {"collected", "model first"}:
         del exporter
     else:
         exporter.close()
     gc.collect()
     assert caplog.text.count("watch() was never called") == 1
     caplog.clear()
+    model = nn.Linear(1, 1)
     Exporter(model, backends=[], verbose=0).close()
     exporter = Exporter(model, backends=[], verbose=1).watch()
     exporter.close()

@@ -48,7 +48,8 @@ def test_issues_that_come_and_go_are_forgotten_in_the_end():
     summary = RunSummary()
     summary.add(StepRecord(1, 1.0, issues=(issue(Severity.LOW, "open"),)))
     for step in range(2, HEALED + 7):
-        summary.add(StepRecord(step, 1.0, issues=(issue(Severity.HIGH, f"layer {step}", healed=step),)))
+        healed = issue(Severity.HIGH, f"layer {step}", healed=step)
+        summary.add(StepRecord(step, 1.0, (Reading.run("loss", 1.0),), issues=(healed,)))
     assert (len(summary.issues), summary.left_out) == (HEALED + 1, 5)
     assert summary.issues[0].layer == "open"
     assert {one.layer for one in summary.issues}.isdisjoint(f"layer {step}" for step in range(2, 7))
@@ -96,7 +97,9 @@ def test_a_run_without_a_loss_is_not_called_healthy_without_a_word():
     """It is said that none was seen."""
     summary = RunSummary()
     summary.add(StepRecord(1, 1.0))
-    assert summary.verdict == "healthy: no open problem in 1 recorded steps; no loss was seen"
+    assert summary.verdict == "no verdict: neither loss nor gradients nor updates were read in 1 recorded step"
+    summary.add(StepRecord(2, 1.0, (Reading.run("gradient.total_norm", 1.0),)))
+    assert summary.verdict == "healthy: no open problem in 2 recorded steps; no loss was seen"
 
 
 @pytest.mark.parametrize(("losses", "told"), [
