@@ -256,25 +256,30 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else id(node)
 
 
-def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
+def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> OrderedDict[Any, Any] | None:
     """Have a hook called with the gradient of an output, as ``Tensor.register_hook`` does.
 
     Less the handle that would remove the hook again, which costs most of it.
 
     Args:
-        tensor: A plain tensor.
-        node: Its ``grad_fn``.
+        tensor: Any tensor.
+        node: Its ``grad_fn``, where it is a plain one.
         hook: Called with the gradient.
+
+    Returns:
+        The hooks of the tensor by their keys; ``None`` without the private name.
     """
     register = getattr(node, "_register_hook_dict", None)
     if register is None or not _HAS_HOOKS:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        return
+        found: OrderedDict[Any, Any] | None = getattr(tensor, "_backward_hooks", None)
+        return found
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
         register(tensor)
     hooks[hook] = hook
+    return hooks
 
 
 def queue_callback(call: Callable[[], None]) -> None:
