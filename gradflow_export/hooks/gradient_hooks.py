@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -48,7 +47,7 @@ class TensorHooks:
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
-        self._places: list[weakref.ref[OrderedDict[Any, Any]]] = []
+        self._places: list[weakref.ref[dict[Any, Any]]] = []
         self._most = _FEW
 
     def place(self, tensor: Tensor, *given: Any) -> None:
@@ -66,7 +65,7 @@ class TensorHooks:
     def remove(self) -> None:
         """Leave no hook on a tensor that is still there."""
         for place in self._places:
-            hooks = place() or {}
+            hooks: dict[Any, Any] = place() or {}
             for key in [key for key, hook in hooks.items() if type(hook) is _Hook and hook.func is self._call]:
                 del hooks[key]
         self._places = []

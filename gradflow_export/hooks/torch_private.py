@@ -256,7 +256,7 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else id(node)
 
 
-def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> OrderedDict[Any, Any] | None:
+def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> dict[Any, Any] | None:
     """Have a hook called with the gradient of an output, as ``Tensor.register_hook`` does.
 
     Less the handle that would remove the hook again, which costs most of it.
@@ -272,7 +272,7 @@ def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> OrderedDict[Any, Any]
     register = getattr(node, "_register_hook_dict", None)
     if register is None or not _HAS_HOOKS:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        found: OrderedDict[Any, Any] | None = getattr(tensor, "_backward_hooks", None)
+        found: dict[Any, Any] | None = getattr(tensor, "_backward_hooks", None)
         return found
     hooks = tensor._backward_hooks
     if hooks is None:
