@@ -88,7 +88,11 @@ _NORMS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 # Whether torch.jit.trace is running; the public form has no types and costs another call.
-is_tracing: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+_traces: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+# How many dispatch modes there are, and the one of make_fx; without them what hooks compute stands in its graphs.
+_dispatch_modes: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack", _some)
+_proxies: Callable[[], Any] = _find("torch.fx.experimental.proxy_tensor.get_proxy_mode", _nothing)
 
 # How many function modes there are, a default device among them; without it the default device is asked for each time.
 function_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", _some)
@@ -237,6 +241,11 @@ def put_buffer(module: nn.Module, name: str, buffer: Tensor | None) -> None:
         setattr(module, name, buffer)
     else:
         held[name] = buffer
+
+
+def is_tracing() -> bool:
+    """Whether ``torch.jit.trace`` or ``make_fx`` makes a graph of what runs now."""
+    return _traces() or (_dispatch_modes() > 0 and _proxies() is not None)
 
 
 def sparse_values(tensor: Tensor) -> Tensor:
