@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.gradient_hooks import TensorHooks
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls, output_tensor
 from gradflow_export.metrics.arrays.local import local
@@ -61,12 +60,15 @@ class Answers:
 
     def __init__(self, *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
         self._guard, self._calls, self._code = guard, ModuleCalls(), code
+        self._hooks = TensorHooks(guard(_arrives))
         self.given: list[Answer] = []
 
     def attach(self, model: nn.Module) -> contextlib.ExitStack:
         """Begin to know the model, of which only a weak reference is kept."""
         self._calls.add(model, self._guard(self._called))
-        return self._calls.attach()
+        stack = self._calls.attach()
+        stack.callback(self._hooks.remove)
+        return stack
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more; calling it again does nothing."""
@@ -86,8 +88,7 @@ class Answers:
             if rows is None:
                 return
             answer = Answer(given, rows.clone())
-        hook = unserializable_hook(partial(self._guard(_arrives), answer))  # type: ignore[no-untyped-call]
-        given.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooks.place(given, answer)
         self.given.append(answer)
 
 

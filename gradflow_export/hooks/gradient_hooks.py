@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from gradflow_export.metrics.arrays.one_pass import usable_interface
 from gradflow_export.native.outputs import GradientReader
 
 Repeat = Literal["combine", "overwrite", "raise"]
+_FEW = 64
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -34,6 +36,39 @@ class _Hook(partial[None]):
 
     __slots__ = ()
     __torch_unserializable__ = True
+
+
+class TensorHooks:
+    """Hooks on tensors, which the user may hold for longer than we are there: what is left of them is taken away.
+
+    Args:
+        call: What each of them calls: with what it is placed with, and the gradient.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+        self._places: list[weakref.ref[dict[Any, Any]]] = []
+        self._most = _FEW
+
+    def place(self, tensor: Tensor, *given: Any) -> None:
+        """Have the gradient of a tensor taken when it comes."""
+        node = tensor.grad_fn if type(tensor) in PLAIN else None
+        hooks = torch_private.hook_gradient(tensor, node, _Hook(self._call, *given))
+        if hooks is None:
+            return
+        places = self._places
+        places.append(weakref.ref(hooks))
+        if len(places) > self._most:
+            self._places = [place for place in places if place() is not None]
+            self._most = 2 * len(self._places) + _FEW
+
+    def remove(self) -> None:
+        """Leave no hook on a tensor that is still there."""
+        for place in self._places:
+            hooks: dict[Any, Any] = place() or {}
+            for key in [key for key, hook in hooks.items() if type(hook) is _Hook and hook.func is self._call]:
+                del hooks[key]
+        self._places = []
 
 
 class GradientStore:
@@ -70,24 +105,29 @@ class GradientStore:
             self._reader = GradientReader(interface, self._norms.numbers, self._norms.present, self._arrivals)
         self._part = guard if isinstance(guard, Part) else Part()
         self._take = self._arrived if isinstance(guard, Part) else guard(self._arrived)
+        self._hooks = TensorHooks(self._take)
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
-        hook: Any = self.expect(index)
-        node = output.grad_fn if type(output) in PLAIN else None
-        if node is None:
-            output.register_hook(hook)  # type: ignore[no-untyped-call]
-            return
-        torch_private.hook_gradient(output, node, hook)
+        self._begin(index)
+        self._hooks.place(output, index, self._generation)
 
     def expect(self, index: int) -> Callable[[Tensor], None]:
         """Return what takes the gradient of an output that was made just now."""
+        self._begin(index)
+        return partial(self._take, index, self._generation)
+
+    def _begin(self, index: int) -> None:
         if index == self._counted:
             self._fresh = True
         if self._settled:
             self._settled = False
             self._generation += 1
-        return _Hook(self._take, index, self._generation)
+
+    def leave(self) -> None:
+        """Forget all norms, and leave no hook on an output."""
+        self.reset()
+        self._hooks.remove()
 
     def reset(self) -> None:
         """Forget all norms, and ignore gradients of outputs watched before now."""

@@ -88,7 +88,11 @@ _NORMS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 # Whether torch.jit.trace is running; the public form has no types and costs another call.
-is_tracing: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+_traces: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+# How many dispatch modes there are, and the one of make_fx; without them what hooks compute stands in its graphs.
+_dispatch_modes: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack", _some)
+_proxies: Callable[[], Any] = _find("torch.fx.experimental.proxy_tensor.get_proxy_mode", _nothing)
 
 # How many function modes there are, a default device among them; without it the default device is asked for each time.
 function_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", _some)
@@ -239,6 +243,11 @@ def put_buffer(module: nn.Module, name: str, buffer: Tensor | None) -> None:
         held[name] = buffer
 
 
+def is_tracing() -> bool:
+    """Whether ``torch.jit.trace`` or ``make_fx`` makes a graph of what runs now."""
+    return _traces() or (_dispatch_modes() > 0 and _proxies() is not None)
+
+
 def sparse_values(tensor: Tensor) -> Tensor:
     """Return the stored entries of a sparse tensor, coalesced or not; without the private name it must be."""
     values: Tensor = getattr(tensor, "_values", tensor.values)()
@@ -256,25 +265,30 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else id(node)
 
 
-def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
+def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> dict[Any, Any] | None:
     """Have a hook called with the gradient of an output, as ``Tensor.register_hook`` does.
 
     Less the handle that would remove the hook again, which costs most of it.
 
     Args:
-        tensor: A plain tensor.
-        node: Its ``grad_fn``.
+        tensor: Any tensor.
+        node: Its ``grad_fn``, where it is a plain one.
         hook: Called with the gradient.
+
+    Returns:
+        The hooks of the tensor by their keys; ``None`` without the private name.
     """
     register = getattr(node, "_register_hook_dict", None)
     if register is None or not _HAS_HOOKS:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        return
+        found: dict[Any, Any] | None = getattr(tensor, "_backward_hooks", None)
+        return found
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
         register(tensor)
     hooks[hook] = hook
+    return hooks
 
 
 def queue_callback(call: Callable[[], None]) -> None:

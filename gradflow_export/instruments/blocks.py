@@ -92,7 +92,7 @@ class BlockInstrument:
             self.calls.add(module, called if isinstance(self._guard, Part) else self._guard(called), inside)
         self._modules.clear()
         stack = self.calls.attach()
-        stack.callback(self.store.reset)
+        stack.callback(self.store.leave)
         return stack
 
     def _called(self, index: int, _module: nn.Module, _args: Any, output: Any) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.errors import nearest
 from gradflow_export.hooks.backward_listener import Root, Roots, scale_of
+from gradflow_export.hooks.gradient_hooks import TensorHooks
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.hooks.optimizer_steps import Owned
@@ -85,7 +85,7 @@ class LossInstrument:
         self._end_scanned = guard(self.passes.end)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
         self._counted = self._rooted = self._told = False
-        self._begun = unserializable_hook(guard(self._backward))  # type: ignore[no-untyped-call]
+        self._begun, self._sent = TensorHooks(guard(self._backward)), TensorHooks(guard(self._sent_back))
         self._joined: list[Loss] = []
         self._own: dict[int, Loss] = {}
         self._sites: tuple[str, ...] = ()
@@ -109,7 +109,8 @@ class LossInstrument:
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the criterion's calls."""
         stack = contextlib.ExitStack()
-        stack.callback(self.forget)
+        for what in (self._begun.remove, self._sent.remove, self.forget):
+            stack.callback(what)
         stack.enter_context(self._roots.attach())
         if self._criterion is not None:
             begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
@@ -154,7 +155,7 @@ class LossInstrument:
             self._on_loss(loss)
             # Where calls of ``backward`` are seen anyway, a hook on the loss would tell nothing new.
             if not self._told:
-                loss.register_hook(self._begun)  # type: ignore[no-untyped-call]
+                self._begun.place(loss)
 
     def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
         """Take logits, and targets when they are known, if this step is due."""
@@ -258,8 +259,7 @@ class LossInstrument:
             if known is not None and known() is predictions:
                 return  # handed over twice, or given to two losses
             self._awaited[id(predictions)] = briefly(predictions)
-            hook = unserializable_hook(self._guard(self._sent_back))  # type: ignore[no-untyped-call]
-            predictions.register_hook(hook)  # type: ignore[no-untyped-call]
+            self._sent.place(predictions)
 
     def _sent_back(self, gradient: Tensor) -> None:
         with torch.no_grad():

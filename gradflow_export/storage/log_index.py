@@ -5,6 +5,7 @@ A page is a chunk of an event file, or some hundred lines of a JSON-lines file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -42,6 +43,13 @@ class Page:
     def bare(self, step: int) -> StepRecord:
         """Return what is known of a step whose readings cannot be loaded."""
         return StepRecord(step, self.clock[step])
+
+    def keep(self) -> None:
+        """Load the records now, and hold them: what they are read from is about to go."""
+        records: list[StepRecord] = []
+        with contextlib.suppress(OSError):
+            records = self.load()
+        self.load = lambda: records
 
 
 @dataclass(eq=False)
@@ -178,6 +186,30 @@ def read_events(path: Path) -> tuple[list[EventSession], int]:
     for session in sessions.values():
         session.finish()
     return list(sessions.values()), skipped + reader.skipped
+
+
+def read_draft(path: Path) -> tuple[list[EventSession], int]:
+    """Read a file of drafts, which is emptied or removed as soon as the file proper has what it holds.
+
+    Args:
+        path: The file, which may be gone.
+
+    Returns:
+        The sessions in it, whose pages are loaded, and how many damaged or cut-off frames were skipped.
+
+    Raises:
+        StorageError: It was written by a newer version of this package, or cannot be opened though it is there.
+    """
+    try:
+        sessions, skipped = read_events(path)
+    except StorageError:
+        if path.exists():
+            raise
+        return [], 0
+    for session in sessions:
+        for page in session.pages:
+            page.keep()
+    return sessions, skipped
 
 
 def read_lines(path: Path) -> tuple[list[LineSession], int]:

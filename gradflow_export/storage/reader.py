@@ -19,7 +19,15 @@ from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
 from gradflow_export.storage.continued import chains, identity
 from gradflow_export.storage.event_chunks import DRAFTS, Blob
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
-from gradflow_export.storage.log_index import EventSession, LineSession, Page, Session, read_events, read_lines
+from gradflow_export.storage.log_index import (
+    EventSession,
+    LineSession,
+    Page,
+    Session,
+    read_draft,
+    read_events,
+    read_lines,
+)
 
 _KEPT_PAGES = 4
 _PEEKED_FRAMES = 4
@@ -165,10 +173,9 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
     files = [file for file in _files(path) if path.is_file() or _is_ours(file)]
     sessions: list[Session] = []
     skipped = 0
-    for file in files:
-        found: Sequence[EventSession | LineSession]
-        found, damaged = read_lines(file) if file.suffix == ".jsonl" else read_events(file)
-        sessions += found
+    for file in reversed(files):  # drafts first: what goes from them into the file proper meanwhile is read there
+        found, damaged = _read(file)
+        sessions = [*found, *sessions]
         skipped += damaged
     if not sessions and not any(_named_as_ours(file) for file in files):
         raise StorageError(_nothing_there(path))
@@ -198,6 +205,12 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         not history or history[-1].closed,
         _replaced(history),
     )
+
+
+def _read(file: Path) -> tuple[Sequence[EventSession | LineSession], int]:
+    if file.suffix == ".jsonl":
+        return read_lines(file)
+    return read_draft(file) if file.suffix == DRAFTS else read_events(file)
 
 
 def _runs(history: Sequence[_Start]) -> list[Sequence[_Start]]:

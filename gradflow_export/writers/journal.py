@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gradflow_export.errors import StorageError
@@ -70,8 +71,10 @@ class Journal:
         self._files = self._gaps = self._failures = 0
         self._held: deque[tuple[bytes, Steps | None]] = deque()
         self._held_bytes = 0
-        self._gap: Gap | None = None
-        self._written: Gap | None = None
+        self._gap: Gap | None = None  # behind what waits
+        self._removed: Gap | None = None  # before what waits: it went with a file that was removed
+        self._written: Gap | None = None  # what would be missing without the file
+        self._marked: Gap | None = None  # what the file says is missing
         self._reason, self._pause, self._again_at = "", FIRST_SECONDS, 0.0
 
     @property
@@ -148,6 +151,9 @@ class Journal:
         """Write all that waits, and what is missing behind it."""
         try:
             file = self._ready()
+            missing = self._removed
+            self._tell(file, missing)
+            self._removed = None
             while self._held:
                 data, steps = self._held[0]
                 file.append(data)
@@ -155,10 +161,9 @@ class Journal:
                 self._held_bytes -= len(data)
                 if steps is not None:
                     self._written = Gap(*steps, "").after(self._written)
-            missing = self._gap
-            if missing is not None:
-                file.append(self._mark(missing, self._gaps))
-                self._gap, self._gaps = None, self._gaps + 1
+            if self._gap is not None:
+                self._tell(file, self._gap)
+                missing, self._gap = self._gap.after(missing), None
         except OSError as error:
             self._failed(error)
             return
@@ -167,6 +172,11 @@ class Journal:
             if self._failures <= MOST_SAID:
                 what = "nothing is missing" if missing is None else f"missing are {missing}"
                 _log.warning("gradflow: the %s writer writes again to %s; %s", self._writer, self.path, what)
+
+    def _tell(self, file: AppendFile, missing: Gap | None) -> None:
+        if missing is not None:
+            file.append(self._mark(missing, self._gaps))
+            self._gaps, self._marked = self._gaps + 1, missing.after(self._marked)
 
     def _failed(self, error: OSError) -> None:
         self._reason = error.strerror or str(error)
@@ -191,12 +201,12 @@ class Journal:
     def _ready(self) -> AppendFile:
         """Return the open file: the one of before where it is still there, else a new one."""
         if self._file is not None and self._file.gone:
-            self._removed(self._file)
+            self._begin_anew(self._file)
         if self._file is None and self._known is not None:
             try:
                 self._file = self._known.reopened(exclusive=self._exclusive)
             except (FileNotFoundError, NotADirectoryError):
-                self._removed(self._known)
+                self._begin_anew(self._known)
             self._known = None
         return self._begin() if self._file is None else self._file
 
@@ -215,12 +225,15 @@ class Journal:
         self.path, self._file, self._files = path, file, self._files + 1
         return file
 
-    def _removed(self, file: AppendFile) -> None:
+    def _begin_anew(self, file: AppendFile) -> None:
         file.close()
-        self._file, written, self._written = None, self._written, None
         _log.warning("gradflow: %s was removed; the %s writer begins a new file", file.path, self._writer)
-        if written is not None:
-            self._miss(Gap(written.first, written.last, written.steps, "the file was removed"))
+        if self._marked is not None:
+            self._removed = self._marked.after(self._removed)
+        if self._written is not None:
+            gap = replace(self._written, reason="the file was removed")
+            self._removed, self.lost = gap.after(self._removed), gap.after(self.lost)
+        self._file = self._written = self._marked = None
 
     def _miss(self, gap: Gap) -> None:
         self._gap, self.lost = gap.after(self._gap), gap.after(self.lost)

@@ -304,6 +304,26 @@ def test_the_users_hooks_stay_the_users(watching):
     }
 
 
+def test_no_hook_stays_on_a_tensor_that_the_user_holds(watching):
+    """Closing takes our hooks off outputs and losses of all steps, and leaves the user's."""
+    model, criterion, held, ran = plain(), nn.MSELoss(), [], []
+    exporters = [watching(model, criterion), watching(model)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(80):
+        optimizer.zero_grad()
+        hidden = model[0](torch.randn(6, 4))
+        out = model[1:](hidden)
+        held += [hidden, out, model(torch.randn(6, 4)), criterion(out, torch.zeros(6, 2))]
+        held[-1].register_hook(lambda _, step=step: ran.append(step))
+        (held[-1] + held[-2].sum()).backward()
+        optimizer.step()
+    exporters[0].close()
+    assert sum(bool(t._backward_hooks) for t in held) > 100
+    exporters[1].close()
+    assert [len(t._backward_hooks or ()) for t in held] == [0, 0, 0, 1] * 80
+    assert ran == list(range(80))
+
+
 def test_two_who_watch_leave_one_after_the_other(watching):
     """Of two exporters of one model either may go first; with the last one nothing is left."""
     for first in (0, 1):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.tensorboard import SummaryWriter
 
 from gradflow_export import Exporter, MemoryWriter
@@ -32,13 +33,22 @@ def export(model, x, _folder):
     assert torch.equal(torch.export.export(model, (x,)).module()(x), model(x))
 
 
+def make_graph(model, x, _folder):
+    """Make a graph of the model's operations, which holds nothing else."""
+    graph = make_fx(model)(x)
+    assert torch.equal(graph(x), model(x))
+    assert [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"] == [
+        "t.default", "addmm.default", "relu.default", "detach.default", "t.default", "addmm.default"
+    ]  # fmt: skip
+
+
 def estimate(model, x, _folder):
     """Run the model on shapes alone, as estimates of memory do."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert model(mode.from_tensor(x)).shape == (16, 2)
 
 
-@pytest.mark.parametrize("use", [trace, add_graph, export, estimate])
+@pytest.mark.parametrize("use", [trace, add_graph, export, make_graph, estimate])
 @pytest.mark.parametrize("trained", [0, 3])
 def test_a_watched_model_can_be_traced(use, trained, tmp_path):
     """torch.jit.trace runs the model twice and compares; hooks of ours must not show, and later steps are recorded."""

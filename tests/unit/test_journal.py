@@ -128,6 +128,26 @@ def test_a_removed_file_is_begun_anew(name, what, disk, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_comes_while_no_new_file_can_begin_waits(name, disk, tmp_path):
+    """A file lies where the directory was, for a while and twice: missing is what went with the directory alone."""
+    folder = tmp_path / "run"
+    writer = opened(name, folder, disk)
+    for step in range(1, 31):
+        if step in {11, 21}:
+            shutil.rmtree(folder)
+            folder.write_text("in the way")
+        if step in {16, 26}:
+            folder.unlink()
+            disk.now += 60
+        disk.now += 1
+        writer.write(record(step))
+    writer.close()
+    run = read_run(folder)
+    assert run.records == [record(step) for step in range(21, 31)]
+    assert run.gaps == (Gap(1, 20, 20, "the file was removed"),) == (writer.lost,)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_moved_directory_is_written_to_where_it_is_now(name, disk, tmp_path):
     """Nothing is lost where the directory was given another name."""
     writer = opened(name, tmp_path / "a", disk)

@@ -4,6 +4,7 @@ import gc
 import math
 import re
 import socket
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 import numpy as np
@@ -46,6 +47,30 @@ def opened(tmp_path, **kwargs):
     writer = TensorBoardWriter(tmp_path, **kwargs)
     writer.open(INFO)
     return writer, lambda: read_run(writer.path).records.steps
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_reader_misses_nothing_that_is_written_out_meanwhile(place, end, tmp_path, monkeypatch):
+    """A draft becomes a chunk, and its file is emptied or removed, before any of the files is opened."""
+    writer, _ = opened(tmp_path)
+    records = [StepRecord(step, float(step), (Reading.run("loss", step / 7),)) for step in range(1, 9)]
+    for record in records:
+        writer.write(record)
+    writer.keep()
+    open_as, count = Path.open, []
+
+    def and_write(path, *args):
+        count.append(path)
+        if len(count) == place:
+            getattr(writer, end)()
+        return open_as(path, *args)
+
+    monkeypatch.setattr(Path, "open", and_write)
+    run = read_run(tmp_path)
+    assert list(run.records) == records
+    assert run.skipped == 0
+    writer.close()
 
 
 def provider(logdir):
