@@ -62,8 +62,8 @@ _UNGRADED = (
 class LonelyPasses:
     """Notices, before the first step, that gradients come and go and the weights stay.
 
-    A loop that accumulates gradients over many passes does not clear them: it is reported after two hundred, and only
-    where an optimizer for these parameters was made. One that updates weights by hand moves them and is not reported.
+    A loop that accumulates gradients over many passes does not clear them: it is reported after two hundred. One that
+    updates weights by hand moves them and is not reported.
 
     Args:
         model: Returns the model.
@@ -130,7 +130,7 @@ class LonelyPasses:
             # Waits for the device where gradients were not cleared by None: once, for then they are kept.
             gradients = [p.grad for p, _ in self._held()]
             self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
-        if self._passes == GATHERING_PASSES and not self._cleared and self._rests() and self._awaited():
+        if self._passes == GATHERING_PASSES and not self._cleared and self._rests():
             self._tell(_GATHERED, GATHERING_PASSES)
             return [_run("wiring.gathering_passes", self._passes)]
         if self._passes != LONELY_BACKWARD_PASSES:

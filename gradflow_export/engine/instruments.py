@@ -87,6 +87,13 @@ class Instruments:
         for each in self.stepped:
             each.skip(step)
 
+    def give_up(self) -> frozenset[str]:
+        """Forget what was read of a step that has too many backward passes, or no end; return what is due: nothing."""
+        self.arm(frozenset())
+        for each in (self.blocks, *self.armed):
+            each.forget()
+        return frozenset()
+
     def arm(self, due: frozenset[str]) -> None:
         """Have those look that are due, and no others."""
         self.loss.want_logits = "logits" in due

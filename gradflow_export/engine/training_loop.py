@@ -27,6 +27,7 @@ from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.transfer import Bundle, pack
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.backward_passes import MOST_READ
 from gradflow_export.instruments.base import overrides
 from gradflow_export.instruments.gradients.fingerprints import Fingerprints
 from gradflow_export.records.step_record import Issue, Note
@@ -205,6 +206,8 @@ class TrainingLoop:
 
     def notice_lonely(self) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
+        if self._due and self.instruments.loss.passes.begun >= MOST_READ:
+            self._due = self.instruments.give_up()
         # What reaches a block while a pass is under way belongs to that pass.
         if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):
             bundle = Bundle(self.steps + 1, time.time())

@@ -18,6 +18,8 @@ LOOKED_AT = 8
 """Parameters that are asked whether they hold a gradient already; all of them would cost more than it tells."""
 FOLD_AT = 256
 """Passes that wait for an optimizer before they are joined into one."""
+MOST_READ = 1000
+"""Passes of one step with each of which something may be held that no later pass adds up."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -40,6 +42,7 @@ class Passes:
         used: The passes of the open record, each once.
         under: Passes under way, by thread, and the state of the gradients before them.
         scan: Whether to find out which parameters each pass reaches; needed with several optimizers.
+        begun: How many have begun since the last record, whatever became of their gradients.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None], on_cleared: Callable[[], None] = lambda: None) -> None:
@@ -52,7 +55,7 @@ class Passes:
         self.under: dict[int, tuple[Pass, list[Stamp] | None]] = {}
         self._stamps: list[Stamp] | None = None
         self._count, self._onto, self._seconds = 0, 0, 0.0
-        self._told = 0, 0, 0.0
+        self.begun, self._told = 0, (0, 0, 0.0)
         self._closure, self._evaluated = False, list[Pass]()
         self.used: list[Pass] = []
         self.now, self.scan = Pass(), False
@@ -87,6 +90,7 @@ class Passes:
 
     def count(self) -> None:
         """Count a pass, and whether it finds gradients to add to."""
+        self.begun += 1
         self._count += 1
         held = [slot() for slot in self._chosen]
         if not held or any(p is None for p in held):
@@ -182,9 +186,7 @@ class Passes:
 
     def finish(self) -> None:
         """Begin a new record; a pass that no optimizer has used yet belongs to it."""
-        self._told = 0, 0, 0.0
-        if self.used:
-            self.used = []
+        self.begun, self._told, self.used = 0, (0, 0, 0.0), []
 
     def forget(self) -> None:
         """Forget every pass, also those under way."""

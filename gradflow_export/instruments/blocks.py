@@ -148,7 +148,7 @@ class BlockInstrument:
 
     def follow(self, loss: Tensor) -> None:
         """Learn from the graph of a loss how the blocks hang together."""
-        if self.junctions is not None:
+        if self.junctions is not None and self.calls.armed:
             self.junctions.follow(loss)
 
     def in_order(self) -> tuple[tuple[str, ...], Places]:

@@ -1,5 +1,7 @@
 """Loops whose optimizer is no torch.optim.Optimizer."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -155,9 +157,15 @@ def test_an_endless_loop_without_steps_keeps_nothing(watching):
     for _ in range(1100):
         criterion(out, torch.zeros(6, 1))
     assert len(exporter._loop.instruments.loss.passes.now.losses) <= 256
-    for _ in range(1100):
-        criterion(model(torch.randn(6, 4)), torch.zeros(6, 1)).backward()
-    assert len(exporter._loop.instruments.loss.passes._waiting) <= 256
+    held = []
+    for _ in range(2):
+        for _ in range(1100):
+            criterion(model(torch.randn(6, 4)), torch.zeros(6, 1)).backward()
+        gc.collect()
+        held.append(len(gc.get_objects()))
+    assert held[1] - held[0] < 1100
+    exporter.close()
+    assert [(issue.issue_type, issue.cause) for issue in exporter.issues] == [("NOT_TRAINING", "step never called")]
 
 
 def copies_of(model, kind):
