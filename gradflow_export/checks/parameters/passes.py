@@ -35,7 +35,10 @@ def gathering_passes(passes: float) -> Finding:
         passes: How many backward passes there were.
     """
     cause = "step never called"
-    message = f"{number(passes)} backward passes added up their gradients, and no optimizer that holds the parameters stepped."
+    message = (
+        f"{number(passes)} backward passes added up their gradients, and no optimizer that holds the parameters "
+        "has stepped."
+    )
     advice = (
         "make the optimizer from the parameters of this model, and call its step(). If gradients are accumulated, "
         "count micro-batches through the whole training, not from 0 in each epoch, and step at its end too: "
