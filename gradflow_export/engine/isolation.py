@@ -16,7 +16,7 @@ from gradflow_export.hooks.guards import Part
 
 _log = logging.getLogger("gradflow_export")
 _is_tracing = torch_private.is_tracing
-_modes = torch_private.function_modes
+_modes, _dispatch_modes = torch_private.function_modes, torch_private.dispatch_modes
 _grad = torch.is_grad_enabled
 
 
@@ -108,7 +108,10 @@ class _GuardedPart(Part):
             outermost = depth == 0
             try:
                 guard.depth = depth + 1
-                if outermost and _modes():
+                if outermost and _dispatch_modes():
+                    with torch_private.no_dispatch_modes(), where_numbers_are():
+                        hook(*args, **kwargs)
+                elif outermost and _modes():
                     with where_numbers_are():
                         hook(*args, **kwargs)
                 else:

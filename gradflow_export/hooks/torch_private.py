@@ -91,7 +91,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 _traces: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
 
 # How many dispatch modes there are, and the one of make_fx; without them what hooks compute stands in its graphs.
-_dispatch_modes: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack", _some)
+dispatch_modes: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack", _some)
 _proxies: Callable[[], Any] = _find("torch.fx.experimental.proxy_tensor.get_proxy_mode", _nothing)
 
 # How many function modes there are, a default device among them; without it the default device is asked for each time.
@@ -115,6 +115,9 @@ Norm: Any = _find("torch.nn.modules.batchnorm._NormBase", _NORMS)
 Dropout: Any = _find("torch.nn.modules.dropout._DropoutNd", _DROPOUTS)
 Loss: Any = _find("torch.nn.modules.loss._Loss", _Nothing)
 AttentionOutput: Any = _find("torch.nn.modules.linear.NonDynamicallyQuantizableLinear", _Nothing)
+
+# A context without the dispatch modes of the moment; without it modes of the user's, as a FlopCounterMode, see ours.
+no_dispatch_modes: Any = _find("torch.utils._python_dispatch._disable_current_modes", _NoMode)
 
 # A mode that sees every operation; without it a repeated pass over a sharded model is not ended at its collectives.
 if not TYPE_CHECKING:
@@ -245,7 +248,7 @@ def put_buffer(module: nn.Module, name: str, buffer: Tensor | None) -> None:
 
 def is_tracing() -> bool:
     """Whether ``torch.jit.trace`` or ``make_fx`` makes a graph of what runs now."""
-    return _traces() or (_dispatch_modes() > 0 and _proxies() is not None)
+    return _traces() or (dispatch_modes() > 0 and _proxies() is not None)
 
 
 def sparse_values(tensor: Tensor) -> Tensor:

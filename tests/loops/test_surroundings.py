@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from gradflow_export import (
     Exporter,
@@ -248,3 +249,25 @@ def test_sparse_outputs_and_weights_cost_no_reading():
     torch.manual_seed(0)
     found = train(Between(), X, kind=torch.optim.SGD)
     assert {"block.gradient_norm", "block.output_rms"} <= metrics(found)
+
+
+def test_a_dispatch_mode_of_the_users_sees_the_training_alone():
+    """As many operations of floating-point numbers are counted as without us, and attention is read all the same."""
+
+    def counted(*, watched):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        memory, optimizer = MemoryWriter(), torch.optim.SGD(model.parameters(), lr=0.1)
+        every = {"attention": 1, "blocks": 1}
+        exporter = Exporter(model, backends=[memory], strict=True, intervals=every).watch() if watched else None
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(2, 3, 4)).square().mean().backward()
+                optimizer.step()
+        if exporter is not None:
+            exporter.close()
+            assert all(record.get("attention.entropy_nats") is not None for record in memory.records)
+        return counter.get_total_flops(), [p.tolist() for p in model.parameters()]
+
+    assert counted(watched=True) == counted(watched=False)
