@@ -17,7 +17,7 @@ from gradflow_export.engine.discrete_totals import discrete_totals, rate_effecti
 from gradflow_export.engine.transfer import Bundle, spread
 from gradflow_export.hooks.readings import Clue, Pending, Sample
 from gradflow_export.hooks.shard_layout import Layout
-from gradflow_export.instruments.gradients.clipping import ClipCall
+from gradflow_export.instruments.gradients.clipping import CLIPPED, ClipCall
 from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains, passed
 from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
@@ -30,7 +30,6 @@ Floats = npt.NDArray[np.float64]
 POOLED_BATCHES, POOLED_ROWS = 4, 512
 HISTOGRAM_BINS = 32
 CLIP_WINDOW = 20
-CLIPPED = 0.999
 _WIDEST = 8e307  # so that the width of a range is finite too
 _NORM, _SENT_BACK = "parameter.gradient_norm", "block.gradient_norm"
 

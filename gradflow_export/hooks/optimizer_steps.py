@@ -120,12 +120,12 @@ def only_reads(optimizer: object) -> bool:
     return not any(several)
 
 
-_CALLS_BETWEEN = 12
+_CALLS_BETWEEN = 13
 
 
 def calling_scaler() -> Any:
     """Return the ``GradScaler`` that is calling, else ``None``; a default optimizer hears nothing of steps it skips."""
-    code = torch_private.scaler_step()
+    code = torch.amp.GradScaler.step.__code__
     frame = sys._getframe(1)  # noqa: SLF001 - no public form
     for _ in range(_CALLS_BETWEEN):
         if frame.f_code is code:

@@ -143,7 +143,6 @@ held: Callable[[nn.Module], _Held] = _HELD if {"_modules", "_parameters"} <= var
 
 _HAS_HOOKS = hasattr(Tensor, "_backward_hooks")
 
-_SCALER_STEP: Any = _find("torch.amp.GradScaler._maybe_opt_step", None)
 _ENGINE: Any = _find("torch.autograd.Variable._execution_engine", None)
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
@@ -298,12 +297,6 @@ def queue_callback(call: Callable[[], None]) -> None:
     """Have a function called when the backward pass that is running ends; without the private name it never is."""
     if _ENGINE is not None:  # DistributedDataParallel uses it too
         _ENGINE.queue_callback(call)
-
-
-def scaler_step() -> types.CodeType | None:
-    """Return the code in which a gradient scaler steps; ``None`` where it is unknown."""
-    code = getattr(_SCALER_STEP, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
 
 
 def loss_scale(scaler: Any) -> Tensor | None:

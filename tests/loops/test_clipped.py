@@ -1,6 +1,7 @@
 """The norm before clipping at every step, whoever clips and however."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
 from gradflow_export.diagnostics import BackwardPassDiagnostics
+from gradflow_export.instruments.gradients.clipping import WATCHED_STEPS
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.rules.unclipped import before_clipping
 from gradflow_export.schedule import DENSE_STEPS, INTERVALS, SETTLING_INTERVAL
@@ -48,6 +50,7 @@ def twice(model):
     clip_grad_norm_(model.parameters(), 0.1, norm_type=1.0)
 
 
+TURNS = itertools.cycle((True, False))
 HOW = {
     "norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
     "norm, by a name of its own": lambda model: clip_grad_norm_(list(model.parameters()), 0.1),
@@ -61,6 +64,8 @@ HOW = {
     "value": lambda model: clip_grad_value_(model.parameters(), 0.01),
     "value, then norm": lambda model: (clip_grad_value_(model.parameters(), 0.01), HOW["norm"](model)),
     "by hand": by_hand,
+    "by hand, through .data": functools.partial(by_hand, data=True),
+    "by hand, every other step": lambda model: by_hand(model) if next(TURNS) else None,
     "a new gradient": lambda model: [setattr(p, "grad", p.grad * 0.5) for p in model.parameters()],
 }
 
@@ -109,12 +114,12 @@ def test_the_norm_before_clipping_is_there_at_every_step(how, passes, watching, 
         assert record.value("gradient.clipped_share") == pytest.approx(sum(clipped) / len(clipped))
 
 
-@pytest.mark.parametrize("clip", [lambda model: None, functools.partial(by_hand, data=True)], ids=["none", "data"])
-def test_between_sampled_steps_nothing_is_read_where_nobody_is_seen_to_clip(clip, watching, recorded):
-    """Without clipping, or through ``.data``, which no counter shows, the norm is there on sampled steps."""
+@pytest.mark.parametrize("scale", [None, 512.0])
+def test_between_sampled_steps_nothing_is_read_where_nobody_clips(scale, watching, recorded):
+    """The norm at the end of backward is there on sampled steps; that a scaler writes to gradients is not clipping."""
     model = network()
     exporter = watching(model, intervals=SELDOM)
-    seen = train(model, clip)
+    seen = train(model, lambda _model: None, scaler=scale and torch.amp.GradScaler("cpu", init_scale=scale))
     for record, (before, _) in zip(recorded(exporter), seen, strict=True):
         sampled = record.step <= SAMPLED or record.step % SETTLING_INTERVAL == 0
         wanted = pytest.approx(before, rel=1e-5) if sampled else None
@@ -122,13 +127,13 @@ def test_between_sampled_steps_nothing_is_read_where_nobody_is_seen_to_clip(clip
 
 
 def test_clipping_by_hand_that_ends_is_looked_for_no_more(watching, recorded):
-    """Once gradients are left alone again, the norms at the end of backward are read on sampled steps only."""
+    """When gradients were left alone for a while, norms at the end of backward are read on sampled steps only."""
     model = network()
     exporter = watching(model, intervals=SELDOM)
-    train(model, by_hand, steps=SAMPLED + 2)
-    train(model, lambda _model: None, steps=2)
-    told = [record.value("gradient.norm_before_clip") is not None for record in recorded(exporter)]
-    assert told == [True] * (SAMPLED + 3) + [False]
+    train(model, by_hand, steps=SAMPLED)
+    train(model, lambda _model: None, steps=WATCHED_STEPS + SETTLING_INTERVAL)
+    told = [r.step for r in recorded(exporter) if r.value("gradient.norm_before_clip") is None]
+    assert min(told) == SAMPLED + WATCHED_STEPS
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -160,13 +165,14 @@ def test_gradients_that_are_not_finite(watching, recorded):
     assert recorded(exporter)[-1].value("gradient.norm_before_clip") == float("inf")
 
 
+@pytest.mark.parametrize("how", ["norm", "value", "value, then norm", "by hand", "by hand, through .data"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_under_a_gradient_scaler(fused, watching, recorded):
+def test_under_a_gradient_scaler(fused, how, watching, recorded):
     """After ``unscale_`` the norm is that of the gradients without the scale."""
     model = network()
     exporter = watching(model, intervals=SELDOM)
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-    seen = train(model, HOW["norm"], scaler=scaler, fused=fused)
+    seen = train(model, HOW[how], scaler=scaler, fused=fused)
     for record, (before, _) in zip(recorded(exporter), seen, strict=True):
         assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=1e-5)
 

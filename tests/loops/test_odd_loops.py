@@ -355,6 +355,29 @@ def scaled(diary, model):
         scaler.update()
 
 
+def scaled_and_fused(diary, model):
+    """A fused optimizer, whose scaler has unscaled the gradients before, as clipping needs it."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+
+    class Scaled:
+        param_groups = optimizer.param_groups
+
+        def step(self):
+            scaler.step(optimizer)
+
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        diary.losses, diary.passes = [float(loss.detach())], 1
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        diary.clip(model.parameters(), 0.1)
+        diary.step(Scaled(), scale=scaler.get_scale())
+        scaler.update()
+
+
 def skipped_samples(diary, model):
     """Steps whose loss is over a limit are not taken; their gradients are cleared."""
     optimizer = sgd(model.parameters())
@@ -493,7 +516,8 @@ checkpointed.model = lambda: Chain(checkpointed=False)
 adversaries.model = Adversaries
 
 LOOPS = [twice_for_one_backward, two_losses_by_grad, penalty, backward_within_forward, uneven, alternating_overlapping,
-         list_of_losses, vector_backward, several_roots, clipped_twice, clipped_by_parts, scaled, skipped_samples,
+         list_of_losses, vector_backward, several_roots, clipped_twice, clipped_by_parts, scaled,
+         scaled_and_fused, skipped_samples,
          looked_at_between, of_a_frozen_trunk, sharpness_aware, never_cleared, one_graph_twice, checkpointed,
          adversaries]  # fmt: skip
 

@@ -26,6 +26,11 @@ from gradflow_export.records.step_record import RUN_SITE
 
 LOOKED_AT = 4
 """Gradients that are asked whether somebody wrote to them between the last backward pass and the step."""
+WATCHED_STEPS = 32
+"""Steps for which norms are read after one in which gradients were written to: a limit is not reached each time."""
+CLIPPED = 0.999
+"""Share of a norm below which gradients were clipped, and not only rounded."""
+MANY_WRITES = 1000
 MOST_CALLS = 64
 MOST_SETS = 16
 _EXACT = (torch.float32, torch.float64)
@@ -62,8 +67,9 @@ class ClippingInstrument:
     Where ``torch.nn.utils.clip_grad_norm_`` or ``clip_grads_with_norm_`` is called, its total norm is taken at every
     step. On sampled steps the norms at the end of the first and of the last backward pass are read: compared with the
     gradients that the optimizer uses they show what any clipping did; compared with each other, where gradients are
-    accumulated, how noisy a micro-batch's gradient is. Where version counters then show that gradients were written to
-    by anything but such a call, these norms are read at every step until they show it no more.
+    accumulated, how noisy a micro-batch's gradient is. Where version counters, or on the CPU the norms themselves, show
+    that gradients were changed by anything but such a call, these norms are read at every step, until for
+    ``WATCHED_STEPS`` steps nothing has changed them.
 
     Args:
         model: Gives the model, or ``None`` when it is gone.
@@ -80,7 +86,7 @@ class ClippingInstrument:
         self._owners: list[int] = []
         self._first: Tensor | None = None
         self._last: Tensor | None = None
-        self._written = self._changed = False
+        self._watched = self._writes = 0
         self._parts: list[tuple[Tensor, ...]] = []
         self._calls: list[tuple[Places, float, Tensor]] = []
         self._owned: Owned | None = None
@@ -124,7 +130,8 @@ class ClippingInstrument:
             self._calls = []
         if self._stepped:
             self._stepped, self._first, self._last, self._marks = False, None, None, []
-        if self.armed or (self._written and self.recorded):
+            self._watched = max(0, self._watched - 1)
+        if self.armed or (self._watched and self.recorded):
             self._take()
 
     def compare(self, step: OptimizerStep, norms: Tensor) -> None:
@@ -138,8 +145,8 @@ class ClippingInstrument:
             return
         if step.scaled and step.loss_scale is None:
             return
-        # A scaler writes to gradients itself.
-        self._written = not step.scaled and (self._changed or self._look(0))
+        # A scaler writes to gradients itself, once.
+        written = self._writes + self._look(0) > int(step.scaled)
         owned = {id(p) for p in step.owned.parameters}
         counted = {id(p) for p, here in zip(step.owned.parameters, step.owned.layout.counted, strict=True) if here}
         mine = [index for index, owner in enumerate(self._owners) if owner in owned]
@@ -152,7 +159,10 @@ class ClippingInstrument:
             whole, before, first = (_total(values) for values in lasts)
             if step.loss_scale is not None:
                 whole, before, first = (value / step.loss_scale.to(value) for value in (whole, before, first))
-            self._parts.append((before, first, _total(norms), whole))
+            used = _total(norms)
+            self._parts.append((before, first, used, whole))
+            if written or (used.is_cpu and not self._calls and min(used, whole) < CLIPPED * max(used, whole)):
+                self._watched = WATCHED_STEPS
 
     def restrict(self, owned: Owned) -> None:
         """Give out next what concerns the parameters of one optimizer alone."""
@@ -204,7 +214,7 @@ class ClippingInstrument:
         if len(places):
             self._calls.append((places, float(limit), total.detach()))
             if self._marks:
-                self._changed |= self._look(1)  # such a call writes once to each gradient
+                self._writes += self._look(1)  # such a call writes once to each gradient
                 self._mark([slot for slot, _, _ in self._marks])
 
     def _places(self, parameters: Sequence[Tensor]) -> Places:
@@ -235,7 +245,7 @@ class ClippingInstrument:
         if self._first is None or owners != self._owners:
             self._first, self._owners = norms, owners
         self._last = norms
-        self._changed = False
+        self._writes = 0
         self._mark([slot for slot, _ in held[:: -(-len(held) // LOOKED_AT)]])
 
     def _mark(self, places: Sequence[Slot]) -> None:
@@ -243,14 +253,16 @@ class ClippingInstrument:
         pairs = [(slot, None if (p := slot()) is None else p.grad) for slot in places]
         self._marks = [(slot, id(g), torch_private.version(g)) for slot, g in pairs if g is not None]
 
-    def _look(self, writes: int) -> bool:
-        """Whether a marked gradient is another one, or was written to more often than this."""
-        for slot, known, version in self._marks:
+    def _look(self, known: int) -> int:
+        """Return how often a marked gradient was written to beyond so many times; often where it is another one."""
+        most = 0
+        for slot, number, version in self._marks:
             p = slot()
             gradient = None if p is None else p.grad
-            if gradient is None or id(gradient) != known or torch_private.version(gradient) > version + writes:
-                return True
-        return False
+            if gradient is None or id(gradient) != number:
+                return MANY_WRITES
+            most = max(most, torch_private.version(gradient) - version - known)
+        return most
 
 
 def _bound(parameters: Any, max_norm: float, total_norm: Any, *_args: Any, **_kwargs: Any) -> tuple[Any, float, Any]:

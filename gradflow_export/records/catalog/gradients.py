@@ -36,9 +36,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "(sum_p ||g_p||_2^2)^(1/2) before clipping. At every step where torch.nn.utils.clip_grad_norm_ or "
           "clip_grads_with_norm_ is called: used norms divided by min(1, max_norm / (total_norm + 1e-6)). For any "
           "other change between backward and step: norms at the end of the last backward pass, on sampled steps, and "
-          "at every step while version counters show such changes (not through .data)", "definition", "c; 1G sampled",
-          low=0.0,
-          scale="log", headline=True, across="root"),
+          "at every step for 32 steps after one that shows such a change (on a GPU not one through .data)",
+          "definition", "c; 1G sampled", low=0.0, scale="log", headline=True, across="root"),
         s("gradient.clip_scale", "what clipping left", "1", "run",
           "gradient.total_norm / gradient.norm_before_clip; 1 without clipping",
           "Pascanu et al. 2013, arXiv:1211.5063", "c", low=0.0, scale="log", marks=(1.0,)),
