@@ -46,6 +46,7 @@ class Verdict:
         curves: Losses of runs by a name for them, for charts.
         facts: What the first run saw.
         measured: The user's yardstick, where it takes the place of the loss.
+        found: Type and cause of what a watched run shows.
         accused: What structure proves against it, and a watched run shows again.
         suspects: What the symptoms accuse.
         seeds: How many seeds gave runs that differ.
@@ -64,6 +65,7 @@ class Verdict:
     curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     measured: str = ""
+    found: Sequence[tuple[str, str]] = ()
     accused: frozenset[IssueType] = frozenset()
     suspects: tuple[IssueType, ...] = ()
     seeds: int = SEEDS
@@ -164,7 +166,8 @@ class Battery:
             return
         verdict.facts = look.facts
         if ((WATCH,), 0) in found:
-            verdict.accused = accused(found[(WATCH,), 0].facts.get("found", ())).intersection(self._suspects)
+            verdict.found = tuple(map(tuple, found[(WATCH,), 0].facts.get("found", ())))
+            verdict.accused = accused(verdict.found).intersection(self._suspects)
         measure = self._laboratory.measure
         if measure is None:
             verdict.refused = no_yardstick(seeds, look, still)
@@ -216,8 +219,8 @@ class Battery:
 
     def _mending(self) -> list[Treatment]:
         """Return the treatments that are the fix of what structure proves."""
-        facts, accused = self.verdict.facts, self.verdict.accused
-        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if accused.intersection(each.fixes)]
+        proved = [each for each in self.verdict.found if each[0] in self.verdict.accused]
+        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts) if each.meant(proved)]
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.

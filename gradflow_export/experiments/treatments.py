@@ -175,6 +175,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         evident=lambda facts: facts["scale"] > SCALED,
     ),
     Treatment(
+        "standardize each sample",
+        TUNING,
+        edit.Centered,
+        "samples that lie far from each other or have sizes of their own",
+        "sample = (sample - sample.mean()) / sample.std()  # each sample by itself, each feature over its places",
+        (_T.DATA_SCALE,),
+        lambda facts: facts["scale"] > 0,
+    ),
+    Treatment(
         "standardize the targets",
         TUNING,
         loss.AnswersInUnits,

@@ -11,7 +11,6 @@ import gc
 import multiprocessing
 import os
 import select
-import signal
 import socket
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.patient import Patient
-from gradflow_export.experiments.plan import Plan
+from gradflow_export.experiments.plan import Plan, left_to_default
 from gradflow_export.experiments.probes import Causality
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
 from gradflow_export.experiments.sandbox import die_with_parent, end_tree, lead_tree, silence, tree_use
@@ -249,8 +248,7 @@ def fork(inside: Callable[[socket.socket], object]) -> tuple[int, socket.socket]
     try:
         ours.close()
         lead_tree()
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        left_to_default()
         inside(theirs)
     finally:
         os._exit(1)
