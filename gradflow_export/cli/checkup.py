@@ -243,25 +243,26 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     from gradflow_export.experiments.battery import RUNS, Battery
     from gradflow_export.experiments.questions import answers
     from gradflow_export.experiments.runs import STEPS as TRAINED
-    from gradflow_export.experiments.watched import unexplained
+    from gradflow_export.experiments.watched import needed, unexplained
 
-    tried = getattr(options, "tried", "")
-    survey = laboratory.look()
-    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.plan.jobs
+    tried, found = getattr(options, "tried", ""), with_causes(issue for issue, _ in report.outcome.issues)
+    steps = needed(found, TRAINED)
+    survey = laboratory.look(steps=steps)
+    seconds = RUNS * survey.run_seconds(steps) * len(survey.trainings) / laboratory.plan.jobs
     seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not _wanted(seconds):
         report.notes.append(f"nothing was tried: that would take about {seconds:.0f} s; give --try to do it.")
         return
     if not survey.ended:
         report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
-    budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
-    suspects = [issue.issue_type for issue in unexplained(with_causes(issue for issue, _ in report.outcome.issues))]
+    budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(steps))
+    suspects = [issue.issue_type for issue in unexplained(found)]
     print(f"gradflow: {laboratory.reach}", file=sys.stderr)
     for training in survey.trainings:
         battery = Battery(
             laboratory,
             training,
-            steps=TRAINED,
+            steps=steps,
             budget=budget,
             everything=tried == "all",
             suspects=suspects,

@@ -64,9 +64,7 @@ class Plan:
         return replace(request, number=self.numbers, seconds=seconds)
 
 
-ENDING = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
-)
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 """Signals that ask a process to end: Ctrl-C, ``kill``, a terminal that is closed."""
 
 

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.measure import Returns
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default
 from gradflow_export.experiments.probes import Causality
@@ -60,7 +61,9 @@ class Trunk:
         measure, skipped = plan.measure, plan.training.skipped
         reads = measure is not None and not measure.printed
         self._measure = measure
-        self._patient = Patient(self._begin, self._end, skipped, self._value if reads else None)
+        self._returns = Returns()
+        value = self._value if reads else self._returns.now if measure is None else None
+        self._patient = Patient(self._begin, self._end, skipped, value)
         self._request: Request | None = None
         self._changes: list[Intervention] = []
         self._printed = -1
@@ -99,6 +102,7 @@ class Trunk:
                 programs.leave(0)
             self._serve()
         assert self._request is not None
+        self._returns.attach()
         return self._changes, self._request.steps
 
     def _end(self, patient: Patient) -> NoReturn:
