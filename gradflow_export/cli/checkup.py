@@ -240,6 +240,8 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
 
 def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Run the experiments on each model that the script trains."""
+    from tqdm import tqdm
+
     from gradflow_export.experiments.battery import RUNS, Battery
     from gradflow_export.experiments.questions import answers
     from gradflow_export.experiments.runs import STEPS as TRAINED
@@ -258,20 +260,29 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(steps))
     suspects = [issue.issue_type for issue in unexplained(found)]
     print(f"gradflow: {laboratory.reach}", file=sys.stderr)
-    for training in survey.trainings:
-        battery = Battery(
-            laboratory,
-            training,
-            steps=steps,
-            budget=budget,
-            everything=tried == "all",
-            suspects=suspects,
-            tell=lambda line: print(f"gradflow: {line}", file=sys.stderr),
-        )
-        report.verdicts.append(battery.verdict)
-        battery.run()
-        if tried == "all" or hasattr(options, "html"):
-            report.answers += answers(laboratory, battery.verdict)
+    # Processes are forked from this one, which must have no thread beside it.
+    tqdm.monitor_interval = 0
+    with tqdm(total=RUNS * len(survey.trainings), unit="run", disable=None, leave=False, file=sys.stderr) as bar:
+
+        def tell(line: str) -> None:
+            bar.write(f"gradflow: {line}", file=sys.stderr)
+            bar.update(laboratory.runs - bar.n)
+
+        for training in survey.trainings:
+            battery = Battery(
+                laboratory,
+                training,
+                steps=steps,
+                budget=budget,
+                everything=tried == "all",
+                suspects=suspects,
+                tell=tell,
+            )
+            report.verdicts.append(battery.verdict)
+            battery.run()
+            if tried == "all" or hasattr(options, "html"):
+                tell("the questions beyond one cause")
+                report.answers += answers(laboratory, battery.verdict)
 
 
 def _wanted(seconds: float) -> bool:

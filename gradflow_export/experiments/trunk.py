@@ -25,7 +25,7 @@ from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default
-from gradflow_export.experiments.probes import Causality
+from gradflow_export.experiments.probes import Causality, GradientNoise, Outputs
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
 from gradflow_export.experiments.sandbox import die_with_parent, end_tree, lead_tree, silence, tree_use
 from gradflow_export.experiments.treatments import find
@@ -125,6 +125,10 @@ class Trunk:
                 facts.update(each.told(), places=len(course.places))
             elif isinstance(each, Causality):
                 facts["future"] = each.change
+            elif isinstance(each, GradientNoise):
+                facts["noise"] = each.told
+            elif isinstance(each, Outputs):
+                facts["outputs"] = each.told
             elif isinstance(each, Watch):
                 facts["found"] = each.told()
         assert self._request is not None
