@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import Baseline, Trial, best, moves
+from gradflow_export.experiments.decision import LEARNED, Baseline, Trial, best, moves
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
@@ -25,6 +25,8 @@ LOOK, UNMOVED = "look", "no steps"
 STILL = (LOOK, UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
+LATER = 4
+"""Multiple of the steps within which a script may begin to learn by itself."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -201,6 +203,8 @@ class Battery:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
             faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
             self._try([(each.name,) for each in faster if each not in first])
+        if self._begins_later():
+            return
         if ill and not verdict.cures:
             known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
             possible = [names for names in map(tuple, _possible(known)) if len(names) > 1]
@@ -208,6 +212,21 @@ class Battery:
             self._name_causes()
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
+
+    def _begins_later(self) -> bool:
+        """Take larger steps for no cure where the script begins to learn a little later, and return whether it does."""
+        verdict = self.verdict
+        hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
+        later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
+        if not hasten or not all(hasten) or later <= verdict.steps or verdict.measured:
+            return False
+        assert verdict.baseline is not None
+        done = [result.effect for _, result in self._laboratory.run(deque([Request((), 0, later)]))]
+        if not done or done[0] >= LEARNED * verdict.baseline.first[0]:
+            return False
+        verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
+        verdict.faster, verdict.cures = verdict.cures[:1], []
+        return True
 
     def _mending(self) -> list[Treatment]:
         """Return the treatments that are the fix of what structure proves."""

@@ -280,5 +280,6 @@ class Returns:
 def _below(kind: type) -> Iterator[type]:
     """Yield a class and all that are made from it."""
     yield kind
-    for each in type.__subclasses__(kind):
+    made: list[type] = type.__subclasses__(kind)
+    for each in made:
         yield from _below(each)

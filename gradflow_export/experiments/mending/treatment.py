@@ -46,6 +46,11 @@ class Treatment:
     of_loop: bool = False
     causes: frozenset[str] = frozenset()
 
+    @property
+    def hastens(self) -> bool:
+        """Whether it makes larger steps, so that what it does may be done by more of them."""
+        return self.kind == TUNING and IssueType.LEARNING_RATE in self.fixes
+
     def meant(self, found: Collection[tuple[str, str]]) -> bool:
         """Whether it mends something of what was found, given by type and cause."""
         return any(kind in self.fixes and (not self.causes or cause in self.causes) for kind, cause in found)
