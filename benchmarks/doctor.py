@@ -38,9 +38,10 @@ from gradflow_export.errors import GradflowError
 from gradflow_export.experiments.account import weighed
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.runs import STEPS as TRAINED
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import find
-from gradflow_export.experiments.watched import unexplained
+from gradflow_export.experiments.watched import needed, unexplained
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, Severity
 
@@ -120,11 +121,13 @@ def examine(
                     functools.partial(run_script, target, STEPS, longer=True), sys.stdout, sys.stderr
                 )
                 issues = [issue for issue, _ in watched.issues]
-            survey = laboratory.look()
+            found = with_causes(issues)
+            steps = needed(found, TRAINED)
+            survey = laboratory.look(steps=steps)
             if not survey.trainings:
                 return Seen(part, name, form, types, refused=f"no steps {survey.error.strip()[-200:]}", also=also)
-            suspects = [issue.issue_type for issue in unexplained(with_causes(issues))]
-            verdict = Battery(laboratory, survey.trainings[-1], steps=60, suspects=suspects).run()
+            suspects = [issue.issue_type for issue in unexplained(found)]
+            verdict = Battery(laboratory, survey.trainings[-1], steps=steps, suspects=suspects).run()
     except GradflowError as error:
         return Seen(part, name, form, types, refused=str(error), also=also)
     cures = tuple(" + ".join(trial.names) for trial in verdict.cures)

@@ -338,4 +338,5 @@ def _finding(site: str, value: float, threshold: float) -> Finding:
         message.format(number(value)),
         advice,
         cause=site,
+        origin=site,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -21,14 +22,14 @@ from gradflow_export.cli.schema import add_parser as add_schema
 from gradflow_export.cli.view import add_parser as add_view
 from gradflow_export.errors import GradflowError
 
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells give it."""
+STOPPED = 128
+"""What is added to the number of the signal that ended it, as shells do: 130 after Ctrl-C."""
 
 
 def command() -> NoReturn:
     """Be the ``gradflow`` command: end this process with the status of :func:`main`."""
     code = main()
-    if code == STOPPED:
+    if code > STOPPED:
         # Python takes every module apart before it ends, which with torch takes seconds where the machine is busy.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("gradflow: stopped\n")
-        return STOPPED
+        return STOPPED + signal.SIGINT
     except BrokenPipeError:
         # The reader of a pipe went away (`gradflow report runs | head`); what is left in the buffer has no reader.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import math
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,10 @@ FORMATS = ("text", "json", "sarif")
 STEPS = 50
 PATIENCE = 120.0
 """Seconds that experiments may take without being asked for."""
-STOPPED = 130
+ELSEWHERE = 1.0
+"""Seconds of processor time from which on processes of a script may be where it trains."""
+STOPPED = 128
+"""What is added to the number of the signal that ended it."""
 
 OPTIONS = (
     "steps", "all", "format", "output", "tried", "cpu_budget", "measure", "html", "jobs", "network", "in_place",
@@ -133,8 +137,8 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
         given: Options that stood before it.
 
     Returns:
-        1 when a finding is HIGH or CRITICAL or a cure was confirmed, 2 when the script failed or made no step, 130
-        when it was interrupted, 0 otherwise.
+        1 when a finding is HIGH or CRITICAL or a cure was confirmed, 2 when the script failed or made no step, 128
+        and the number of the signal when one ended it, 130 for Ctrl-C, 0 otherwise.
 
     Raises:
         ArgumentError: There is no such script, it is a notebook without cells, or fewer than one step is asked for.
@@ -157,26 +161,28 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
             _check_place(place)
     target = module_target(module, tuple(own)) if script is None else Target(script, words=tuple(own))
     report = Report(target, Outcome())
-    stopped = False
+    stopped = 0
     # What the script prints must not get among findings that another program reads.
     quiet = contextlib.nullcontext() if kind == "text" else contextlib.redirect_stdout(sys.stderr)
     with quiet:
         try:
             _consult(report, options, steps)
-        except KeyboardInterrupt:
-            stopped = True
+        except KeyboardInterrupt as ended:
+            stopped = STOPPED + next(iter(ended.args), signal.SIGINT)
             known = "this is what was known by then" if report.outcome.steps else "nothing was known by then"
             report.notes.append(f"interrupted: {known}.")
     told = _render(report, kind)
     if output is None:
-        print(told)
+        # A terminal that was closed takes nothing any more.
+        with contextlib.suppress(OSError) if stopped else contextlib.nullcontext():
+            print(told, flush=True)
     else:
         _write(output, told)
     if getattr(options, "html", None) is not None and report.outcome.steps:
         from gradflow_export.experiments.page import as_html
 
         _write(options.html, as_html(target.name, report.issues, report.verdicts, report.answers, report.outcome.steps))
-    return STOPPED if stopped else _status(report)
+    return stopped or _status(report)
 
 
 def _status(report: Report) -> int:
@@ -192,10 +198,20 @@ def _status(report: Report) -> int:
     if not outcome.steps and not outcome.issues:
         sys.stderr.write(
             f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing was "
-            "learned of it. Give the arguments with which it trains.\n"
+            f"learned of it. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
         )
         return 2
     return report.code
+
+
+def _trains_elsewhere(seconds: float) -> str:
+    """Return what to do about a script whose processes of its own do the work; empty where they do little."""
+    if seconds < ELSEWHERE:
+        return ""
+    return (
+        f"The processes that it started ran for {seconds:.0f} s, and what is trained in them is not seen: call the "
+        "function that trains in the script itself, such as main(0) in place of torch.multiprocessing.spawn(main)."
+    )
 
 
 def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
@@ -226,37 +242,49 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
 
 def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namespace) -> None:
     """Run the experiments on each model that the script trains."""
+    from tqdm import tqdm
+
     from gradflow_export.experiments.battery import RUNS, Battery
     from gradflow_export.experiments.questions import answers
     from gradflow_export.experiments.runs import STEPS as TRAINED
-    from gradflow_export.experiments.watched import unexplained
+    from gradflow_export.experiments.watched import needed, unexplained
 
-    tried = getattr(options, "tried", "")
-    survey = laboratory.look()
-    seconds = RUNS * survey.run_seconds(TRAINED) * len(survey.trainings) / laboratory.plan.jobs
+    tried, found = getattr(options, "tried", ""), with_causes(issue for issue, _ in report.outcome.issues)
+    steps = needed(found, TRAINED)
+    survey = laboratory.look(steps=steps)
+    seconds = RUNS * survey.run_seconds(steps) * len(survey.trainings) / laboratory.plan.jobs
     seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not _wanted(seconds):
         report.notes.append(f"nothing was tried: that would take about {seconds:.0f} s; give --try to do it.")
         return
     if not survey.ended:
         report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
-    budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(TRAINED))
-    suspects = [issue.issue_type for issue in unexplained(with_causes(issue for issue, _ in report.outcome.issues))]
+    budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(steps))
+    suspects = [issue.issue_type for issue in unexplained(found)]
     print(f"gradflow: {laboratory.reach}", file=sys.stderr)
-    for training in survey.trainings:
-        battery = Battery(
-            laboratory,
-            training,
-            steps=TRAINED,
-            budget=budget,
-            everything=tried == "all",
-            suspects=suspects,
-            tell=lambda line: print(f"gradflow: {line}", file=sys.stderr),
-        )
-        report.verdicts.append(battery.verdict)
-        battery.run()
-        if tried == "all" or hasattr(options, "html"):
-            report.answers += answers(laboratory, battery.verdict)
+    # Processes are forked from this one, which must have no thread beside it.
+    tqdm.monitor_interval = 0
+    with tqdm(total=RUNS * len(survey.trainings), unit="run", disable=None, leave=False, file=sys.stderr) as bar:
+
+        def tell(line: str) -> None:
+            bar.write(f"gradflow: {line}", file=sys.stderr)
+            bar.update(laboratory.runs - bar.n)
+
+        for training in survey.trainings:
+            battery = Battery(
+                laboratory,
+                training,
+                steps=steps,
+                budget=budget,
+                everything=tried == "all",
+                suspects=suspects,
+                tell=tell,
+            )
+            report.verdicts.append(battery.verdict)
+            battery.run()
+            if tried == "all" or hasattr(options, "html"):
+                tell("the questions beyond one cause")
+                report.answers += answers(laboratory, battery.verdict)
 
 
 def _wanted(seconds: float) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import Baseline, Trial, best, moves
+from gradflow_export.experiments.decision import LEARNED, Baseline, Trial, best, moves
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.measure import Scale, effect, scale
+from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
@@ -21,12 +21,12 @@ from gradflow_export.records.issues import IssueType
 
 SEEDS = 3
 LEAST_STEPS = 20
-ECHOES = 0.5
-"""Share of steps with a call without gradients from which on a loss may compare a model with what it learned itself."""
 LOOK, UNMOVED = "look", "no steps"
 STILL = (LOOK, UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
+LATER = 4
+"""Multiple of the steps within which a script may begin to learn by itself."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -46,6 +46,7 @@ class Verdict:
         curves: Losses of runs by a name for them, for charts.
         facts: What the first run saw.
         measured: The user's yardstick, where it takes the place of the loss.
+        found: Type and cause of what a watched run shows.
         accused: What structure proves against it, and a watched run shows again.
         suspects: What the symptoms accuse.
         seeds: How many seeds gave runs that differ.
@@ -64,6 +65,7 @@ class Verdict:
     curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     measured: str = ""
+    found: Sequence[tuple[str, str]] = ()
     accused: frozenset[IssueType] = frozenset()
     suspects: tuple[IssueType, ...] = ()
     seeds: int = SEEDS
@@ -115,7 +117,7 @@ class Battery:
     ) -> None:
         self._laboratory, self._budget, self._everything, self._tell = laboratory, budget, everything, tell
         self._suspects = suspects
-        self._scale: Scale | None = None
+        self._rule = Yardstick()
         # Once the program is done it cannot be measured any more.
         self.verdict = Verdict(training, min(steps, training.steps - MEASURED), suspects=tuple(suspects))
 
@@ -164,24 +166,19 @@ class Battery:
             return
         verdict.facts = look.facts
         if ((WATCH,), 0) in found:
-            verdict.accused = accused(found[(WATCH,), 0].facts.get("found", ())).intersection(self._suspects)
-        measure = self._laboratory.measure
-        if measure is None:
-            verdict.refused = no_yardstick(seeds, look, still)
-        else:
-            self._scale = scale(look.measured, higher=measure.higher)
-            verdict.measured = f"{measure.text} (as a cost: 1 is the script as it is, less is better)"
-            if self._scale is None:
-                verdict.refused = f"--measure {measure.text!r} gave no number at any step"
+            verdict.found = tuple(map(tuple, found[(WATCH,), 0].facts.get("found", ())))
+            verdict.accused = accused(verdict.found).intersection(self._suspects)
+        rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still)
+        verdict.measured, verdict.refused = rule.text, rule.refused
         given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
         unmoved = [still, *(found.get(((UNMOVED,), seed)) for seed in range(1, SEEDS))]
         verdict.baseline = Baseline(
-            tuple(self._start(each, other) for each, other in zip(seeds, unmoved, strict=True)),
-            tuple(self._effect(each) for each in seeds),
-            {name: self._effect(each) for name, each in given.items() if each.acted and not each.error},
+            tuple(rule.start(each, other) for each, other in zip(seeds, unmoved, strict=True)),
+            tuple(rule.effect(each) for each in seeds),
+            {name: rule.effect(each) for name, each in given.items() if each.acted and not each.error},
             moves(
-                [self._course(each) for each in seeds],
-                [self._course(each) for each in given.values() if each.acted and not each.error],
+                [rule.course(each) for each in seeds],
+                [rule.course(each) for each in given.values() if each.acted and not each.error],
                 verdict.steps,
                 rising=look.facts["rising"] >= RISING,
             ),
@@ -206,6 +203,8 @@ class Battery:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
             faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
             self._try([(each.name,) for each in faster if each not in first])
+        if self._begins_later():
+            return
         if ill and not verdict.cures:
             known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
             possible = [names for names in map(tuple, _possible(known)) if len(names) > 1]
@@ -214,10 +213,25 @@ class Battery:
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
+    def _begins_later(self) -> bool:
+        """Take larger steps for no cure where the script begins to learn a little later, and return whether it does."""
+        verdict = self.verdict
+        hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
+        later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
+        if not hasten or not all(hasten) or later <= verdict.steps or verdict.measured:
+            return False
+        assert verdict.baseline is not None
+        done = [result.effect for _, result in self._laboratory.run(deque([Request((), 0, later)]))]
+        if not done or done[0] >= LEARNED * verdict.baseline.first[0]:
+            return False
+        verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
+        verdict.faster, verdict.cures = verdict.cures[:1], []
+        return True
+
     def _mending(self) -> list[Treatment]:
         """Return the treatments that are the fix of what structure proves."""
-        facts, accused = self.verdict.facts, self.verdict.accused
-        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if accused.intersection(each.fixes)]
+        proved = [each for each in self.verdict.found if each[0] in self.verdict.accused]
+        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts) if each.meant(proved)]
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -257,7 +271,7 @@ class Battery:
         gone: dict[tuple[str, ...], dict[int, bool]] = {}
         for request, result in self._runs([(self._watched(names), 0) for names in wanted]):
             names, failed = tuple(name for name in request.names if name != WATCH), result.error
-            effects.setdefault(names, {})[request.seed] = math.inf if failed else self._effect(result)
+            effects.setdefault(names, {})[request.seed] = math.inf if failed else self._rule.effect(result)
             if "found" in result.facts:
                 gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
             why = failed.strip().rpartition("\n")[2]
@@ -300,23 +314,6 @@ class Battery:
     def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
         return self._near(names) > 0, any(find(name).kind != EXACT for name in names)
 
-    def _course(self, result: Result) -> tuple[float, ...]:
-        if self._scale is None:
-            return result.losses
-        return tuple(self._scale.cost(each) for each in result.measured)
-
-    def _effect(self, result: Result) -> float:
-        return result.effect if self._scale is None else self._scale.cost(effect(result.measured))
-
-    def _start(self, result: Result, unmoved: Result | None) -> float:
-        """Return the loss before training, on the batches that it is measured on after it: one batch alone is noise."""
-        same = math.inf if unmoved is None or unmoved.error else self._effect(unmoved)
-        if math.isfinite(same):
-            return same
-        if self._scale is None:
-            return result.losses[0]
-        return self._scale.cost(next((each for each in result.measured if math.isfinite(each)), math.nan))
-
     def _name_causes(self) -> None:
         """Take parts of the best combination away, as long as it rescues without them."""
         verdict = self.verdict
@@ -339,44 +336,6 @@ class Battery:
             if self._laboratory.cpu > self._budget:
                 self.verdict.cut = bool(self._queue) or self.verdict.cut
                 self._queue.clear()
-
-
-def failure(plain: Sequence[Result | None]) -> str:
-    """Return why runs without any change show nothing.
-
-    Args:
-        plain: Those of each seed, ``None`` for what was not run.
-    """
-    failed = next((each.error for each in plain if each is not None and each.error), "")
-    if failed:
-        return f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
-    if any(each is None for each in plain):
-        return "the budget was spent before the script had run as it is with three seeds"
-    return "no loss was seen: nothing calls backward() before the optimizer steps"
-
-
-def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) -> str:
-    """Return why the loss says nothing about learning; empty where it does.
-
-    Args:
-        seeds: Runs without any change.
-        look: The one of them that looked.
-        still: A run whose weights were never changed.
-    """
-    facts = look.facts
-    if any(loss < 0 for each in seeds for loss in each.losses):
-        return "its loss is negative at times, so that a smaller one need not be a better one"
-    if facts["optimizers"] > 1 and facts["places"] > 1:
-        return "several optimizers follow losses of their own, as the players of a game do"
-    # A run may end early, and NaN differs from itself.
-    pairs = zip(facts["digests"], still.facts.get("digests", ()) if still is not None else (), strict=False)
-    if any(str(one) != str(other) for one, other in pairs):
-        return "its data depend on what the model has learned, as in reinforcement learning"
-    if facts["echoes"] > ECHOES:
-        return (
-            "a model is called without gradients before most steps, so that its targets may depend on what it learned"
-        )
-    return ""
 
 
 def _possible(known: set[str]) -> Iterator[list[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from gradflow_export.experiments import survey
-from gradflow_export.experiments.plan import Interrupts, Plan, Wire
+from gradflow_export.experiments.plan import Interrupts, Plan, Wire, left_to_default
 from gradflow_export.experiments.runs import Request, Result, unpacked_result
 from gradflow_export.experiments.sandbox import end_tree, lead_tree, tree_use
 from gradflow_export.experiments.trunk import PROCESSES, Trunk
@@ -215,7 +214,6 @@ def main() -> None:
     """Do the job that the standard input brings."""
     job: Any = pickle.load(sys.stdin.buffer)
     lead_tree()
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    left_to_default()
     survey.warm()
     job(ToFile(sys.argv[1]))

@@ -1,17 +1,28 @@
-"""What the user names as the yardstick where the loss is none: an expression in the script, or what it prints."""
+"""The yardstick: the loss, what the user names where it is none, or the returns of an environment's episodes."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradflow_export.errors import ArgumentError
+import numpy as np
 
+from gradflow_export.errors import ArgumentError
+from gradflow_export.experiments.runs import Result
+
+ECHOES = 0.5
+"""Share of steps with a call without gradients from which on a loss may compare a model with what it learned itself."""
+WORLDS = ("gymnasium", "gym")
+"""Packages whose environments give rewards."""
+EPISODES = 12
+"""Steps of a run in which episodes have to end, so that their returns can take the place of the loss."""
 PRINTED = "stdout:"
 LAST = 8
 
@@ -120,3 +131,155 @@ def scale(values: Sequence[float], *, higher: bool) -> Scale | None:
         return None
     plain = effect(numbers)
     return Scale(plain, max(abs(plain), max(numbers) - min(numbers)) or 1.0, higher)
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What runs are compared by.
+
+    Attributes:
+        scale: Makes a cost of what was measured; ``None`` where the loss is compared.
+        text: What was measured; empty where the loss is compared.
+        refused: Why nothing can be compared; empty where it can.
+    """
+
+    scale: Scale | None = None
+    text: str = ""
+    refused: str = ""
+
+    def course(self, result: Result) -> tuple[float, ...]:
+        """Return losses or costs, step by step."""
+        return result.losses if self.scale is None else tuple(map(self.scale.cost, result.measured))
+
+    def effect(self, result: Result) -> float:
+        """Return the mean loss or cost after training."""
+        return result.effect if self.scale is None else self.scale.cost(effect(result.measured))
+
+    def start(self, result: Result, unmoved: Result | None) -> float:
+        """Return the loss before training, on the batches that it is measured on after it: one batch alone is noise."""
+        same = math.inf if unmoved is None or unmoved.error else self.effect(unmoved)
+        return same if math.isfinite(same) else next(filter(math.isfinite, self.course(result)), math.nan)
+
+
+def yardstick(measure: Measure | None, seeds: Sequence[Result], look: Result, still: Result | None) -> Yardstick:
+    """Return what the runs of a program can be compared by.
+
+    Args:
+        measure: What the user named.
+        seeds: Runs without any change.
+        look: The one of them that looked.
+        still: A run whose weights were never changed.
+    """
+    cost = "(as a cost: 1 is the script as it is, less is better)"
+    if measure is not None:
+        made = scale(look.measured, higher=measure.higher)
+        none = "" if made else f"--measure {measure.text!r} gave no number at any step"
+        return Yardstick(made, f"{measure.text} {cost}", none)
+    refused = no_yardstick(seeds, look, still)
+    if refused and all(sum(map(math.isfinite, each.measured)) >= EPISODES for each in seeds):
+        return Yardstick(scale(look.measured, higher=True), f"returns of the episodes that ended at a step {cost}")
+    return Yardstick(refused=refused)
+
+
+def failure(plain: Sequence[Result | None]) -> str:
+    """Return why runs without any change show nothing.
+
+    Args:
+        plain: Those of each seed, ``None`` for what was not run.
+    """
+    failed = next((each.error for each in plain if each is not None and each.error), "")
+    if failed:
+        return f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
+    if any(each is None for each in plain):
+        return "the budget was spent before the script had run as it is with three seeds"
+    return "no loss was seen: nothing calls backward() before the optimizer steps"
+
+
+def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) -> str:
+    """Return why the loss says nothing about learning; empty where it does.
+
+    Args:
+        seeds: Runs without any change.
+        look: The one of them that looked.
+        still: A run whose weights were never changed.
+    """
+    facts = look.facts
+    if any(loss < 0 for each in seeds for loss in each.losses):
+        return "its loss is negative at times, so that a smaller one need not be a better one"
+    if facts["optimizers"] > 1 and facts["places"] > 1:
+        return "several optimizers follow losses of their own, as the players of a game do"
+    # A run may end early, and NaN differs from itself.
+    pairs = zip(facts["digests"], still.facts.get("digests", ()) if still is not None else (), strict=False)
+    if any(str(one) != str(other) for one, other in pairs):
+        return "its data depend on what the model has learned, as in reinforcement learning"
+    if facts["echoes"] > ECHOES:
+        return (
+            "a model is called without gradients before most steps, so that its targets may depend on what it learned"
+        )
+    return ""
+
+
+class Returns:
+    """Adds up the rewards of each episode of the environments that the script steps in."""
+
+    def __init__(self) -> None:
+        self._kinds: set[type] = set()
+        self._running: dict[int, tuple[Any, int]] = {}
+        self._ended: list[float] = []
+        self._depth = 0
+
+    def attach(self) -> None:
+        """Look at each kind of environment that there is by now."""
+        for package in WORLDS:
+            module = sys.modules.get(package)
+            bases = [getattr(module, "Env", None), getattr(getattr(module, "vector", None), "VectorEnv", None)]
+            for kind in [kind for base in bases if isinstance(base, type) for kind in _below(base)]:
+                if kind not in self._kinds:
+                    self._kinds.add(kind)
+                    for name, note in (("step", self._stepped), ("reset", self._began)):
+                        if name in vars(kind):
+                            setattr(kind, name, self._noted(getattr(kind, name), note))
+
+    def now(self) -> float:
+        """Return the mean return of the episodes that have ended since the last call; NaN where none has."""
+        self.attach()
+        ended, self._ended = self._ended, []
+        return sum(ended) / len(ended) if ended else math.nan
+
+    def _noted(self, plain: Callable[..., Any], note: Callable[[Any, Any], None]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def method(world: Any, *args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                given = plain(world, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            if not self._depth:
+                # Of a wrapped environment the outermost call counts; what it gives is the script's to understand.
+                with contextlib.suppress(Exception):
+                    note(world, given)
+            return given
+
+        return method
+
+    def _stepped(self, world: Any, given: Any) -> None:
+        total, count = self._running.get(id(world), (0.0, 0))
+        total = total + np.atleast_1d(np.asarray(given[1], dtype=float))
+        over = np.atleast_1d(np.asarray(given[2], dtype=bool))
+        over = over | np.atleast_1d(np.asarray(given[3], dtype=bool)) if len(given) > 4 else over
+        self._ended += total[over].tolist()
+        self._running[id(world)] = np.where(over, 0.0, total), 0 if over.all() else count + 1
+
+    def _began(self, world: Any, _given: Any) -> None:
+        total, count = self._running.pop(id(world), (0.0, 0))
+        if count:
+            # The script has ended the episode itself.
+            self._ended += np.atleast_1d(total).tolist()
+
+
+def _below(kind: type) -> Iterator[type]:
+    """Yield a class and all that are made from it."""
+    yield kind
+    made: list[type] = type.__subclasses__(kind)
+    for each in made:
+        yield from _below(each)

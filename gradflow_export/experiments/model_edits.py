@@ -220,6 +220,21 @@ class Standardized(_OfInputs):
         return (tensor - mean) / spread
 
 
+class Centered(_OfInputs):
+    """Gives each sample mean 0 and spread 1 of its own: that of each feature, over its places."""
+
+    stays = True
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """Shift and scale it; features are the shortest dimension but the first."""
+        if not tensor.is_floating_point() or tensor.dim() < 3 or not all(tensor.shape):
+            return tensor
+        features = 1 + min(range(tensor.dim() - 1), key=tensor.shape[1:].__getitem__)
+        places = [each for each in range(1, tensor.dim()) if each != features]
+        moved = tensor - tensor.mean(places, keepdim=True)
+        return moved / moved.std([features, *places], keepdim=True).clamp_min(torch.finfo(tensor.dtype).tiny)
+
+
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return the same lists, tuples and dicts with each tensor in them changed; anything else as it is."""
     if isinstance(value, Tensor):

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import FrozenWeights, Intervention
-from gradflow_export.experiments.replaced_functions import ReplacedFunctions
+from gradflow_export.experiments.replaced_functions import OWN, ReplacedFunctions
 
 MEASURED = 8
 """Steps over which the effect is measured."""
@@ -264,9 +264,8 @@ def _not_compiled(model: Any = None, **_options: Any) -> Any:
 
 
 def _place() -> tuple[str, int]:
-    """Return the file and line that want a backward pass: the innermost outside torch and this file."""
+    """Return the file and line that want a backward pass: the innermost outside torch and this package."""
     frame: Any = sys._getframe(2)  # noqa: SLF001 - no public form
-    inside = torch.__file__.rpartition("__init__")[0]
-    while frame is not None and frame.f_code.co_filename.startswith(inside):
+    while frame is not None and frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)

@@ -64,29 +64,36 @@ class Plan:
         return replace(request, number=self.numbers, seconds=seconds)
 
 
-class Interrupts:
-    """Raises KeyboardInterrupt when Ctrl-C is pressed, at once, but never while a process begins or ends.
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
+"""Signals that ask a process to end: Ctrl-C, ``kill``, a terminal that is closed."""
 
-    In the middle of a fork it would be raised in two processes, or the child would be known to nobody.
+
+class Interrupts:
+    """Raises KeyboardInterrupt when Ctrl-C is pressed or another such signal comes, with the number of the signal.
+
+    At once, but never while a process begins or ends: in the middle of a fork it would be raised in two processes, or
+    the child would be known to nobody. A signal that is ignored, as by ``nohup``, stays so.
     """
 
     def __init__(self) -> None:
-        self._holders = 0
-        self._due = False
-        self._before: Any = None
+        self._holders = self._due = 0
+        self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._came)
+            for number in ENDING:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._came)
 
     def close(self) -> None:
-        """Leave Ctrl-C to the handler before this one."""
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        """Leave the signals to the handlers before this one."""
+        for number, handler in self._before.items():
+            # What was not set by Python cannot be set by it again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
 
     def check(self) -> None:
         """Raise KeyboardInterrupt where it was swallowed, as it is in ``__del__``."""
         if self._due:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self._due)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -103,10 +110,17 @@ class Interrupts:
         """Raise nothing any more: the processes are being ended."""
         self._holders += 1
 
-    def _came(self, _signal: int, _frame: object) -> None:
-        self._due = True
+    def _came(self, number: int, _frame: object) -> None:
+        self._due = number
         if not self._holders:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
+
+
+def left_to_default() -> None:
+    """Let a process that was forked from this one end by the signals that end others; Ctrl-C is for its parent."""
+    with suppress(ValueError):
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
 class Wire(Protocol):

@@ -1,32 +1,46 @@
-"""Interventions that ask one question each: one batch for ever, evaluation mode, sight of the future."""
+"""Interventions that ask one question each: one batch for ever, evaluation mode, sight of the future, noise."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
-from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.interventions import Intervention, weights
 from gradflow_export.experiments.model_edits import mapped, tensors
 
+NAMED = 40
+"""Letters of a layer's name that are sent, the last ones."""
 LEAKED = 1e-4
 """Relative change of earlier outputs from which on they depend on a later input."""
 
 
 class OneBatch(Intervention):
-    """Gives the script its first batch for ever, where it takes batches from a ``DataLoader``."""
+    """Gives the script its first batch for ever, where it takes batches from a ``DataLoader``.
+
+    One that is made when another has gone, as in each epoch, gives the batch of that one where it has the same shape.
+    """
 
     stays = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._first: dict[int, Any] = {}
+        self._first: list[tuple[weakref.ref[object], list[torch.Size], Any]] = []
 
     def batch(self, loader: object, given: Any) -> Any:
         """Return what the script gets instead of a batch."""
         self.acted = True
-        return self._first.setdefault(id(loader), given)
+        shapes = [each.shape[1:] for each in tensors([given])]
+        for at, (known, kind, first) in enumerate(self._first):
+            if known() is loader or (known() is None and kind == shapes):
+                self._first[at] = weakref.ref(loader), kind, first
+                return first
+        self._first.append((weakref.ref(loader), shapes, given))
+        return given
 
 
 class EvalMode(Intervention):
@@ -48,6 +62,90 @@ class EvalMode(Intervention):
             self.acted = True
             module.eval()
         return args, kwargs
+
+
+class Outputs(Intervention):
+    """Takes a number of what each layer without children gives in each of the first steps, in the order of the calls.
+
+    Attributes:
+        told: For each step the layers' names and their numbers.
+    """
+
+    STEPS, CALLS = 30, 48
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acted = True
+        self.told: list[list[tuple[str, int]]] = [[]]
+
+    def root(self, module: nn.Module) -> None:
+        """Hook them."""
+        for name, layer in module.named_modules():
+            if not any(True for _ in layer.children()):
+                layer.register_forward_hook(lambda _layer, _args, output, name=name: self._note(name, output))
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Begin a new step."""
+        del optimizer
+        if len(self.told) < self.STEPS:
+            self.told.append([])
+        else:
+            self.CALLS = 0
+
+    def _note(self, name: str, output: Any) -> None:
+        if len(self.told[-1]) < self.CALLS:
+            # The sum may hide a difference; its bits hardly ever do.
+            sums = [float(each.detach().double().sum()) for each in tensors([output])]
+            self.told[-1].append((name[-NAMED:], crc32(repr(sums).encode())))
+
+
+class GradientNoise(Intervention):
+    """Compares the gradients of the measured steps, at weights that stand still: their mean, and how they spread.
+
+    Attributes:
+        samples: Those of the largest batch that a model was given.
+    """
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples = 0
+        self._measuring = False
+        self._sums: dict[int, Tensor] = {}
+        self._squares = 0.0
+        self._steps = 0
+
+    def measure(self) -> None:
+        """The weights stand still from now on."""
+        self._measuring = True
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Count the samples."""
+        del module
+        if torch.is_grad_enabled():
+            self.samples = max([self.samples, *(len(each) for each in tensors([args, kwargs]) if each.dim())])
+        return args, kwargs
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Add a gradient up."""
+        if not self._measuring:
+            return
+        self._steps, self.acted = self._steps + 1, True
+        for weight in weights(optimizer):
+            if weight.grad is not None and not weight.grad.is_sparse:
+                gradient = weight.grad.detach().double()
+                self._sums[id(weight)] = self._sums.get(id(weight), 0.0) + gradient
+                self._squares += float(gradient.square().sum())
+
+    @property
+    def told(self) -> tuple[int, float, float]:
+        """The batch, the variance of a gradient summed over its entries, and the squared norm of their mean."""
+        count = max(self._steps, 2)
+        whole = sum(float(each.square().sum()) for each in self._sums.values())
+        spread = max(self._squares - whole / count, 0.0) / (count - 1)
+        # What the mean has of the noise is no signal.
+        return self.samples, spread, max(whole / count**2 - spread / count, 0.0)
 
 
 class Causality(Intervention):

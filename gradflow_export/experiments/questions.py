@@ -12,9 +12,14 @@ from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.probes import LEAKED
 from gradflow_export.experiments.runs import Request, Result
 
+OUTPUTS = "outputs"
 RATES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 OTHER_MODE = 1.5
 """Ratio of losses in evaluation and training mode from which on they differ."""
+BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
+"""Multiples of the batch size for which the noise of a gradient is said."""
+SAME = 1e-6
+"""Share of noise in a gradient below which batches are taken for equal."""
 MEMORIZED = 0.99
 """Share of the first loss on one batch for ever above which model or optimizer cannot learn."""
 
@@ -51,25 +56,29 @@ def answers(laboratory: Laboratory, verdict: Verdict) -> list[Answer]:
         "one batch for ever",
         "evaluation mode",
         "causality",
+        "gradient noise",
     ]
     known = {
         trial.names[0]: trial.effects[0] for trial in verdict.trials if len(trial.names) == 1 and 0 in trial.effects
     }
     asked = deque(Request((name,), 0, verdict.steps) for name in names if name not in known)
-    asked.append(Request((), 0, verdict.steps))
+    asked.extend([Request((OUTPUTS,), 0, verdict.steps)] * 2)
     found: dict[str, Result] = {}
+    twins: list[Result] = []
     for request, result in laboratory.run(asked):
-        found[request.names[0] if request.names else ""] = result
+        found[request.names[0]] = result
+        twins += [result] if request.names == (OUTPUTS,) else []
     known.update((name, math.inf if each.error else each.effect) for name, each in found.items())
     return [
         each
         for each in (
             _rates(known, verdict),
-            _determinism(found[""], verdict),
+            _determinism(*twins),
             _inputs(verdict),
             _one_batch(found["one batch for ever"], verdict),
             _modes(found["evaluation mode"], verdict),
             _future(found["causality"]),
+            _noise(found["gradient noise"], verdict.steps),
         )
         if each is not None
     ]
@@ -93,19 +102,29 @@ def _rates(known: dict[str, float], verdict: Verdict) -> Answer | None:
     return Answer("Learning-rate range", text, {f"x {factor:g}": effect for factor, effect in effects.items()})
 
 
-def _determinism(again: Result, verdict: Verdict) -> Answer | None:
-    first = verdict.curves.get("as it is", ())
-    if again.error or not first:
+def _determinism(one: Result, other: Result) -> Answer | None:
+    if one.error or other.error or not one.losses:
         return None
     # NaN differs from itself.
-    pairs = enumerate(zip(map(repr, first), map(repr, again.losses), strict=False), start=1)
-    differ = next((at for at, (one, other) in pairs if one != other), 0)
-    if not differ:
+    pairs = enumerate(zip(map(repr, one.losses), map(repr, other.losses), strict=False), start=1)
+    differ = next((at for at, (first, second) in pairs if first != second), 0)
+    outputs = zip(one.facts["outputs"], other.facts["outputs"], strict=False)
+    at, block = next(
+        (
+            (at, first[0])
+            for at, steps in enumerate(outputs, start=1)
+            for first, second in zip(*steps, strict=False)
+            if first != second
+        ),
+        (0, ""),
+    )
+    if not differ and not at:
         return Answer("Determinism", "Two runs with the same seed have the same losses, bit for bit.")
+    where = f" It begins in step {at}, in {block or 'the whole model'}." if at else ""
     return Answer(
         "Determinism",
-        f"Two runs with the same seed differ from step {differ} on.",
-        curves={"first": first, "second": again.losses},
+        f"Two runs with the same seed differ from step {differ or at} on.{where}",
+        curves={"first": one.losses, "second": other.losses},
         wrong=True,
     )
 
@@ -159,3 +178,29 @@ def _future(result: Result) -> Answer | None:
         )
         return Answer("Causality", text)
     return Answer("Causality", "What the model gives for a position does not depend on later inputs.")
+
+
+def _noise(result: Result, steps: int) -> Answer | None:
+    batch, spread, signal = result.facts.get("noise", (0, 0.0, 0.0))
+    if not batch or result.error:
+        return None
+    title = "Batch size"
+    if spread <= SAME * signal:
+        return Answer(title, f"After {steps} steps each batch gives the same gradient: a larger one would not help.")
+    if not signal:
+        return Answer(
+            title,
+            f"After {steps} steps the gradients of a few batches of {batch} have nothing in common but noise: a larger "
+            "batch or a smaller learning rate would help, unless the loss is as low as it gets.",
+        )
+    ratio = spread / signal
+    text = (
+        f"After {steps} steps the noise in the gradient of a batch of {batch} has {ratio:.2g} times the energy of "
+        f"what batches have in common. It falls as one over the size: both are equal at about {_round(batch * ratio)}, "
+        "far beyond which larger batches gain little."
+    )
+    return Answer(title, text, {f"batch of {batch * each:.3g}": ratio / each for each in BATCHES if batch * each >= 1})
+
+
+def _round(value: float) -> str:
+    return f"{max(float(f'{value:.1g}'), 1.0):.0f}"

@@ -15,8 +15,8 @@ from torch.utils import checkpoint
 
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
-from gradflow_export.experiments.mending.losses import LOSSES
-from gradflow_export.experiments.mending.passages import NORMS
+from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
+from gradflow_export.experiments.mending.passages import NORMS, SUMS
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -38,12 +38,13 @@ class ReplacedFunctions:
     def attach(self) -> None:
         """Begin; there is no end, but that of the process."""
         for owner, names in (
-            (functional, (*LOSSES, *MARGINS, *ATTENTION, *(NORMS & set(dir(functional))))),
-            (torch, ("softmax", "log_softmax", "sub", "mul")),
-            (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS)),
+            (functional, (*LOSSES, RATES, *MARGINS, *ATTENTION, *NORMS, *ACTIVATIONS)),
+            (torch, ("softmax", "log_softmax", "sub", "mul", "add", *ACTIVATIONS)),
+            (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS, *SUMS, *ACTIVATIONS)),
+            (Tensor, ("backward",)),
             (checkpoint, ("checkpoint",)),
         ):
-            for name in names:
+            for name in set(names).intersection(dir(owner)):
                 setattr(owner, name, self._before(name, getattr(owner, name)))
         Tensor.detach = self._detached(Tensor.detach)
         torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]

@@ -90,12 +90,14 @@ class Outcome:
         models: Class names of the models that were watched.
         issues: What was found in any of them, with the line of the script that it belongs to.
         error: The script's own error with its lines of the traceback, empty when there was none.
+        elsewhere: Seconds of processor time of processes that the script started.
     """
 
     steps: int = 0
     models: list[str] = field(default_factory=list)
     issues: list[tuple[Issue, Place]] = field(default_factory=list)
     error: str = ""
+    elsewhere: float = 0.0
 
 
 def unpacked_request(data: bytes) -> Request:

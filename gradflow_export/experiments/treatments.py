@@ -175,6 +175,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         evident=lambda facts: facts["scale"] > SCALED,
     ),
     Treatment(
+        "standardize each sample",
+        TUNING,
+        edit.Centered,
+        "samples that lie far from each other or have sizes of their own",
+        "sample = (sample - sample.mean()) / sample.std()  # each sample by itself, each feature over its places",
+        (_T.DATA_SCALE,),
+        lambda facts: facts["scale"] > 0,
+    ),
+    Treatment(
         "standardize the targets",
         TUNING,
         loss.AnswersInUnits,
@@ -253,6 +262,8 @@ TREATMENTS: tuple[Treatment, ...] = (
     Treatment("learning rate x 0.001", LOOK, functools.partial(do.GroupOption, "lr", 0.001), "", ""),
     Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
     Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model is another one when it is evaluated", ""),
+    Treatment("gradient noise", LOOK, probe.GradientNoise, "how far the gradient of a batch lies from the mean", ""),
+    Treatment("outputs", LOOK, probe.Outputs, "in which layer two runs begin to differ", ""),
     Treatment("causality", LOOK, probe.Causality, "whether a position sees those after it", ""),
     Treatment("no steps", LOOK, do.FrozenWeights, "what the loss is without any learning", ""),
 )

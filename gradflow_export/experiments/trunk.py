@@ -11,7 +11,6 @@ import gc
 import multiprocessing
 import os
 import select
-import signal
 import socket
 import sys
 import tempfile
@@ -23,9 +22,10 @@ from typing import Any, NoReturn
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.measure import Returns
 from gradflow_export.experiments.patient import Patient
-from gradflow_export.experiments.plan import Plan
-from gradflow_export.experiments.probes import Causality
+from gradflow_export.experiments.plan import Plan, left_to_default
+from gradflow_export.experiments.probes import Causality, GradientNoise, Outputs
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
 from gradflow_export.experiments.sandbox import die_with_parent, end_tree, lead_tree, silence, tree_use
 from gradflow_export.experiments.treatments import find
@@ -61,7 +61,9 @@ class Trunk:
         measure, skipped = plan.measure, plan.training.skipped
         reads = measure is not None and not measure.printed
         self._measure = measure
-        self._patient = Patient(self._begin, self._end, skipped, self._value if reads else None)
+        self._returns = Returns()
+        value = self._value if reads else self._returns.now if measure is None else None
+        self._patient = Patient(self._begin, self._end, skipped, value)
         self._request: Request | None = None
         self._changes: list[Intervention] = []
         self._printed = -1
@@ -100,6 +102,7 @@ class Trunk:
                 programs.leave(0)
             self._serve()
         assert self._request is not None
+        self._returns.attach()
         return self._changes, self._request.steps
 
     def _end(self, patient: Patient) -> NoReturn:
@@ -122,6 +125,10 @@ class Trunk:
                 facts.update(each.told(), places=len(course.places))
             elif isinstance(each, Causality):
                 facts["future"] = each.change
+            elif isinstance(each, GradientNoise):
+                facts["noise"] = each.told
+            elif isinstance(each, Outputs):
+                facts["outputs"] = each.told
             elif isinstance(each, Watch):
                 facts["found"] = each.told()
         assert self._request is not None
@@ -249,8 +256,7 @@ def fork(inside: Callable[[socket.socket], object]) -> tuple[int, socket.socket]
     try:
         ours.close()
         lead_tree()
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        left_to_default()
         inside(theirs)
     finally:
         os._exit(1)

@@ -17,6 +17,8 @@ from gradflow_export.schedule import Instrument
 
 OFTEN: tuple[Instrument, ...] = ("wiring", "inputs", "updates", "blocks", "activations", "logits")
 """Instruments that are read at every step of so short a run."""
+AGAIN = 1.25
+"""Multiple of the steps after which something was found within which it is to be found again."""
 MODELS = 8
 """Models watched at most."""
 
@@ -78,6 +80,17 @@ def outermost(module: nn.Module) -> nn.Module:
 def unexplained(issues: Iterable[Issue]) -> list[Issue]:
     """Return the issues of at least MEDIUM that no other of them explains."""
     return [issue for issue in issues if issue.severity >= Severity.MEDIUM and issue.explained_by is None]
+
+
+def needed(issues: Iterable[Issue], steps: int) -> int:
+    """Return how many steps of training show again what structure proves: as many as it took, and some more.
+
+    Args:
+        issues: What was found at first.
+        steps: Least number.
+    """
+    late = [issue.step for issue in issues if issue.issue_type in PROVED and issue.severity >= Severity.MEDIUM]
+    return max(steps, *(int(AGAIN * step) for step in late)) if late else steps
 
 
 def accused(told: Iterable[tuple[str, str]]) -> frozenset[IssueType]:

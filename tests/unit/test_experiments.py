@@ -272,13 +272,17 @@ def left_behind(known):
     return [each for each in [*known, *started] if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("options", [("--try",), ("--no-try",), ("--try", "--fresh")], ids=" ".join)
-def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, options):
-    """After Ctrl-C nothing runs any more, what is known is printed, and Python is not taken apart before the end."""
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [(("--try",), signal.SIGHUP), (("--no-try",), signal.SIGTERM), (("--try", "--fresh"), signal.SIGINT)],
+)
+def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, options, number):
+    """After Ctrl-C, kill, or where the terminal is closed, nothing runs any more and what is known is printed."""
     script.write_text(script.read_text(encoding="utf-8").replace("range(80):", ENDLESS), encoding="utf-8")
-    # Where the tests were started in the background, SIGINT is ignored by everything that they start.
+    # Where the tests were started in the background, these are ignored by everything that they start.
     code = (
         "import atexit, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
         "atexit.register(print, 'taken apart'); from gradflow_export.cli import command; command()"
     )
     words = [sys.executable, "-c", code, "doctor", str(script), "--steps", "20", *options]
@@ -291,9 +295,9 @@ def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, optio
         assert process.poll() is None
         time.sleep(0.1)
     below = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "interrupted" in out
     assert ("nothing was known" in out) != trying
     assert "taken apart" not in out

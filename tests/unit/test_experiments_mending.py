@@ -144,9 +144,11 @@ def test_losses_get_what_they_take():
         assert quiet.function(name, (sound, None), {})[0][0] is sound
         assert not quiet.acted
     column, row = torch.randn(5, 1, requires_grad=True), torch.randn(5)
-    assert OwnPairs().function("mse_loss", (column, row), {})[0][1].shape == (5, 1)
-    assert OwnPairs().function("mse_loss", (), {"input": column, "target": row})[1]["target"].shape == (5, 1)
-    assert OwnPairs().function("__sub__", (row, column), {})[0][0].shape == (5, 1)
+    # The column gives way: a row of other numbers, which it is multiplied with later, would be broadcast again.
+    assert OwnPairs().function("mse_loss", (column, row), {})[0][0].shape == (5,)
+    assert OwnPairs().function("mse_loss", (), {"input": column, "target": row})[1]["input"].shape == (5,)
+    assert OwnPairs().function("__sub__", (row, column), {})[0][1].shape == (5,)
+    assert OwnPairs().function("mse_loss", (column, column.detach().T), {})[0][1].shape == (5, 1)
     assert OwnAxis().function("softmax", (logits,), {"dim": 0})[1] == {"dim": -1}
     assert OwnAxis().function("softmax", (logits, 1), {})[0] == (logits, 1)
     shares = TargetsAsShares()

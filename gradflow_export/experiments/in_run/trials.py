@@ -14,7 +14,6 @@ import math
 import os
 import random
 import select
-import signal
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from gradflow_export.experiments.in_run.tape import Batch, Tape
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.treatment import TRIED, Treatment
 from gradflow_export.experiments.patient import Patient
+from gradflow_export.experiments.plan import left_to_default
 from gradflow_export.experiments.sandbox import end_tree, lead_tree
 from gradflow_export.experiments.treatments import TREATMENTS
 from gradflow_export.exporter import Exporter
@@ -260,8 +260,7 @@ def _child(
         gc.disable()
         lead_tree()
         os.nice(NICE)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+        left_to_default()
         writer = _alone(writer)
         # More threads than this one did not come along, and would be waited for.
         torch.set_num_threads(1)

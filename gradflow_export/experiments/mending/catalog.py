@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gradflow_export.experiments.mending import labels, passages
+from gradflow_export.experiments.mending import evaluations, labels, passages, sequences
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending.treatment import MENDING, Treatment
+from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.issues import IssueType
 
 _T = IssueType
@@ -15,8 +16,24 @@ MENDED: tuple[Treatment, ...] = (
         MENDING,
         loss.Logits,
         "a loss that takes logits or logarithms and is given something else",
-        "loss = torch.nn.functional.cross_entropy(logits, targets)  # of the last layer, without softmax or sigmoid",
+        "loss = torch.nn.functional.cross_entropy(logits, targets)  # of the last layer, without softmax, sigmoid; of "
+        "rates torch.nn.PoissonNLLLoss(log_input=False)",
         (_T.WRONG_LOSS,),
+        causes=frozenset(
+            {
+                known.SOFTMAX_BEFORE_CE,
+                known.SIGMOID_BEFORE_CE,
+                known.PROBABILITIES_IN_NLL,
+                known.LOGITS_IN_NLL,
+                known.SIGMOID_BEFORE_BCE,
+                known.SOFTMAX_BEFORE_BCE,
+                known.PROBABILITIES_IN_KL,
+                known.LOGITS_IN_CTC,
+                known.PROBABILITIES_IN_CTC,
+                known.TWICE,
+                known.RATES_IN_POISSON,
+            }
+        ),
     ),
     Treatment(
         "targets in the shape of the predictions",
@@ -25,6 +42,16 @@ MENDED: tuple[Treatment, ...] = (
         "predictions and targets that are broadcast against each other",
         "targets = targets.reshape(predictions.shape)",
         (_T.WRONG_LOSS,),
+        causes=frozenset({known.BROADCAST}),
+    ),
+    Treatment(
+        "predictions first, targets second",
+        MENDING,
+        loss.OwnPlaces,
+        "predictions that a loss takes for targets",
+        "loss = criterion(predictions, targets)",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.SWAPPED}),
     ),
     Treatment(
         "softmax over the classes",
@@ -33,6 +60,7 @@ MENDED: tuple[Treatment, ...] = (
         "a softmax that runs over the batch, or over a single unit",
         "probabilities = logits.softmax(dim=-1)  # of a single unit: logits.sigmoid()",
         (_T.WRONG_LOSS,),
+        causes=frozenset({known.SOFTMAX_OF_ONE, known.SOFTMAX_OVER_BATCH, known.OVER_POSITIONS}),
     ),
     Treatment(
         "targets between 0 and 1",
@@ -49,6 +77,7 @@ MENDED: tuple[Treatment, ...] = (
         "several labels of a sample that a cross-entropy takes for one",
         "loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)  # each label by itself",
         (_T.WRONG_LOSS,),
+        causes=frozenset({known.MANY_LABELS}),
     ),
     Treatment(
         "labels of minus one and one",
@@ -69,12 +98,58 @@ MENDED: tuple[Treatment, ...] = (
         of_loop=True,
     ),
     Treatment(
+        "cosines times sixteen",
+        MENDING,
+        loss.ScaledCosines,
+        "a cross-entropy of cosines, which are too close to each other for it",
+        "loss = torch.nn.functional.cross_entropy(16.0 * cosines, targets)",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.COSINES_IN_CE}),
+    ),
+    Treatment(
+        "each word against the next one",
+        MENDING,
+        labels.MovedOn,
+        "words that are predicted from themselves",
+        "inputs, targets = tokens[:, :-1], tokens[:, 1:]",
+        (_T.BAD_TARGETS,),
+        causes=frozenset({"targets are the inputs"}),
+        mistake=True,
+    ),
+    Treatment(
+        "the other sign of the loss",
+        MENDING,
+        loss.OtherSign,
+        "a loss that is maximized",
+        "(-loss).backward()  # or leave the minus away that it has",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.MAXIMISED, known.UNLIKELY}),
+    ),
+    Treatment(
+        "probabilities for a loss of your own",
+        MENDING,
+        loss.Probabilities,
+        "logits in a loss written by hand, which takes probabilities",
+        "probabilities = logits.sigmoid()  # or logits.softmax(1); losses of torch with logits keep these",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.SCORES_IN_OVERLAP, known.SCORES_IN_LOGARITHM}),
+    ),
+    Treatment(
         "no activation at the end",
         MENDING,
         loss.OpenEnd,
         "a last activation that cannot reach the targets",
         "# leave the activation behind the last layer away",
         (_T.WRONG_LOSS,),
+        causes=frozenset(
+            {
+                known.OUT_OF_REACH,
+                known.TANH_BEFORE_CE,
+                known.RELU_BEFORE_CE,
+                known.TANH_BEFORE_BCE,
+                known.RELU_BEFORE_BCE,
+            }
+        ),
     ),
     Treatment(
         "ReLU between linear layers",
@@ -101,12 +176,31 @@ MENDED: tuple[Treatment, ...] = (
         (_T.NOT_TRAINING, _T.STAGNATION),
     ),
     Treatment(
+        "the state that recurrent layers left",
+        MENDING,
+        sequences.HandedOn,
+        "recurrent layers that begin each step of a sequence anew",
+        "state = cell(x[:, t], state)  # from one step of the sequence to the next",
+        (_T.NOT_TRAINING, _T.CAPACITY),
+    ),
+    Treatment(
         "steps in single precision",
         MENDING,
         passages.LongWeights,
         "steps that are rounded away in half precision",
         "model.float()  # and torch.autocast(device, dtype=torch.bfloat16) around the forward pass",
         (_T.NOT_TRAINING, _T.STAGNATION),
+    ),
+    Treatment(
+        "no loss in the next one",
+        MENDING,
+        passages.SpentLosses,
+        "losses that are differentiated again within the sum of all",
+        "loss.backward(); total += loss.item()  # no graph in a sum that goes on",
+        (_T.STALE_GRAD,),
+        causes=frozenset({"running sum"}),
+        mistake=True,
+        of_loop=True,
     ),
     Treatment(
         "tie the copies",
@@ -119,10 +213,21 @@ MENDED: tuple[Treatment, ...] = (
     Treatment(
         "evaluate in evaluation mode",
         MENDING,
-        passages.SteadyEvaluation,
+        evaluations.SteadyEvaluation,
         "dropout that acts in evaluation",
         "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
         (_T.EVAL_RANDOM,),
+        mistake=True,
+        of_loop=True,
+    ),
+    Treatment(
+        "no noise in evaluation",
+        MENDING,
+        evaluations.QuietEvaluation,
+        "random numbers that are drawn in evaluation",
+        "if self.training:  # around what forward() draws\n    x = x + torch.randn_like(x)",
+        (_T.EVAL_RANDOM,),
+        causes=frozenset({"noise in evaluation"}),
         mistake=True,
         of_loop=True,
     ),

@@ -1,4 +1,4 @@
-"""Changes to labels that are not what a loss takes: 0 and 1 for -1 and 1, and fractions that become whole numbers."""
+"""Changes to labels that are not what a loss takes: 0 and 1 for -1 and 1, fractions made whole, words that entered."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ CASTS = frozenset(("long", "int", "to", "type"))
 WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8, "torch.LongTensor", "torch.IntTensor"))
 MANY = 256
 """Different numbers from which on they are no numbers of classes."""
+NO_TARGET = -100
+"""Target that torch leaves out of a loss unless told otherwise."""
 KEPT = 16
 """Answers of models that are remembered."""
 
@@ -122,6 +124,37 @@ class KeptDifferences(Intervention):
             return args, kwargs
         self.acted |= high > 0
         return ((given / self._unit).round(), *args[1:]), kwargs
+
+
+class MovedOn(Intervention):
+    """Scores each word of a sequence against the next one, where it was scored against itself."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: list[Tensor] = []
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Remember the words that enter."""
+        del module
+        if torch.is_grad_enabled():
+            whole = [each for each in tensors([args, kwargs]) if each.dtype is torch.int64 and each.dim() == 2]
+            self._words = whole[-KEPT:]
+        return args, kwargs
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Move the targets on by one; the last of each sequence has none."""
+        target = args[1] if len(args) > 1 else kwargs.get("target")
+        if name not in {"cross_entropy", "nll_loss"} or not isinstance(target, Tensor):
+            return args, kwargs
+        for words in self._words:
+            if words.numel() == target.numel() and torch.equal(words.reshape(-1), target.reshape(-1)):
+                none = torch.full_like(words[:, :1], kwargs.get("ignore_index", NO_TARGET))
+                moved = torch.cat([words[:, 1:], none], 1).reshape(target.shape)
+                self.acted = True
+                return ((args[0], moved, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "target": moved})
+        return args, kwargs
 
 
 def _becomes_whole(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

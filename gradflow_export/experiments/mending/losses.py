@@ -22,6 +22,10 @@ ELEMENTWISE = frozenset((
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
     "__sub__", "sub", "__rsub__",
 ))  # fmt: skip
+RATES = "poisson_nll_loss"
+ACTIVATIONS = frozenset((
+    "sigmoid", "tanh", "relu", "softplus", "hardtanh", "relu6", "gelu", "leaky_relu", "elu", "silu",
+))  # fmt: skip
 LOSSES = (
     "cross_entropy", "nll_loss", "kl_div", "ctc_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
@@ -36,7 +40,10 @@ class Logits(Intervention):
     """Gives each loss what it takes: logits, or logarithms of probabilities, made of the probabilities it was given."""
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Change the first argument of a loss."""
+        """Change the first argument of a loss, or say what it is."""
+        if name == RATES and not (len(args) > 2 or "log_input" in kwargs) and float(args[0].detach().min()) >= 0:
+            self.acted = True
+            return args, {**kwargs, "log_input": False}
         if name not in ENTROPIES | LOGARITHMS | BINARY:
             return args, kwargs
         given, put = first(args, kwargs)
@@ -89,12 +96,16 @@ class OwnAxis(Intervention):
 
 
 class OwnPairs(Intervention):
-    """Gives targets the shape of the predictions, where they have as many entries and would be broadcast."""
+    """Gives targets and predictions one shape, where they have as many entries and would be broadcast.
+
+    That of the one with fewer dimensions: what the script goes on to compare with them has it as well. Of as many
+    dimensions it is that of the predictions.
+    """
 
     stays = True
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Change the shape of what needs no gradient."""
+        """Change the shape of one of them."""
         if name not in ELEMENTWISE:
             return args, kwargs
         named = [key for key in ("input", "target") if key in kwargs]
@@ -107,7 +118,8 @@ class OwnPairs(Intervention):
         if one.requires_grad == other.requires_grad:
             return args, kwargs
         self.acted = True
-        mended = [one, other.reshape(one.shape)] if one.requires_grad else [one.reshape(other.shape), other]
+        own = one.dim() < other.dim() or (one.dim() == other.dim() and one.requires_grad)
+        mended = [one, other.reshape(one.shape)] if own else [one.reshape(other.shape), other]
         rest = {**kwargs, **{key: mended[len(mended) - len(named) + at] for at, key in enumerate(named)}}
         return (*mended[: 2 - len(named)], *args[2:]), rest
 
@@ -187,33 +199,105 @@ class AnswersInUnits(Intervention):
 
 
 class OpenEnd(Intervention):
-    """Takes away an activation at the very end of the model: its answer is what the last layer says."""
+    """Takes away an activation at the very end of the model or before a loss: what counts is what the layer says."""
 
     stays = True
-    _KINDS = (nn.Sigmoid, nn.Tanh, nn.ReLU, nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.GELU, nn.LeakyReLU, nn.ELU)
 
     def __init__(self) -> None:
         super().__init__()
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def root(self, module: nn.Module) -> None:
-        """Hook the activations, and remember which gave the model's output."""
-        for layer in module.modules():
-            if isinstance(layer, self._KINDS):
-                layer.register_forward_hook(self._after)
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Remember what an activation was given."""
+        before = args[0] if args else kwargs.get("input")
+        if name in ACTIVATIONS and isinstance(before, Tensor) and isinstance(given, Tensor) and given.requires_grad:
+            self._last = given, before
+        return given
 
-    def _after(self, _layer: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(output, Tensor):
-            self._last = output, args[0]
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Give a loss what the last activation was given."""
+        if name not in LOSSES:
+            return args, kwargs
+        given, put = first(args, kwargs)
+        made = given if given is None else self._opened(given)
+        return (args, kwargs) if made is None or made is given else put(made)
 
     def left(self, module: nn.Module, output: Any) -> Any:
         """Return what the model says without it."""
         del module
-        last, self._last = self._last, None
-        if last is None or not isinstance(output, Tensor) or not _is_view(output, last[0]):
+        return self._opened(output) if isinstance(output, Tensor) else output
+
+    def _opened(self, output: Tensor) -> Tensor:
+        if self._last is None or not _is_view(output, self._last[0]):
             return output
+        before, self._last = self._last[1], None
         self.acted = True
-        return last[1].reshape(output.shape)
+        return before.reshape(output.shape)
+
+
+class Probabilities(Intervention):
+    """Lets a model answer with probabilities, and gives losses of torch that take logits those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: tuple[Tensor, Tensor] | None = None
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Return what the model says as probabilities: of several classes, or of each number by itself."""
+        del module
+        if not isinstance(output, Tensor) or not output.requires_grad or not output.is_floating_point():
+            return output
+        made = output.softmax(1) if output.dim() > 1 and output.shape[1] > 1 else output.sigmoid()
+        self._made, self.acted = (made, output), True
+        return made
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Give a loss that takes logits what the model said."""
+        if name not in ENTROPIES | BINARY or self._made is None:
+            return args, kwargs
+        given, put = first(args, kwargs)
+        made, said = self._made
+        return put(said.reshape(given.shape)) if given is not None and _is_view(given, made) else (args, kwargs)
+
+
+class OwnPlaces(Intervention):
+    """Gives a loss the predictions first, where they came in the place of the targets."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Change their order."""
+        if name not in LOSSES or len(args) < 2 or not all(isinstance(each, Tensor) for each in args[:2]):
+            return args, kwargs
+        if args[0].requires_grad or not args[1].requires_grad or args[0].shape != args[1].shape:
+            return args, kwargs
+        self.acted = True
+        return (args[1], args[0], *args[2:]), kwargs
+
+
+class ScaledCosines(Intervention):
+    """Multiplies what a cross-entropy is given, where it lies between -1 and 1."""
+
+    SCALE = 16.0
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Scale it."""
+        given, put = first(args, kwargs)
+        if name not in ENTROPIES or given is None or not given.requires_grad or float(given.detach().abs().max()) > 1:
+            return args, kwargs
+        self.acted = True
+        return put(given * self.SCALE)
+
+
+class OtherSign(Intervention):
+    """Differentiates the loss with the other sign."""
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Turn it round."""
+        if name != "backward" or not args[0].requires_grad:
+            return args, kwargs
+        self.acted = True
+        return (-args[0], *args[1:]), kwargs
 
 
 def first(

@@ -1,4 +1,4 @@
-"""Changes to what stands between a loss and the weights (gradients held back, rounding, copies), and to evaluation."""
+"""Changes to what stands between a loss and the weights: gradients held back or used again, rounding, copies, norms."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gradflow_export.experiments.mending.losses import LOSSES, first
 from gradflow_export.experiments.model_edits import LAYERS, tensors
 
 NORMS = frozenset(("layer_norm", "group_norm", "rms_norm"))
+SUMS = frozenset(("__add__", "__radd__", "__iadd__", "add"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
 
@@ -57,6 +58,32 @@ class OpenPassages(Intervention):
             return args, kwargs
         self.acted = True
         return put(answer)
+
+
+class SpentLosses(Intervention):
+    """Adds a loss up without its graph, once it went backward: the next pass is of what is new alone."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spent: list[Tensor] = []
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Remember it."""
+        self._spent.append(loss)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Keep the last one, which may be added to in the next step."""
+        del optimizer
+        self._spent = self._spent[-1:]
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Cut it off where it is added to something."""
+        if name not in SUMS or not any(each is spent for each in args for spent in self._spent):
+            return args, kwargs
+        self.acted = True
+        return tuple(each.detach() if any(each is spent for spent in self._spent) else each for each in args), kwargs
 
 
 class LongWeights(Intervention):
@@ -188,31 +215,3 @@ def _straight(given: Tensor) -> bool:
             return False
         node = below(node)
     return False
-
-
-class SteadyEvaluation(Intervention):
-    """Calls a model in evaluation mode where no gradients are wanted, and lets no dropout act there."""
-
-    stays = True
-    steady = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._modes: list[tuple[nn.Module, bool]] = []
-
-    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Switch to it."""
-        if not torch.is_grad_enabled():
-            self._modes = [(each, each.training) for each in module.modules()]
-            self.acted |= any(mode for _, mode in self._modes)
-            for each, _ in self._modes:
-                each.training = False
-        return args, kwargs
-
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """Switch back."""
-        del module
-        for each, mode in self._modes:
-            each.training = mode
-        self._modes = []
-        return output

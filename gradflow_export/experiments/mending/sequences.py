@@ -1,4 +1,4 @@
-"""Changes to layers that read sequences: which axis they take for time, and what a mask leaves out."""
+"""Changes to layers that read sequences: the axis they take for time, what a mask leaves out, the state handed on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.model_edits import tensors
 
 SEQUENCES = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
 """Layers of torch that take the batch for their first or their second axis."""
 ATTENTION = frozenset(("multi_head_attention_forward", "scaled_dot_product_attention"))
+STEPWISE = (nn.RNNCellBase, nn.RNNBase)
+"""Layers that can be called once for each step of a sequence."""
 CLOSED = -1e3
 """Number that is added to a score from which on, downwards, it counts as left out."""
 
@@ -51,6 +54,53 @@ class OtherMasks(Intervention):
         if isinstance(key, int):
             return (*args[:key], turned, *args[key + 1 :]), kwargs
         return args, {**kwargs, key: turned}
+
+
+class HandedOn(Intervention):
+    """Gives a recurrent layer the state that it left, where one call of the model calls it again without any."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooked: set[int] = set()
+        self._states: dict[int, tuple[int, Any]] = {}
+
+    def root(self, module: nn.Module) -> None:
+        """Hook its layers, each once."""
+        for layer in module.modules():
+            if isinstance(layer, STEPWISE) and id(layer) not in self._hooked:
+                self._hooked.add(id(layer))
+                layer.register_forward_pre_hook(self._begins, with_kwargs=True)
+                layer.register_forward_hook(self._ended)
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Forget the states: another sequence begins."""
+        del module
+        self._states = {}
+        return args, kwargs
+
+    def _begins(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        count, left = self._states.get(id(layer), (0, None))
+        given = args[1] if len(args) > 1 else kwargs.get("hx")
+        if not count or _stepped(layer, args) != count or any(bool(each.any()) for each in tensors([given])):
+            return None
+        self.acted = True
+        return (args[0], left), {name: value for name, value in kwargs.items() if name != "hx"}
+
+    def _ended(self, layer: nn.Module, args: Any, output: Any) -> None:
+        self._states[id(layer)] = _stepped(layer, args), output[1] if isinstance(layer, nn.RNNBase) else output
+
+
+def _stepped(layer: nn.Module, args: Any) -> int:
+    """Return of how many sequences a recurrent layer is given one step; 0 where it is given something else."""
+    given = args[0] if args else None
+    if not isinstance(given, Tensor):
+        return 0
+    if not isinstance(layer, nn.RNNBase):
+        return len(given) if given.dim() == 2 else 0
+    time = 1 if layer.batch_first else 0
+    return given.shape[1 - time] if given.dim() == 3 and given.shape[time] == 1 else 0
 
 
 def masks(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, Tensor]:

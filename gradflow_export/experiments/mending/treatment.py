@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Treatment:
             program that learns as well.
         evident: Whether these facts accuse what it mends, as a symptom would.
         of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
+        causes: Causes of findings of which it mends one; empty where it mends all that its issue types name.
     """
 
     name: str
@@ -43,3 +44,13 @@ class Treatment:
     mistake: bool = False
     evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
     of_loop: bool = False
+    causes: frozenset[str] = frozenset()
+
+    @property
+    def hastens(self) -> bool:
+        """Whether it makes larger steps, so that what it does may be done by more of them."""
+        return self.kind == TUNING and IssueType.LEARNING_RATE in self.fixes
+
+    def meant(self, found: Collection[tuple[str, str]]) -> bool:
+        """Whether it mends something of what was found, given by type and cause."""
+        return any(kind in self.fixes and (not self.causes or cause in self.causes) for kind, cause in found)
