@@ -20,7 +20,7 @@ from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.members import member_parameters, members
-from gradflow_export.hooks.optimizer_steps import OptimizerStep, names_of
+from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Cost, Instrument, Setting
@@ -128,13 +128,14 @@ class WiringInstrument(Instrument):
         if not self._armed or model is None:
             return
         self._steps += 1
-        names = names_of(model)
+        named = member_parameters(model)
+        names = {id(p): (place, name) for place, (name, p) in enumerate(named)}
         if self._steps <= LOOKS:
             self._search_hidden(model, names)
         owned = _ids(self._optimizers)
         if not isinstance(step.optimizer, Optimizer):
             owned |= {id(p): False for p in step.owned.parameters}
-        parameters = [p for _, p in member_parameters(model)]
+        parameters = [p for _, p in named]
         if self._steps == 1:
             self._first = [*_first_entries([(names[id(p)][1], p) for p in parameters]), *_input_weights(model, names)]
         self._search_waiting(parameters, owned)

@@ -90,7 +90,8 @@ class Instruments:
     def give_up(self) -> frozenset[str]:
         """Forget what was read of a step that has too many backward passes, or no end; return what is due: nothing."""
         self.arm(frozenset())
-        for each in (self.blocks, *self.armed):
+        self.blocks.forget()
+        for each in self.armed:
             each.forget()
         return frozenset()
 

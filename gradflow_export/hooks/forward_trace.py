@@ -135,7 +135,9 @@ class ForwardPasses(Generic[KnownT]):
         if torch.compiler.is_compiling():
             return
         calls = self.calls
-        if not any(call.known.module() is module for call in calls):
+        if not calls:
+            return
+        if calls[-1].known.module() is not module and not any(call.known.module() is module for call in calls):
             return
         while True:  # calls above it ended by an exception that no hook was notified of
             call = calls.pop()

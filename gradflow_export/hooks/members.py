@@ -61,6 +61,19 @@ def member_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
     return found
 
 
+def held_parameters(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return each parameter once after the module that holds it and its name there, ordered as by ``parameters()``."""
+    found: list[tuple[nn.Module, str, Tensor]] = []
+    seen: set[int] = set()
+    _, modules, owns = _walk(model)
+    for module, own in zip(modules, owns, strict=True):
+        for key, parameter in own.items():
+            if parameter is not None and (number := id(parameter)) not in seen:
+                seen.add(number)
+                found.append((module, key, parameter))
+    return found
+
+
 def _walk(model: nn.Module) -> tuple[list[str], list[nn.Module], list[_Own]]:
     """Return each module once: its name, itself, and its own parameters, those that are ``None`` too."""
     sites: list[str] = []

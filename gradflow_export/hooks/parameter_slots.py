@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.members import members
+from gradflow_export.hooks.members import held_parameters
 
 
 class Slot:
@@ -36,12 +36,8 @@ class Slot:
 
 def slots(model: nn.Module) -> Iterator[tuple[Slot, Tensor]]:
     """Yield each parameter once with its place, in the order of ``model.parameters()``."""
-    seen: set[int] = set()
-    for _, module in members(model):
-        for key, parameter in torch_private.parameters(module):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield Slot(module, key), parameter
+    for module, key, parameter in held_parameters(model):
+        yield Slot(module, key), parameter
 
 
 def briefly(tensor: Tensor) -> Callable[[], Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from gradflow_export.hooks.members import member_parameters
 from gradflow_export.hooks.readings import Drained, Pending, join_scalars
 from gradflow_export.metrics.arrays.checksum import checksum
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Checksums:
@@ -38,7 +40,7 @@ class Checksums:
             if parameter.requires_grad:
                 self._keep(site, parameter)
 
-    def compare(self, moved: AbstractSet[str]) -> Drained:
+    def compare(self, moved: set[str]) -> Drained:
         """Return which parameters have changed since the last call.
 
         Args:
@@ -46,17 +48,19 @@ class Checksums:
         """
         named = self._named()
         sites = tuple([site for site, _ in named])
+        if sites and not self._known and moved.issuperset(sites) and all(map(_REQUIRES_GRAD, [p for _, p in named])):
+            return [Pending("parameter.changed", sites, np.ones(len(sites)), np.arange(len(sites), dtype=np.int64))]
         found: dict[int, Tensor | float] = {
             place: 1.0 for place, site in enumerate(sites) if site in moved and named[place][1].requires_grad
         }
-        if self._known or len(found) < len(sites):  # most models train all that they have
+        if self._known or len(found) < len(sites):
             found = dict(sorted({**found, **self._rest(named, moved)}.items()))
         if not found:
             return []
         where = np.fromiter(found, dtype=np.int64, count=len(found))
         return [Pending("parameter.changed", sites, join_scalars(list(found.values())), where)]
 
-    def _rest(self, named: list[tuple[str, Tensor]], moved: AbstractSet[str]) -> dict[int, Tensor | float]:
+    def _rest(self, named: list[tuple[str, Tensor]], moved: set[str]) -> dict[int, Tensor | float]:
         """Return by place whether the trained parameters that no optimizer moved have changed, where that is known."""
         found: dict[int, Tensor | float] = {}
         for place, (site, parameter) in enumerate(named):

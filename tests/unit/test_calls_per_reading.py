@@ -15,9 +15,10 @@ import gradflow_export
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.engine.assemble import derived
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.members import member_parameters, members
+from gradflow_export.hooks.members import held_parameters, member_parameters, members
 from gradflow_export.metrics.gains import gains, log_gains
 from gradflow_export.records.column import Column
+from gradflow_export.schedule import INTERVALS
 
 EVERY = dict.fromkeys(("statistics", "blocks", "updates"), 1)
 HOME = str(Path(gradflow_export.__file__).parent)
@@ -37,10 +38,10 @@ class Chain(nn.Module):
         return x
 
 
-def steps(model, count, around):
-    """Watch some steps at which everything is read; each is made within ``around()``."""
+def steps(model, count, around, intervals=EVERY):
+    """Watch some steps at which much is read; each is made within ``around()``."""
     optimizer, criterion = torch.optim.AdamW(model.parameters()), nn.MSELoss()
-    settings = {"intervals": EVERY, "budget": None, "synchronous": True}
+    settings = {"intervals": intervals, "budget": None, "synchronous": True}
     with Exporter(model, backends=[MemoryWriter()], **settings) as exporter:
         exporter.watch(criterion)
         for _ in range(count):
@@ -90,11 +91,36 @@ def test_a_walk_asks_each_module_once(monkeypatch):
         return held(module)
 
     monkeypatch.setattr(torch_private, "held", asking)
-    for walk in (members, member_parameters):
+    for walk in (members, member_parameters, held_parameters):
         asked.clear()
         walk(model)
         assert set(asked) == set(map(id, model.modules()))
         assert set(asked.values()) == {1}
+
+
+def walks_of_a_step(intervals, monkeypatch):
+    """Return the fewest walks of a model's modules that a step took."""
+    model, walks, held = Chain(3), [0], torch_private.held
+
+    def asking(module):
+        walks[-1] += module is model
+        return held(module)
+
+    def around(step):
+        walks.append(0)
+        step()
+
+    monkeypatch.setattr(torch_private, "held", asking)
+    steps(model, 14, around, intervals)
+    monkeypatch.setattr(torch_private, "held", held)
+    return min(walks[11:])
+
+
+def test_a_reading_walks_the_model_once(monkeypatch):
+    """Beside a step that reads gradients alone, one that reads connections or updates lists the parameters once."""
+    never = dict.fromkeys(INTERVALS, 10**9)
+    for name in ("wiring", "updates"):
+        assert walks_of_a_step({**never, name: 1}, monkeypatch) <= 1 + walks_of_a_step(never, monkeypatch)
 
 
 class Odd(nn.Module):
@@ -118,6 +144,9 @@ def test_a_walk_finds_what_the_model_names(make):
     model = make()
     assert [(name, id(m)) for name, m in members(model)] == [(name, id(m)) for name, m in model.named_modules()]
     assert [name for name, _ in member_parameters(model)] == [name for name, _ in model.named_parameters()]
+    for (module, key, found), p in zip(held_parameters(model), model.parameters(), strict=True):
+        assert torch.equal(found, p)
+        assert key in dict(module.named_parameters(recurse=False))
 
 
 def test_members_of_a_model_without_the_private_names_are_found(monkeypatch):

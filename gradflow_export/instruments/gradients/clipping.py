@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.function_spy import Spy
 from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.members import held_parameters
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Drained, Pending
@@ -236,17 +237,18 @@ class ClippingInstrument:
 
     def _over(self) -> None:
         model = self._model()
-        held = [] if model is None else [(slot, p) for slot, p in slots(model) if p.grad is not None]
+        every = [] if model is None else [(place, place[2].grad) for place in held_parameters(model)]
+        held = [(place, gradient) for place, gradient in every if gradient is not None]
         if not held:
             return
-        owners = [id(p) for _, p in held]
+        owners = [id(p) for (_, _, p), _ in held]
         with torch.no_grad():
-            norms = l2_norms([p.grad for _, p in held if p.grad is not None])
+            norms = l2_norms([gradient for _, gradient in held])
         if self._first is None or owners != self._owners:
             self._first, self._owners = norms, owners
         self._last = norms
         self._writes = 0
-        self._mark([slot for slot, _ in held[:: -(-len(held) // LOOKED_AT)]])
+        self._mark([Slot(module, key) for (module, key, _), _ in held[:: -(-len(held) // LOOKED_AT)]])
 
     def _mark(self, places: Sequence[Slot]) -> None:
         """Remember which gradients these parameters have now, and how often they were written to."""

@@ -28,8 +28,9 @@ _VERSION = torch_private.version
 _PLAIN = frozenset({Tensor})
 CHECKED = 256
 """Entries of each of a few gradients that are looked at before the optimizer steps."""
-LATER_ENTRIES = 2**19
-"""Least number of entries for which a thread of its own is worth starting."""
+LATER_ENTRIES = 2**20
+"""Least number of entries for which a thread of its own is worth starting: of fewer the training thread reads as fast
+as it starts one, waits for it and looks whether somebody wrote to the gradients meanwhile."""
 
 
 @dataclass(frozen=True)
