@@ -142,12 +142,17 @@ def test_steps_too_small_under_a_loss_that_is_not_known(rate):
 def test_weights_that_are_frozen_as_they_were_drawn(kind):
     """Told where nothing is learned; frozen weights that were trained have entries that stand out."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2), nn.Tanh(), nn.Linear(2, 2))
+
+    def draw():
+        x = torch.randn(64, 8)
+        return x, (x[:, 0] * x[:, 1] > 0).long()
+
     for p in model[:4].parameters():
         p.requires_grad_(False)
         if kind == "trained":
             p.add_(0.3 * torch.randn_like(p) ** 3)
-    found = told(model, lambda: (torch.randn(32, 8), torch.randint(0, 2, (32,))), F.cross_entropy, steps=125)
+    found = told(model, draw, F.cross_entropy, steps=125)
     assert ("frozen as drawn" in [cause for _, cause, _ in found]) == (kind == "drawn")
 
 
