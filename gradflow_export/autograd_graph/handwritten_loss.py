@@ -349,6 +349,19 @@ def _focal(node: Node) -> Form | None:
     return None
 
 
+def _written(node: Node) -> Form | None:
+    """Return the logarithm of a softmax that was written out, ``exp(x) / exp(x).sum()``, of probabilities."""
+    share = argument(node)
+    share = _bare(below(share)) if kind_of(share) in {Op.GATHER, Op.INDEX} else share
+    top, total = (_bare(below(share, side)) for side in (0, 1)) if kind_of(share) == Op.DIV else (None, None)
+    if kind_of(top) != Op.EXP or kind_of(total) != Op.SUM or _bare(below(total)) is not top:
+        return None
+    given = _bare(below(top))
+    given = _bare(below(given)) if kind_of(given) == Op.SUB else given  # the greatest score, so that none overflows
+    mistake = _SQUASHED.get(kind_of(given))
+    return None if mistake is None else (mistake, math.log1p((shape_of(top)[-1] - 1) * math.exp(-1.0)), given)
+
+
 def _rates(node: Node) -> Form | None:
     """Return ``exp(x) - target * x`` where x is no logarithm of a rate but the rate."""
     rate, product = below(node), _bare(below(node, 1))
@@ -363,6 +376,7 @@ _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyTy
     {
         Op.BINARY_CROSS_ENTROPY: (_clamped,),
         Op.CTC_LOSS: (_unaligned,),
+        Op.LOG: (_written,),
         Op.LOG_SOFTMAX: (_log_softmax,),
         Op.MUL: (_logarithm, _focal),
         Op.NLL_LOSS: (_chosen, _cosines),

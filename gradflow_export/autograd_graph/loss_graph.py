@@ -33,6 +33,7 @@ from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
 from gradflow_export.records.loss_mistakes import (
     BROADCAST,
+    LOGARITHMS_IN_KL,
     LOGITS_IN_CTC,
     LOGITS_IN_NLL,
     MAXIMISED,
@@ -117,6 +118,7 @@ LAYERS: Mapping[str, tuple[str, int, int]] = MappingProxyType(
 )
 """What a layer saves of its input, and which of its arguments are the input and the weight."""
 _NEAR = 64
+_IN_KL = frozenset((LOGARITHMS_IN_KL, PROBABILITIES_IN_KL))
 
 
 @dataclass
@@ -187,9 +189,7 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
         if term is not None:
             term.summed = summed
             # Logarithms of probabilities are summed up and turned round: there the sign is that of a loss.
-            if kind_of(node) not in _PICKS and (sign > 0) == (
-                term.kind == "soft" and PROBABILITIES_IN_KL not in term.mistakes
-            ):
+            if kind_of(node) not in _PICKS and (sign > 0) == (term.kind == "soft" and _IN_KL.isdisjoint(term.mistakes)):
                 term.mistakes[MAXIMISED] = 1.0
             found.append(term)
             continue
@@ -366,9 +366,11 @@ def _divergence(node: Node) -> Term | None:
     product = below(node, 1)
     if kind_of(product) != Op.MUL or below(product) is not None:
         return None
-    source = through_shapes(below(product, 1))
+    source, targets = through_shapes(below(product, 1)), saved(product, "self")
+    if targets is not None and targets.device.type == "cpu" and bool((targets < 0).any()):
+        return Term("soft", node, source, mistakes={LOGARITHMS_IN_KL: 1.0})
     again = kind_of(source) == Op.LOG_SOFTMAX and kind_of(through_shapes(below(source))) == Op.SOFTMAX
-    if not (again or kind_of(source) == Op.SOFTMAX) or saved(product, "self") is None:
+    if not (again or kind_of(source) == Op.SOFTMAX) or targets is None:
         return None
     return Term("soft", node, source, mistakes={TWICE if again else PROBABILITIES_IN_KL: 1.0})
 

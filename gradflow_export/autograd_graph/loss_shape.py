@@ -173,7 +173,7 @@ def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:
         layers: Kinds of nodes that are layers.
     """
     steps: list[Node] = []
-    while kind_of(node) not in layers:
+    while kind_of(node) not in layers and not adds_bias(node):
         if (
             len(steps) == _STEPS
             or not shape_of(node)

@@ -314,7 +314,7 @@ def _number(entries: Tensor) -> Tensor:
 
 
 def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:
-    """Return the largest entry of each frozen matrix, as it will be when it is packed."""
+    """Return the largest entry of each frozen matrix, and its square against their mean square: 3 as it was drawn."""
     frozen = [
         (name, p)
         for name, p in named
@@ -323,9 +323,11 @@ def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:
     if not frozen:
         return []
     with torch.no_grad():
-        sizes = [even_sample(p, FROZEN_ENTRIES).abs().amax().double() for _, p in frozen]
+        entries = [even_sample(p, FROZEN_ENTRIES).abs().double() for _, p in frozen]
+        sizes = [torch.stack([e.amax(), e.amax() ** 2 / e.square().mean()]) for e in entries]
         told = torch.stack([size.to(sizes[0].device) for size in sizes])
-    return [Clue("parameter.frozen_size", tuple(name for name, _ in frozen), told)]
+    sites = tuple(name for name, _ in frozen)
+    return [Clue("parameter.frozen_size", sites, told[:, 0]), Clue("parameter.frozen_peak", sites, told[:, 1])]
 
 
 def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, bool]) -> int:

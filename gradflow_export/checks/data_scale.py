@@ -83,8 +83,11 @@ class DataScale(Check):
             if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
                 return (_squeezed(record, site, self.squeezed),)
             ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
-            if constant == 1.0 and len(past(history, "input.rms", site)) >= 3 and self._harmed(record, history):
-                return (_same(site),)
+            # What all samples share is left of them where they differ by less than that share of their size.
+            spread = (seen(record, "input.std", site) or 0.0) / size if size and normalised != 1.0 else 1.0
+            alike = constant == 1.0 or spread <= self.small
+            if alike and len(past(history, "input.rms", site)) >= 3 and self._harmed(record, history):
+                return (_same(site, 0.0 if constant == 1.0 else spread),)
             # What normalises behind the layer makes it blind to large inputs, not to those that vanish beside its bias.
             if size is None or not np.isfinite(size) or (normalised != 0.0 and not 0 < size <= self.small):
                 continue
@@ -154,16 +157,17 @@ def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
     )
 
 
-def _same(site: str) -> Finding:
+def _same(site: str, spread: float) -> Finding:
+    but = f" but for {number(100 * spread)} % of their size" if spread else ""
     return Finding(
         IssueType.DATA_SCALE,
         Severity.HIGH,
         ("input",),
-        1.0,
-        1.0,
-        f"All samples that enter {site or 'the first layer'} are equal: there is nothing to tell them apart by.",
+        spread,
+        spread,
+        f"All samples that enter {site or 'the first layer'} are equal{but}: there is nothing to tell them apart by.",
         "look at what the loader gives out, print(next(iter(loader))[0].std(dim=0)): a transform may divide integers "
-        "(x // 255), or one sample may be repeated.",
+        "(x // 255) or take a mean off that is not that of the data, or one sample may be repeated.",
         cause="equal inputs",
     )
 

@@ -28,8 +28,10 @@ class WrongMode(Check):
     times: what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode
     count as evaluation where they come between some steps only: methods that need one for each step (pseudo-labels,
     adversarial directions) are in order. Where a model itself is never called, calls of its children
-    count, of a model that answers a question alone. A model that trains in evaluation mode from the first step
-    has its statistics frozen on purpose.
+    count, of a model that answers a question alone.
+
+    A model that trains in evaluation mode from the first step
+    has its statistics frozen on purpose, unless these are the 0 and 1 that a BatchNorm is made with.
 
     Why it is bad:
         Dropout in evaluation makes measurements worse and different each time; evaluation in training mode moves the
@@ -47,7 +49,7 @@ class WrongMode(Check):
     Not reported:
         The same data are evaluated several times in a row (Monte Carlo dropout); a part was put into training mode by
         hand; a pass without gradients before each step; noise in models that generate or reconstruct; a model that
-        trains in evaluation mode from the first step.
+        trains in evaluation mode from the first step, with statistics that were measured.
 
     Attributes:
         episodes: Least number of steps before which the model was evaluated in training mode.
@@ -122,7 +124,7 @@ class WrongMode(Check):
         if names and len(episodes) >= self.asleep:
             message = (
                 f"the model trains in evaluation mode since step {episodes[0]}: {some(names)} do not drop and do not "
-                "learn batch statistics, as they did before."
+                f"learn batch statistics{', as they did before' if episodes[0] > 1 else ', which nobody has measured'}."
             )
             advice = "call model.train() after each evaluation, before the next training step."
             first = float(len(episodes))

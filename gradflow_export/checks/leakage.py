@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.autograd_graph.loss_graph import LAYERS as INPUTS
 from gradflow_export.autograd_graph.loss_graph import Node, Term
-from gradflow_export.autograd_graph.loss_shape import dim_of
+from gradflow_export.autograd_graph.loss_shape import dim_of, shape_of
 from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, inputs, kind_of, sources, takers_in, walk
 from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
@@ -225,6 +226,45 @@ def _owner_below(node: Node, names: Mapping[int, str]) -> str:
     """Return the name of the module whose parameter stands nearest below a node, without its last part."""
     found = (names.get(id(getattr(here, "variable", None))) for here in walk([node], most=64))
     return next((name for name in found if name is not None), "")
+
+
+def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
+    """Return the layers whose scores a softmax within the model spreads over a batch, with the number of its samples.
+
+    Known only where each sample has several places, as words or pixels, so that these may be what was meant: nodes of
+    one graph are samples as well, and may be chosen from.
+
+    Args:
+        term: A loss.
+        graph: All that is behind it.
+        names: Names of modules by the ``id`` of their parameters.
+    """
+    count = 0 if term.targets is None or term.targets.dim() < 1 else len(term.targets)
+    data = [_data(node) for node in graph.nodes] if count > 2 else []
+    out: dict[str, float] = {}
+    for node in graph.nodes if data else ():
+        shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
+        if len(shape) < 3 or dim_of(node) != 0 or shape[0] != count or count in shape[1:] or max(shape[1:]) == 1:
+            continue
+        if any(_is_batch(entered, count, shape[1]) for entered in data):
+            out[_owner_below(node, names)] = float(count)
+    return out
+
+
+def _data(node: Node) -> Tensor | None:
+    """Return what enters a layer and was made by no other."""
+    if kind_of(node) in _EMBEDDINGS:
+        return saved(node, "indices")
+    attribute, place, _ = INPUTS.get(kind_of(node), ("", 0, 0))
+    return saved(node, attribute) if attribute and below(node, place) is None else None
+
+
+def _is_batch(entered: Tensor | None, count: int, places: int) -> bool:
+    """Whether what enters a layer has a row for each of so many samples, with places in it, or one for each place."""
+    if entered is None or entered.dim() < 2:
+        return False
+    several = entered.dim() > 2 or not entered.is_floating_point()
+    return entered.shape[0] == (count if several else count * places)
 
 
 def _told(

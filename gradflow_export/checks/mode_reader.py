@@ -65,6 +65,7 @@ class ModeInstrument(Instrument):
         self._entered: _Given | None = None
         self._again = False
         self._parts = contextlib.ExitStack()
+        self._unmeasured: tuple[str, ...] | None = None
         self._called = True
         self._parts_quiet: dict[str, float] = {}
         self.placed: list[Placed] = []
@@ -118,8 +119,12 @@ class ModeInstrument(Instrument):
             out.append(_pending("mode.evaluation_training", dict.fromkeys(names, float(self._quiet))))
         if self._parts_quiet:
             out.append(_pending("mode.parts_training", self._parts_quiet))
-        asleep = self._asleep > 0 and self._training == 0 and self._trained
+        asleep = self._asleep > 0 and self._training == 0
+        if model is not None and asleep and not self._trained and self._unmeasured is None:
+            self._unmeasured = unmeasured(model)  # once: in evaluation mode they stay as they are
+        asleep = asleep and (self._trained or bool(self._unmeasured))
         if model is not None and (asleep or self._slept) and (names := acting(model, training=not asleep)):
+            names = names if self._trained or self._unmeasured is None else self._unmeasured
             out.append(_pending("mode.training_evaluation", dict.fromkeys(names, float(asleep))))
             self._slept = asleep
         self._trained |= self._training > 0
@@ -333,6 +338,26 @@ def acting(model: nn.Module, *, training: bool) -> tuple[str, ...]:
             or (isinstance(module, torch_private.BatchNorm) and module.track_running_stats)
             or (isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0)
         )
+    ]
+    return tuple(found[:SHOWN])
+
+
+def unmeasured(model: nn.Module) -> tuple[str, ...]:
+    """Return the normalisations in evaluation mode whose statistics are those they were made with, 0 and 1 throughout.
+
+    Args:
+        model: Where to look; statistics on a device, which would be waited for, count as measured.
+    """
+    found = [
+        site_name(name)
+        for name, module in model.named_modules()
+        if isinstance(module, torch_private.BatchNorm)
+        and not module.training
+        and module.running_mean is not None
+        and module.running_var is not None
+        and module.running_mean.device.type == "cpu"
+        and not bool(module.running_mean.any())
+        and bool((module.running_var == 1).all())
     ]
     return tuple(found[:SHOWN])
 

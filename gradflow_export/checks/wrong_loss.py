@@ -13,6 +13,7 @@ import numpy as np
 from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import layers_of
 from gradflow_export.rules.history import History
 
 _CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
@@ -85,6 +86,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             message="kl_div, which takes logarithms of probabilities first, is given probabilities.",
             advice="call F.kl_div(F.log_softmax(logits, dim=-1), target_probabilities, reduction='batchmean').",
         ),
+        known.LOGARITHMS_IN_KL: _Told(
+            message="kl_div, which takes probabilities as targets, is given numbers below 0, as logarithms are: the "
+            "loss is NaN.",
+            advice="F.kl_div(log_probabilities, targets.softmax(-1), reduction='batchmean'); or say that logarithms "
+            "come: log_target=True.",
+        ),
         known.SOFTMAX_OF_ONE: _Told(
             message="A softmax runs over one class: it is 1 whatever the model says, and no gradient passes.",
             advice="use nn.BCEWithLogitsLoss() for one output, or give the last layer as many outputs as there "
@@ -100,6 +107,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "in the last dimension: positions compete for each class.",
             advice="log_softmax(dim=-1); F.cross_entropy takes classes in dimension 1: F.cross_entropy(logits.transpose"
             "(1, 2), targets), or logits.reshape(-1, classes).",
+        ),
+        known.OVER_SAMPLES: _Told(
+            message="A softmax within the model runs over the {0} samples of a batch: what it gives for one of them "
+            "depends on the others.",
+            advice="name the dimension that is chosen from, softmax(dim=1) for the places of inputs [N, places, ...]; "
+            "the first one is the batch.",
         ),
         known.SWAPPED: _Told(
             message="The binary cross-entropy is given predictions in the place of targets: what it takes for "
@@ -279,6 +292,7 @@ class WrongLoss(Check):
 
     name: ClassVar[str] = "wrong-loss"
     order: ClassVar[int] = 10
+    quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
     remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
@@ -293,7 +307,8 @@ class WrongLoss(Check):
             if value is not None and name in _TOLD
         }
         judged = ((name, self._judged(name, value, history)) for name, value in mistakes.items())
-        return tuple(_finding(name, *numbers) for name, numbers in judged if numbers is not None)
+        found = ((name, numbers) for name, numbers in judged if numbers is not None)
+        return tuple(_finding(name, *numbers, layers_of(record, f"mistake.{name}")) for name, numbers in found)
 
     def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
@@ -326,13 +341,13 @@ def _greatest(history: History) -> list[float]:
     return [float(value) for value in values.max(axis=1, initial=-np.inf)]
 
 
-def _finding(site: str, value: float, threshold: float) -> Finding:
+def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...]) -> Finding:
     message, advice = _TOLD[site]
-    targets = site == known.TARGETS_NO_SHARE
+    places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers}
     return Finding(
         IssueType.WRONG_LOSS,
         Severity.MEDIUM if site in _LESSER else Severity.HIGH,
-        ("target",) if targets else ("loss",),
+        places.get(site, ("loss",)),
         value,
         threshold,
         message.format(number(value)),

@@ -13,9 +13,11 @@ SOFTMAX_BEFORE_BCE = "softmax before binary cross-entropy with logits"
 TANH_BEFORE_BCE = "tanh before binary cross-entropy with logits"
 RELU_BEFORE_BCE = "ReLU before binary cross-entropy with logits"
 PROBABILITIES_IN_KL = "probabilities given to kl_div"
+LOGARITHMS_IN_KL = "logarithms given to kl_div as targets"
 SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
 OVER_POSITIONS = "softmax over positions"
+OVER_SAMPLES = "softmax over the samples within the model"
 SWAPPED = "predictions and targets swapped"
 TWICE = "probabilities of probabilities"
 POSITIONS_MIXED = "classes of several positions"
@@ -50,9 +52,11 @@ MISTAKES = (
     TANH_BEFORE_BCE,
     RELU_BEFORE_BCE,
     PROBABILITIES_IN_KL,
+    LOGARITHMS_IN_KL,
     SOFTMAX_OF_ONE,
     SOFTMAX_OVER_BATCH,
     OVER_POSITIONS,
+    OVER_SAMPLES,
     SWAPPED,
     TWICE,
     POSITIONS_MIXED,

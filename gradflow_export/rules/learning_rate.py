@@ -16,7 +16,7 @@ from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import fell, no_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin, margins, site_margins
-from gradflow_export.rules.signals import Floats, converged, settled
+from gradflow_export.rules.signals import Floats, converged, settled, stuck
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -226,14 +226,15 @@ class LearningRate(Rule):
             return
         agree = median(np.asarray(agreement))
         sites = history.at_sites("loss.over_constant").sites
-        if agree < self.straight and (fell(history) or now < self.fallen * first or ratio >= self.timid):
+        if agree < self.straight and (fell(history) or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
-        if not (agree >= self.agree and sites and all(no_better(history, site, 0.9, 3) for site in sites)):
+        known = all(no_better(history, site, 0.9, 3) for site in sites)
+        if agree < self.agree or not (known if sites else stuck(history, record.step, span=2 * self.settle)):
             return
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their size; gradients of consecutive steps "
             f"agree (cosine {number(agree)}), and after {record.step} steps the loss went from {number(first)} to "
-            f"{number(now)} only, no better than a constant."
+            f"{number(now)} only{', no better than a constant' if sites else ''}."
         )
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = (

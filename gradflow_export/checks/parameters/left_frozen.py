@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,8 +10,19 @@ import numpy as np
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
+from gradflow_export.rules.evidence import no_better, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections, owner
+
+_NOTHING_LEARNED = (
+    IssueType.BAD_TARGETS,
+    IssueType.DATA_SCALE,
+    IssueType.LEARNING_RATE,
+    IssueType.NUMERICAL,
+    IssueType.STALE_GRAD,
+    IssueType.WRONG_LOSS,
+)
+"""Why a loss may stay where it is, whatever is frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +30,8 @@ class LeftFrozen(Check):
     """Find parameters that are frozen by oversight: for another network's backward pass and never unfrozen, or at zero.
 
     Reported is what was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on
-    stepping; and a matrix that is frozen while all its entries are 0, such as the second factor of an adapter.
+    stepping; a matrix that is frozen while all its entries are 0, such as the second factor of an adapter; and weights
+    that are frozen as they were drawn, where the loss stays no better than that of the best constant answer.
 
     Why it is bad:
         Of two networks that train against each other, one has stopped: the other wins and learns nothing more. A frozen
@@ -38,17 +50,23 @@ class LeftFrozen(Check):
             p.requires_grad_(True)
 
     Not reported:
-        Layers that are frozen from the beginning, or later than the first ``brief`` steps.
+        Layers that are frozen later than the first ``brief`` steps, or from the beginning with trained weights, or with
+        random ones from which the others learn.
 
     Attributes:
         brief: Steps within which the parameters were last trained.
         span: Least number of steps since.
+        drawn: Square of the greatest entry against their mean square, of entries drawn evenly within a bound, where it
+            is 3; what was trained has a few that stand out.
+        harmed: Steps after which weights that are frozen as they were drawn are judged by the loss.
         readings: Least number of readings in which they were frozen.
         patience: One; the readings are the patience.
     """
 
     brief: int = 5
     span: int = 15
+    drawn: tuple[float, float] = (2.5, 3.5)
+    harmed: int = 100
     readings: int = 6
     patience: int = 1
     heal: int = 2
@@ -57,14 +75,20 @@ class LeftFrozen(Check):
     order: ClassVar[int] = 45
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state",)
-    remembers: ClassVar[tuple[str, ...]] = ("connection.state", "parameter.frozen_size")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "connection.state",
+        "parameter.frozen_size",
+        "parameter.frozen_peak",
+        "loss",
+        "loss.over_constant",
+    )
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the connections of this record and of those before it."""
         if not record.facts.get("connection.state"):
             return ()
-        return (*self._never_freed(record, history), *self._at_zero(record, history))
+        return (*self._never_freed(record, history), *self._at_zero(record, history), *self._as_drawn(record, history))
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether what was never unfrozen still is: the first steps are not remembered for long."""
@@ -101,18 +125,12 @@ class LeftFrozen(Check):
         return (_finding(names, message, advice, since, "never unfrozen"),)
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        sizes, series = history.at_sites("parameter.frozen_size"), history.at_sites("connection.state")
+        sizes = history.at_sites("parameter.frozen_size")
         if not len(sizes.steps) or record.step < self.span:
             return ()
-        codes = np.bitwise_or.reduce(connections(series))
-        known = dict(zip(series.sites, codes.tolist(), strict=True))
         zero = sizes.present[-1] & (sizes.values[-1] == 0)
-        names = tuple(
-            site
-            for site in (sizes.sites[index] for index in np.flatnonzero(zero))
-            if known.get(site, 0) & (Wiring.TRAINABLE | Wiring.CALLED) == Wiring.CALLED
-        )
-        if not names or not any(code & Wiring.TRAINABLE for code in known.values()):
+        names = self._used(history, [sizes.sites[index] for index in np.flatnonzero(zero)])
+        if not names:
             return ()
         message = (
             f"{len(names)} weights ({some(names)}) are 0 throughout and frozen: what they are multiplied with never "
@@ -124,6 +142,37 @@ class LeftFrozen(Check):
             "trained weights."
         )
         return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
+
+    def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""
+        peaks, levels = history.at_sites("parameter.frozen_peak"), history.at_sites("loss.over_constant").sites
+        if not len(peaks.steps) or record.step < self.harmed:
+            return ()
+        low, high = self.drawn
+        drawn = peaks.present[-1] & (peaks.values[-1] >= low) & (peaks.values[-1] <= high)
+        names = self._used(history, [peaks.sites[index] for index in np.flatnonzero(drawn)])
+        others = self._used(history, [peaks.sites[index] for index in np.flatnonzero(~drawn)])
+        known = levels and all(no_better(history, site, 0.9, 3) for site in levels)
+        if len(names) <= len(others) or not known or still_falls(history):
+            return ()
+        message = (
+            f"{len(names)} weights ({some(names)}) are frozen and spread evenly within a bound, as they were drawn: "
+            f"nothing trained them, and after {record.step} steps the loss is no better than that of a constant answer."
+        )
+        advice = (
+            "load trained weights before they are frozen (model.load_state_dict, weights=...), or call "
+            "requires_grad_(True) on them before the optimizer is made."
+        )
+        found = _finding(names, message, advice, int(peaks.steps[-1]), "frozen as drawn")
+        return (replace(found, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED),)
+
+    def _used(self, history: History, sites: list[str]) -> tuple[str, ...]:
+        """Return those of some frozen weights that take part while gradients are on."""
+        series = history.at_sites("connection.state")
+        known = dict(zip(series.sites, np.bitwise_or.reduce(connections(series)).tolist(), strict=True))
+        used = Wiring.TRAINABLE | Wiring.CALLED
+        trains = any(code & Wiring.TRAINABLE for code in known.values())
+        return tuple(site for site in sites if trains and known.get(site, 0) & used == Wiring.CALLED)
 
 
 def _finding(names: tuple[str, ...], message: str, advice: str, since: int, cause: str) -> Finding:
