@@ -10,6 +10,7 @@ from typing import Any
 
 from gradflow_export.cli.console import show
 from gradflow_export.cli.folders import runs_below
+from gradflow_export.records.issues import Severity
 from gradflow_export.records.lost import LostSteps
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.storage.reader import Run, read_run
@@ -20,18 +21,24 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("report", help="what happened in the runs below a folder")
     parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
     parser.add_argument("--json", action="store_true", help="everything as JSON; NaN and Inf as strings")
+    failing = "end with status 1 where an open issue is at least so severe; by default the status says nothing of them"
+    parser.add_argument("--fail-on", choices=[each.name for each in Severity if each], metavar="SEVERITY", help=failing)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report."""
-    found = [(path, each) for path in runs_below(args.logdir).values() for each in runs_in(path)]
+    """Print the report; return 1 where a run has an open issue as severe as ``--fail-on`` says, else 0."""
+    stored = [(path, each) for path in runs_below(args.logdir).values() for each in runs_in(path)]
+    found = [(path, each, summarise(each)) for path, each in stored]
     if args.json:
-        runs = [{"path": str(path), **_kept(each), **summarise(each).as_dict()} for path, each in found]
+        runs = [{"path": str(path), **_kept(each), **summary.as_dict()} for path, each, summary in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
     else:
-        show("\n\n".join("\n".join([summarise(each).as_text(str(path)), *_notes(each)]) for path, each in found))
-    return 0
+        show("\n\n".join("\n".join([summary.as_text(str(path)), *_notes(each)]) for path, each, summary in found))
+    if args.fail_on is None:
+        return 0
+    still = [issue.severity for *_, summary in found for issue in summary.issues if issue.open]
+    return int(max(still, default=Severity.INFO) >= Severity[args.fail_on])
 
 
 def runs_in(path: Path) -> list[Run]:

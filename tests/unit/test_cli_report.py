@@ -48,6 +48,16 @@ def refuse(constant):
     raise AssertionError(f"{constant} is not JSON")
 
 
+def test_the_status_tells_of_open_issues_where_that_is_asked_for(tmp_path, capsys):
+    """Of all runs below the folder; what has healed does not count."""
+    write(tmp_path / "healed", [4.0] * 4, {2: [SICK], 4: [HEALED]})
+    assert report(capsys, tmp_path, "--fail-on", "LOW")[0] == 0
+    write(tmp_path / "open", [4.0] * 4, {2: [SICK]})
+    wanted = {"LOW": 1, "MEDIUM": 1, "HIGH": 1, "CRITICAL": 0}
+    assert {name: report(capsys, tmp_path, "--fail-on", name)[0] for name in wanted} == wanted
+    assert report(capsys, tmp_path)[0] == 0
+
+
 @pytest.mark.parametrize("backend", ["tensorboard", "jsonl"])
 def test_json_holds_statistics_and_issues_with_all_fields(tmp_path, capsys, backend):
     """Both file forms give the same report: steps, headline statistics, and each issue once in its last state."""
