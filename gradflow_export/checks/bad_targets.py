@@ -19,8 +19,9 @@ from gradflow_export.rules.sampled import margins
 class ConstantTargets(Check):
     """Find targets that are all the same, which teach a model to ignore its input.
 
-    Only where a layer of the model itself makes the predictions and no other network takes part: the targets of a
-    game's player, or of a contrastive loss whose right answer is always the first, are constant on purpose.
+    Only where a layer of the model itself makes the predictions and no other network takes part, or where each sample
+    chooses among those of the batch: the targets of a game's player, or of a contrastive loss that puts the right
+    answer first, are constant on purpose.
 
     Why it is bad:
         One constant output has the least loss: the model learns to ignore its inputs, and the loss goes to 0 as if all
@@ -34,7 +35,7 @@ class ConstantTargets(Check):
 
     Not reported:
         Fewer than 128 targets or 8 batches were read; another network takes part, as in a game; the targets are the
-        right answers of a contrastive loss, which are always the first.
+        right answers of a contrastive loss, which puts each before the wrong ones of its own.
 
     Attributes:
         samples: Least number of targets seen.

@@ -24,7 +24,7 @@ from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
-from gradflow_export.checks.target_reader import by_hand, same_words, weighted
+from gradflow_export.checks.target_reader import among_samples, by_hand, same_words, signs, weighted
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.compiled_calls import CompiledCode
@@ -34,7 +34,6 @@ from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
-from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.metrics.constants import PICKED
 from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
 
@@ -252,10 +251,10 @@ class InputInstrument(Instrument):
             values = rows.to(torch.float32).contiguous()
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         self._take_last_steps(found, first, parts, paired=paired)
-        signs = None if term.signs is None else even_sample(local(term.signs), ROWS).to(torch.float32)
         for metric, apart, analyse in (
             ("target.copied", same_words(term, layers.first), memory.copied),
-            ("mistake", signs, memory.signed),
+            ("mistake", signs(term, ROWS), memory.signed),
+            ("target.distinct", None if found.own else among_samples(term, ROWS), memory.alike),
             ("mistake", weighted(term, ROWS), memory.weighted),
         ):
             if apart is not None:

@@ -124,6 +124,7 @@ class Remembered:
         self._first: Floats | None = None
         self._varies = False
         self._signs: list[Floats] = []
+        self._chosen: list[float] = []
         self._batch, self._repeats = b"", 0
         self._often = np.zeros(0)
 
@@ -210,6 +211,16 @@ class Remembered:
         if len(labels) < LABELS or set(distinct(labels)) not in ({0.0, 1.0}, {-1.0, 0.0}):
             return {}
         return {f"mistake.{UNSIGNED}": {site: float((labels == 0).mean())}}
+
+    def alike(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return that one sample of the batch is the answer for all of them, as long as it always was.
+
+        Args:
+            site: Of the loss.
+            values: Which sample of the batch each of some others is to be like.
+        """
+        self._chosen = distinct(np.append(self._chosen, values))[:2].tolist()
+        return {"target.distinct": {site: 1.0}} if len(self._chosen) == 1 else {}
 
     def weighted(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return how much less a loss weighs the rarest class than the most frequent, where weights are frequencies.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.layer_graph import FirstLayer
 from gradflow_export.autograd_graph.loss_graph import Node, Term
-from gradflow_export.autograd_graph.loss_shape import adds_bias
+from gradflow_export.autograd_graph.loss_shape import adds_bias, factor_of
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
@@ -23,6 +23,8 @@ WORDS = 1024
 """Words that are compared with targets, at most."""
 CLASSES = 64
 """Weights of classes that are looked at, at most."""
+LEAST_SAMPLES = 8
+"""Samples of a batch of which a loss chooses one for each, at least."""
 _FAR = 4_000
 _IN_ORDER = frozenset(
     (Op.ALIAS, Op.CLONE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.TO_COPY, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
@@ -137,6 +139,33 @@ def weighted(term: Term, most: int) -> Tensor | None:
     labels = even_sample(local(term.targets), most)
     count = torch.full((1,), float(len(weights)), device=labels.device)
     return torch.cat([count, weights.to(labels.device, torch.float32), labels.to(torch.float32)])
+
+
+def among_samples(term: Term, most: int) -> Tensor | None:
+    """Return targets that choose among the samples of the batch, as those of a contrastive loss: one class for each.
+
+    Scores that were put together, as those of a positive before its negatives, choose among something else.
+
+    Args:
+        term: A loss.
+        most: Targets, at most.
+
+    Returns:
+        Some targets; ``None`` where classes are something else. Shape: ``[<= most]``.
+    """
+    scores, targets = term.predictions, term.targets
+    if term.kind != "classes" or scores is None or targets is None or scores.dim() != 2:
+        return None
+    node = term.behind
+    while not math.isnan(factor_of(node)):
+        node = below(node)
+    chosen = kind_of(node) != Op.CAT and len(scores) == scores.shape[1] == targets.numel() >= LEAST_SAMPLES
+    return even_sample(local(targets), most).to(torch.float32) if chosen else None
+
+
+def signs(term: Term, most: int) -> Tensor | None:
+    """Return labels of a margin loss, ``None`` where it is none. Shape: ``[<= most]``."""
+    return None if term.signs is None else even_sample(local(term.signs), most).to(torch.float32)
 
 
 def same_words(term: Term, first: list[FirstLayer]) -> Tensor | None:

@@ -160,3 +160,29 @@ def test_large_steps_explain_features_that_become_alike_and_old_gradients_explai
     """One cause, one issue."""
     assert IssueType.BOTTLENECK in EXPLAINS[IssueType.LEARNING_RATE]
     assert IssueType.LEARNING_RATE in EXPLAINS[IssueType.STALE_GRAD]
+
+
+@pytest.mark.parametrize("answers", ["the first sample", "each its own", "put first"])
+def test_each_sample_chooses_itself_and_not_always_the_same(answers):
+    """Views of one batch are compared with each other; a positive that stands before its negatives is always the first."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+
+    def loss(out, x):
+        a, b = F.normalize(out, dim=1), F.normalize(model(x + 0.1 * torch.randn_like(x)), dim=1)
+        if answers == "put first":
+            others = F.normalize(torch.randn(31, 4), dim=1)
+            scores = torch.cat([(a * b).sum(1, keepdim=True), a @ others.T], dim=1)
+        else:
+            scores = a @ b.T
+        right = torch.arange(32) if answers == "each its own" else torch.zeros(32, dtype=torch.long)
+        return F.cross_entropy(scores / 0.1, right)
+
+    def batches():
+        x = torch.randn(32, 6)
+        return x, x
+
+    found = told(model, batches, loss, steps=12)
+    assert [(kind, layers) for kind, _, layers in found] == [("BAD_TARGETS", ("target",))] * (
+        answers == "the first sample"
+    )
