@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
@@ -133,6 +133,10 @@ class RankBottleneck(Rule):
         waist = self.waist if history.run("loss").count and not stuck(history, record.step) else 0.0
         found = (self._judge(record, links, waist) for links in chains(record, "block.effective_rank"))
         return tuple(finding for finding in found if finding is not None)
+
+    def refuted(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - the loss is of all layers
+        """Whether the loss is solved: ranks are read more rarely."""
+        return solved(history)
 
     def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
         ranks = np.exp(links.logs)
