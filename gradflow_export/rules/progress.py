@@ -87,9 +87,9 @@ class Stagnation(Rule):
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         _leave_followers(reasons, history)
-        _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
+        _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         first = dict(zip(sites, since.tolist(), strict=True))
         return tuple(
             self._finding(why, layers, int(first[layers[0]]), record.step, trainable)

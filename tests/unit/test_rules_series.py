@@ -583,6 +583,17 @@ def test_parameters_nothing_was_sent_to_are_told_as_not_chosen_whatever_they_are
     assert told(None, lambda _: 1.0) == (Severity.MEDIUM, False)
 
 
+def test_what_rests_before_a_flat_activation_is_no_router_s_choice():
+    """Layers whose gradients come and go as an activation saturates are no experts: SATURATION reports that."""
+    names = ["0.weight", "2.weight", "4.weight"]
+    values, rates = dict(zip(names, (0.0, 0.0, 0.1), strict=True)), dict.fromkeys(names, 0.1)
+    records = [record(1, activation__saturated_share={"1": 1.0, "3": 1.0})]
+    for step in range(2, 20):
+        grads = (1.0 if step < 4 else 0.0, 0.0, 1.0)
+        records.append(updates(step, values, rates, dict(zip(names, grads, strict=True))))
+    assert not judged(Stagnation(), records).issues
+
+
 def test_stagnation_heals_when_the_parameter_moves():
     """One update closes it."""
     still = [updates(s, {"w": 0.0}, {"w": 0.0}, {"w": 1.0}) for s in range(1, 12)]
