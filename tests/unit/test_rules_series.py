@@ -601,6 +601,15 @@ def test_stagnation_heals_when_the_parameter_moves():
     assert judged(Stagnation(), still + moved).issues[0].healed_step == 12
 
 
+def test_a_parameter_that_never_moved_has_one_issue_though_one_reading_excuses_its_rest():
+    """A bias whose gradient is tiny for a batch, beside that of its weight, rests as before and after."""
+    values, rates = {"c.weight": 0.1, "c.bias": 0.0}, {"c.weight": 0.1, "c.bias": 0.1}
+    grads = [{"c.weight": 1.0, "c.bias": 1e-9 if step in {15, 22} else 0.1} for step in range(1, 60)]
+    records = [updates(step, values, rates, each) for step, each in enumerate(grads, 1)]
+    (issue,) = judged(Stagnation(), records).issues
+    assert issue.open
+
+
 def test_memory_usage_compares_with_what_there_is():
     """Ninety per cent of the container is the limit."""
     assert not judged(MemoryUsage(), repeat(5, runtime__rss=899.0, runtime__memory_limit=1000.0)).issues
