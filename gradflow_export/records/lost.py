@@ -29,7 +29,7 @@ class LostSteps:
 
     @property
     def total(self) -> int:
-        """Steps that are lost to whoever reads the run; what one writer of several did not take stands elsewhere."""
+        """Steps that are in no record or file; what one writer of several did not take is in those of others."""
         return sum(self.dropped.values()) + self.unwritten.get("", 0)
 
     @property
