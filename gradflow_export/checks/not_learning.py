@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import fell, layers_of, no_better, past, seen, still_falls
+from gradflow_export.rules.evidence import fell, fell_since, layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -107,6 +107,10 @@ class NotLearning(Check):
                 follows_from=_OTHERS,
             ),
         )
+
+    def refuted(self, issue: Issue, history: History) -> bool:
+        """Whether the loss has fallen since: it is read more often than the best constant's."""
+        return fell_since(history, issue.step)
 
     def _excused(self, record: StepRecord, history: History, site: str) -> bool:
         """Whether something is learned, however little, or targets are to be judged first."""

@@ -25,25 +25,32 @@ class LostSteps:
     after: int | None = None
 
     def __bool__(self) -> bool:
-        return self.total > 0 or self.after is not None
+        return bool(self.phrase)
 
     @property
     def total(self) -> int:
-        """Steps that are missing somewhere: one that two writers did not take counts once."""
-        return sum(self.dropped.values()) + max(self.unwritten.values(), default=0)
+        """Steps that are in no record or file; what one writer of several did not take is in those of others."""
+        return sum(self.dropped.values()) + self.unwritten.get("", 0)
 
     @property
     def phrase(self) -> str:
-        """What was lost and why, such as ``3 steps were lost (writers too slow)``; empty when nothing was."""
-        open_end = "" if self.after is None else f"not closed: what came after step {self.after} is not known"
-        if not self.total:
-            return open_end
+        """What was lost and why, such as ``3 steps were lost (writers too slow)``; empty when nothing was.
+
+        >>> LostSteps({"writers too slow": 3}, {"wandb": 1}).phrase
+        '3 steps were lost (writers too slow); 1 step was not written by wandb'
+        """
         found = {reason or "without a record": count for reason, count in self.dropped.items() if count}
-        found |= {f"not written by {name}" if name else "not written": n for name, n in self.unwritten.items() if n}
+        if unwritten := self.unwritten.get("", 0):
+            found["not written"] = unwritten
         why = ", ".join(reason if len(found) == 1 else f"{count} {reason}" for reason, count in found.items())
-        count = self.total
-        lost = f"{count} step{' was' if count == 1 else 's were'} lost ({why})"
-        return f"{lost}; {open_end}" if open_end else lost
+        parts = [f"{_steps(self.total)} lost ({why})"] if found else []
+        parts += [f"{_steps(count)} not written by {name}" for name, count in self.unwritten.items() if count and name]
+        parts += [] if self.after is None else [f"not closed: what came after step {self.after} is not known"]
+        return "; ".join(parts)
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{' was' if count == 1 else 's were'}"
 
 
 class StoredLost:

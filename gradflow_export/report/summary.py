@@ -56,6 +56,7 @@ class RunSummary:
         loss_read: Last step whose loss was read, 0 when there is none.
         left_out: Healed issues that are remembered no more.
         headline: Statistics of each headline metric that was recorded.
+        read: The last step at which each of them was.
         flow: How the gradient flows through the model.
         trace: The loss over all steps.
         stepped: Whether there is a record of more than backward passes that led to no optimizer step.
@@ -67,6 +68,7 @@ class RunSummary:
         self.steps = self.first = self.last = self.left_out = 0
         self.spacing = 1.0
         self.headline: dict[str, Welford] = {}
+        self.read: dict[str, int] = {}
         self.flow = FlowPatterns()
         self._stored = StoredLost()
         self._known: LostSteps | None = None
@@ -95,6 +97,7 @@ class RunSummary:
             if metric in _HEADLINES and reading.sites == RUN_SITES and reading.present[0]:
                 seen = self.headline.get(metric) or self.headline.setdefault(metric, Welford())
                 seen.add(float(reading.values[0]))
+                self.read[metric] = record.step
         self.flow.add(record)
         for name, window in self._windows.items():
             value = record.value(name)
@@ -212,7 +215,7 @@ class RunSummary:
             "overhead": self.overhead,
             "headline": {
                 name: {key: number_to_json(value) for key, value in self._row(name, seen).items()}
-                | {"nonfinite": seen.nonfinite}
+                | {"nonfinite": seen.nonfinite, "last_step": self.read[name]}
                 for name, seen in sorted(self.headline.items())
             },
             "trends": {
@@ -260,6 +263,7 @@ class RunSummary:
         for name, seen in sorted(self.headline.items()):
             numbers = "".join(f"{value:>12.4g}" for value in self._row(name, seen).values())
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
+            extra += f"  (last read at step {self.read[name]})" if self.read[name] < max(self.read.values()) else ""
             lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
         pattern = self.flow.pattern(self._open_types)
         if pattern is not None:

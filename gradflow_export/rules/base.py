@@ -91,6 +91,13 @@ class Rule(abc.ABC):
         """Return whether an issue is still there although it has not been found for ``heal`` evaluations."""
         return False
 
+    def refuted(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - of most, the next finding tells
+        """Return whether what has happened since shows that an issue is over; asked at every record while it is open.
+
+        For what is judged by readings that may be hundreds of steps apart, and shows in one that is not.
+        """
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Rule):

@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved
+from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,8 @@ class RankBottleneck(Rule):
     A code that fits its data does not trigger: the directions that are left out carried nothing. Nor does a layer
     whose output goes to the loss, whose width is the task's: where the graph was not looked at, a chain counts as
     reaching it when no parameter is registered after it.
+    Where the layers after it span fewer directions still, the network narrows down to an answer, as pooling and few
+    classes make it: that is a bottleneck only where the loss was read and is stuck.
     Once the loss is solved, a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is
     silent.
 
@@ -109,11 +111,13 @@ class RankBottleneck(Rule):
     Attributes:
         ratio: Greatest share of the preceding block's effective rank.
         least: Least effective rank of the preceding block.
+        waist: Least share of its rank that one of the later blocks spans, where it is narrower than what it feeds.
         patience: Ranks come in groups of four steps whose samples are pooled, and then not for long.
     """
 
     ratio: float = 0.25
     least: float = 4.0
+    waist: float = 0.9
     patience: int = 3
     heal: int = 2
 
@@ -126,16 +130,25 @@ class RankBottleneck(Rule):
         """Judge the ranks of this record."""
         if solved(history):
             return ()
-        found = (self._judge(record, links) for links in chains(record, "block.effective_rank"))
+        waist = self.waist if history.run("loss").count and not stuck(history, record.step) else 0.0
+        found = (self._judge(record, links, waist) for links in chains(record, "block.effective_rank"))
         return tuple(finding for finding in found if finding is not None)
 
-    def _judge(self, record: StepRecord, links: Chain) -> Finding | None:
+    def refuted(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - the loss is of all layers
+        """Whether the loss is solved: ranks are read more rarely."""
+        return solved(history)
+
+    def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
         ranks = np.exp(links.logs)
         for index in range(1, len(ranks) - (links.ends or _reaches_the_end(record, links.sites[-1]))):
             before, after, block = float(ranks[index - 1]), float(ranks[index]), links.sites[index]
             if links.joined is not None and not links.joined[index - 1]:
                 continue
-            if before >= self.least and after <= self.ratio * before:
+            if (
+                before >= self.least
+                and after <= self.ratio * before
+                and ranks[index + 1 :].max(initial=0) >= waist * after
+            ):
                 if _ill_inside(record, block):
                     return None
                 return Finding(

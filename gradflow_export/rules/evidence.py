@@ -77,6 +77,23 @@ def fell(history: History, sure: float = 3.0) -> bool:
     return fall(history.run("loss").whole()[1]) >= sure
 
 
+def fell_since(history: History, step: int, recent: int = 20, sure: float = 3.0) -> bool:
+    """Whether the last losses lie below those up to a step, against their own noise; the first steps are left out.
+
+    Args:
+        history: Holds ``loss``.
+        step: The last of the earlier ones.
+        recent: How many of the last losses are looked at, where there are twice as many earlier ones.
+        sure: Least z-score.
+    """
+    loss = history.run("loss")
+    steps, values = loss.whole()
+    early = values[steps <= step]
+    early = early[len(early) // 3 :]
+    late = loss.values[loss.steps > step][-min(recent, max(len(early) // 2, 1)) :]
+    return fall(np.concatenate((early, late)), len(early)) >= sure
+
+
 def no_better(history: History, site: str, level: float, readings: int) -> float | None:
     """Return the loss against the best constant where it is above ``level`` and was in most of the last readings.
 

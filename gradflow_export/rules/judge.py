@@ -113,6 +113,8 @@ class Judge:
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
             events += self._ask(index, rule, record, loss)
+        for index in sorted({item.rule for item in self._open if item.number not in events} - self._set_aside):
+            events += self._ask(index, self._rules[index], record, loss, concerned=False)
         self._meant += [self._issues[number] for number in events if number in self._quiet]
         told = tuple(self._issues[number] for number in events if number not in self._quiet)
         if self._open or any(self._watches):
@@ -133,9 +135,11 @@ class Judge:
             )
         return self._asked[names]
 
-    def _ask(self, index: int, rule: Rule, record: StepRecord, loss: float | None) -> list[int]:
+    def _ask(self, index: int, rule: Rule, record: StepRecord, loss: float | None, concerned: bool = True) -> list[int]:
         """Return the places of the issues that a rule opened or closed; what it returns may be what fails."""
         try:
+            if not concerned:
+                return self._heal(index, rule, record.step, refuted=True)
             findings = _split(rule.check(record, self._history), self.ignored)
             if findings or (self._watches[index] and not self._blind(index, loss)):
                 return self._settle(index, rule, record.step, findings)
@@ -170,14 +174,14 @@ class Judge:
                 events.append(event)
         return events
 
-    def _heal(self, index: int, rule: Rule, step: int) -> list[int]:
+    def _heal(self, index: int, rule: Rule, step: int, refuted: bool = False) -> list[int]:
+        """Close what has not been found for long, or what the history now refutes."""
         events: list[int] = []
         watches = self._watches[index]
         for item in [item for item in self._open if item.rule == index]:
-            over = all(watches[key].negatives >= rule.heal for key in item.keys)
-            if over and not rule.lasts(self._issues[item.number], self._history):
-                healed = replace(self._issues[item.number], healed_step=step)
-                self._issues[item.number] = healed
+            issue, over = self._issues[item.number], all(watches[key].negatives >= rule.heal for key in item.keys)
+            if rule.refuted(issue, self._history) if refuted else over and not rule.lasts(issue, self._history):
+                self._issues[item.number] = replace(issue, healed_step=step)
                 self._open.remove(item)
                 events.append(item.number)
                 for key in item.keys:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
-from gradflow_export.records.step_record import FloatArray, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.signals import connections, converged, follows, owner, taking_turns
@@ -53,7 +53,6 @@ class Stagnation(Rule):
     readings: int = 3
     invariant: float = 1e-4
     patience: int = 1
-    heal: int = 1
 
     name: ClassVar[str] = "stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.changed",)
@@ -87,15 +86,21 @@ class Stagnation(Rule):
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         _leave_followers(reasons, history)
-        _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
+        _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         first = dict(zip(sites, since.tolist(), strict=True))
         return tuple(
             self._finding(why, layers, int(first[layers[0]]), record.step, trainable)
             for why, layers in reasons.items()
             if layers
         )
+
+    def refuted(self, issue: Issue, history: History) -> bool:
+        """Whether all have moved; a reading or two that excuse their rest are no end of it."""
+        readings = history.at_sites("parameter.changed")
+        moved = np.flatnonzero((readings.present[-1:] & (readings.values[-1:] > 0)).any(axis=0))
+        return {readings.sites[index] for index in moved}.issuperset(issue.layers)
 
     def _at(self, record: StepRecord, name: str, sites: tuple[str, ...]) -> FloatArray:
         """Return a parameter metric at ``sites``, NaN where missing. Shape: ``[len(sites)]``."""

@@ -45,9 +45,11 @@ class Unstable(Rule):
     """Find gradients that leap again and again, or a step that overshoots the valley from side to side.
 
     Judged on what a rolling median leaves over, not on the coefficient of variation: that is at most the square root of
-    the number of steps, and healthy fast convergence exceeds 3 by trend alone. Norms far below the greatest of the run
-    are the noise of a solved problem and do not count, nor do leaps at a loss below ``solved`` of the first: a margin
-    loss gives batches that are solved no gradient at all, beside which any other leaps.
+    the number of steps, and healthy fast convergence exceeds 3 by trend alone. A leap is one up from the usual norm as
+    well, not from neighbours near 0 alone, and stands out from what norms scatter by: single samples have gradients of
+    all sizes. Norms far below the greatest of the run are the noise of a solved problem and do not count, nor do leaps
+    at a loss below ``solved`` of the first: a margin loss gives batches that are solved no gradient at all, beside
+    which any other leaps.
 
     Nor do leaps to what the run began with, unless what lies between is next to nothing: a rare class, or a second
     task, has gradients as at first. Overshooting must raise the loss too, above its first or for ``lasting`` readings:
@@ -66,6 +68,7 @@ class Unstable(Rule):
         solved: Share of the first loss below which a batch counts as solved.
         beyond: Least multiple of the second greatest of the first ten norms; a leap by ``steep`` counts in any case.
         steep: Factor over the rolling median.
+        deviations: Least distance in robust standard deviations of what the rolling median leaves over.
         lasting: Readings over which gradients turn round and grow where the loss stays below its first.
         steady: Least share of these readings in which they grow.
         patience: A loss that jumps once and comes back by itself is over within it.
@@ -78,6 +81,7 @@ class Unstable(Rule):
     solved: float = 0.1
     beyond: float = 3.0
     steep: float = 1000.0
+    deviations: float = 4.0
     lasting: int = 20
     steady: float = 0.9
     patience: int = 4
@@ -108,9 +112,11 @@ class Unstable(Rule):
     ) -> tuple[Finding, ...]:
         if float(values.max()) < self.leap * float(values.min()):
             return ()
-        left = residuals(np.log(values))
-        judged = slice(4, len(values) - 4)
-        where = np.flatnonzero((left > math.log(self.leap)) & (values[judged] > self.relevant * greatest))
+        logs, judged = np.log(values), slice(4, len(values) - 4)
+        scatter = residuals(logs)
+        left = np.minimum(scatter, logs[judged] - median(logs))  # of the usual norm, not of neighbours near 0 alone
+        least = max(math.log(self.leap), self.deviations * 1.4826 * median(np.abs(scatter)))
+        where = np.flatnonzero((left > least) & (values[judged] > self.relevant * greatest))
         where = where[~self._solved_at(steps[judged][where], history)]
         _, every = history.run("gradient.total_norm").whole()
         # The second greatest, because one of the first batches may be an outlier itself.

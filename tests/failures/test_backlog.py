@@ -178,7 +178,7 @@ def test_what_a_writer_did_not_take_is_said(loop, said):
     exporter.close()
     assert len(memory.records) == 10
     assert exporter.summary()["lost"]["unwritten"] == {"full": 4}
-    assert "10 recorded steps; 4 steps were lost (not written by full)" in exporter.summary()["verdict"]
+    assert "10 recorded steps; 4 steps were not written by full" in exporter.summary()["verdict"]
 
 
 def test_the_report_of_a_folder_tells_what_was_lost(loop, tmp_path, monkeypatch):

@@ -68,7 +68,9 @@ def test_json_holds_statistics_and_issues_with_all_fields(tmp_path, capsys, back
     assert run["path"] == str(tmp_path / "a")
     assert run["info"]["model"] == "MLP"
     assert run["steps"] == {"count": 4, "first": 1, "last": 4}
-    assert run["headline"] == {"loss": {"last": 3.0, "mean": 3.0, "min": 2.0, "max": 4.0, "nonfinite": 1}}
+    assert run["headline"] == {
+        "loss": {"last": 3.0, "mean": 3.0, "min": 2.0, "max": 4.0, "nonfinite": 1, "last_step": 4}
+    }
     assert [issue["issue_type"] for issue in run["issues"]] == ["NUMERICAL", "VANISHING"]
     assert run["issues"][0]["value"] == "NaN"
     assert run["issues"][1] == {

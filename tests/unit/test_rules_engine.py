@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
+from gradflow_export.rules.evidence import fell_since
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.numerical import Numerical
@@ -65,6 +66,17 @@ class Broken(Rule):
 
     def check(self, record, history):
         raise ZeroDivisionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seldom(Above):
+    """Judges readings that are far apart; a loss below 1 refutes it."""
+
+    needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def refuted(self, issue, history):
+        return history.run("loss").last < 1
 
 
 def dead(step, **values):
@@ -274,3 +286,25 @@ def test_nothing_heals_because_the_run_is_no_longer_finite():
     ]  # fmt: skip
     feed(judge, [0] * 8, start=23)
     assert not any(issue.open for issue in judge.issues)
+
+
+def test_an_issue_that_is_refuted_heals_though_its_rule_is_not_asked():
+    """Where what it judges is read rarely, the next loss may show that it is over; what opens is not closed at once."""
+    judge = Judge([Seldom(patience=1, heal=9)], strict=True)
+    (issue,) = judge.check(record(1, loss=2.0, gradient__total_norm=1.0))
+    assert judge.check(record(2, loss=2.0)) == ()
+    (healed,) = judge.check(record(3, loss=0.5))
+    assert (healed.key, healed.healed_step) == (issue.key, 3)
+
+
+@pytest.mark.parametrize("every", [1, 4, 10])
+def test_a_run_that_learns_later_is_no_longer_one_that_does_not(every):
+    """However rarely the loss is read, its fall since the issue opened is seen; noise alone is none."""
+    draw = np.random.default_rng(0)
+    for falls in (True, False):
+        history, healed = History(("loss",)), []
+        for step in range(1, 1001, every):
+            level = 3.0 - 0.002 * max(step - 150, 0) * falls
+            history.add(record(step, loss=level + draw.normal(scale=0.4)))
+            healed += [fell_since(history, 150)] if step > 150 else []
+        assert any(healed) == falls

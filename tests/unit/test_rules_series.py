@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -212,6 +213,21 @@ def test_first_rank_drop_is_the_bottleneck():
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
 
 
+def test_a_network_that_narrows_down_to_its_answer_is_no_bottleneck_unless_the_loss_is_stuck():
+    """Pooling and few classes go on narrowing; a waist before wider layers is one whatever the loss does."""
+
+    def run(ranks, losses):
+        last = [record(s, loss=v, block__effective_rank=named(ranks)) for s, v in enumerate(losses[-3:], 300)]
+        return judged(RankBottleneck(), [record(s, loss=v) for s, v in enumerate(losses[:-3], 1)] + last).issues
+
+    falls, stands = [0.99**s for s in range(100)], [1.0] * 100
+    for funnel in ([92, 15.4, 4.8], [33, 24, 5.5, 1.7], [81, 10.6, 7.3, 1.7]):
+        assert not run(funnel, falls)
+        assert run(funnel, stands)
+    assert run([26, 22, 2.0, 2.5, 3.1], falls)
+    assert run([16, 1.0, 1.2, 1.0], falls)
+
+
 def test_rank_of_a_solved_classifier_may_collapse():
     """Neural collapse at the end of training is no bottleneck."""
     records = [record(s, loss=1.0 if s == 1 else 0.01) for s in range(1, 8)]
@@ -380,6 +396,14 @@ def test_two_leaps_are_unstable_one_is_not():
     assert not unstable(once)
     (issue,) = unstable(often)
     assert issue.step == 12
+
+
+def test_gradients_of_single_samples_that_scatter_over_decades_do_not_leap():
+    """A classifier that is sure of most samples: ordinary gradients among those next to nothing, whatever the seed."""
+    for seed, sure in itertools.product(range(20), (2.0, 6.0, 15.0)):
+        margins = np.random.default_rng(seed).normal(scale=sure, size=80)
+        later = (1.0 / (1.0 + np.exp(np.abs(margins)))).tolist()
+        assert not unstable([1.0] * 10 + later), (seed, sure)
 
 
 def test_fast_geometric_convergence_is_stable():
@@ -559,11 +583,31 @@ def test_parameters_nothing_was_sent_to_are_told_as_not_chosen_whatever_they_are
     assert told(None, lambda _: 1.0) == (Severity.MEDIUM, False)
 
 
+def test_what_rests_before_a_flat_activation_is_no_router_s_choice():
+    """Layers whose gradients come and go as an activation saturates are no experts: SATURATION reports that."""
+    names = ["0.weight", "2.weight", "4.weight"]
+    values, rates = dict(zip(names, (0.0, 0.0, 0.1), strict=True)), dict.fromkeys(names, 0.1)
+    records = [record(1, activation__saturated_share={"1": 1.0, "3": 1.0})]
+    for step in range(2, 20):
+        grads = (1.0 if step < 4 else 0.0, 0.0, 1.0)
+        records.append(updates(step, values, rates, dict(zip(names, grads, strict=True))))
+    assert not judged(Stagnation(), records).issues
+
+
 def test_stagnation_heals_when_the_parameter_moves():
     """One update closes it."""
     still = [updates(s, {"w": 0.0}, {"w": 0.0}, {"w": 1.0}) for s in range(1, 12)]
     moved = [updates(s, {"w": 0.1}, {"w": 0.1}, {"w": 1.0}) for s in (12,)]
     assert judged(Stagnation(), still + moved).issues[0].healed_step == 12
+
+
+def test_a_parameter_that_never_moved_has_one_issue_though_one_reading_excuses_its_rest():
+    """A bias whose gradient is tiny for a batch, beside that of its weight, rests as before and after."""
+    values, rates = {"c.weight": 0.1, "c.bias": 0.0}, {"c.weight": 0.1, "c.bias": 0.1}
+    grads = [{"c.weight": 1.0, "c.bias": 1e-9 if step in {15, 22} else 0.1} for step in range(1, 60)]
+    records = [updates(step, values, rates, each) for step, each in enumerate(grads, 1)]
+    (issue,) = judged(Stagnation(), records).issues
+    assert issue.open
 
 
 def test_memory_usage_compares_with_what_there_is():

@@ -86,6 +86,19 @@ def test_the_last_loss_is_the_same_wherever_it_is_told():
     assert summary.as_dict()["headline"]["loss"]["last"] == "NaN"
 
 
+def test_readings_of_another_step_say_so():
+    """A norm that is read now and then does not stand beside that of the last step as if of one."""
+    summary = RunSummary()
+    for step in range(1, 21):
+        every = [Reading.run("gradient.total_norm", 1.0), Reading.run("loss", 1.0)]
+        summary.add(StepRecord(step, 0.0, (*every, *[Reading.run("gradient.norm_before_clip", 2.0)] * (step == 15))))
+    lines = {line.split()[0]: line for line in summary.as_text("run").splitlines()}
+    assert lines["gradient.norm_before_clip"].endswith("(last read at step 15)")
+    assert "last read" not in lines["gradient.total_norm"] + lines["loss"]
+    steps = {name: row["last_step"] for name, row in summary.as_dict()["headline"].items()}
+    assert steps == {"loss": 20, "gradient.total_norm": 20, "gradient.norm_before_clip": 15}
+
+
 def test_three_problems_are_named_and_the_others_counted():
     """Each with its layer and its own first step."""
     found = [issue(Severity.HIGH, layer) for layer in "abcde"]
