@@ -15,7 +15,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Part
 
 _log = logging.getLogger("gradflow_export")
-_is_tracing = torch_private.is_tracing
+_traces, _is_tracing = torch_private.traces, torch_private.is_tracing
 _modes, _dispatch_modes = torch_private.function_modes, torch_private.dispatch_modes
 _grad = torch.is_grad_enabled
 
@@ -102,7 +102,8 @@ class _GuardedPart(Part):
         def guarded(*args: Any, **kwargs: Any) -> None:
             if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
                 return
-            if self.off or _is_tracing():  # torch.jit.trace compares two passes, and a hook would show in them
+            # torch.jit.trace compares two passes, and a hook would show in them.
+            if self.off or _traces() or (_dispatch_modes() and _is_tracing()):
                 return
             depth, grad, began = guard.depth, _grad(), time.perf_counter()
             outermost = depth == 0

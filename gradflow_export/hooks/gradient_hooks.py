@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, Part, unguarded
+from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.hooks.site_buffer import Places, SiteValues
 from gradflow_export.metrics.arrays.local import PLAIN, shards
@@ -23,7 +25,6 @@ from gradflow_export.metrics.arrays.one_pass import usable_interface
 from gradflow_export.native.outputs import GradientReader
 
 Repeat = Literal["combine", "overwrite", "raise"]
-_FEW = 64
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -47,28 +48,19 @@ class TensorHooks:
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
-        self._places: list[weakref.ref[dict[Any, Any]]] = []
-        self._most = _FEW
 
     def place(self, tensor: Tensor, *given: Any) -> None:
         """Have the gradient of a tensor taken when it comes."""
         node = tensor.grad_fn if type(tensor) in PLAIN else None
-        hooks = torch_private.hook_gradient(tensor, node, _Hook(self._call, *given))
-        if hooks is None:
-            return
-        places = self._places
-        places.append(weakref.ref(hooks))
-        if len(places) > self._most:
-            self._places = [place for place in places if place() is not None]
-            self._most = 2 * len(self._places) + _FEW
+        torch_private.hook_gradient(tensor, node, _Hook(self._call, *given))
 
     def remove(self) -> None:
-        """Leave no hook on a tensor that is still there."""
-        for place in self._places:
-            hooks: dict[Any, Any] = place() or {}
-            for key in [key for key, hook in hooks.items() if type(hook) is _Hook and hook.func is self._call]:
-                del hooks[key]
-        self._places = []
+        """Leave no hook on a tensor that is still there; they are searched for, as keeping books costs at each step."""
+        ours = [hook for hook in instances(_Hook) if hook.func is self._call]
+        for holder in gc.get_referrers(*ours) if ours else ():
+            if type(holder) is OrderedDict:
+                for key in [key for key, hook in holder.items() if any(hook is one for one in ours)]:
+                    del holder[key]
 
 
 class GradientStore:
@@ -109,20 +101,17 @@ class GradientStore:
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
-        self._begin(index)
-        self._hooks.place(output, index, self._generation)
+        node = output.grad_fn if type(output) in PLAIN else None
+        torch_private.hook_gradient(output, node, self.expect(index))
 
     def expect(self, index: int) -> Callable[[Tensor], None]:
         """Return what takes the gradient of an output that was made just now."""
-        self._begin(index)
-        return partial(self._take, index, self._generation)
-
-    def _begin(self, index: int) -> None:
         if index == self._counted:
             self._fresh = True
         if self._settled:
             self._settled = False
             self._generation += 1
+        return _Hook(self._take, index, self._generation)
 
     def leave(self) -> None:
         """Forget all norms, and leave no hook on an output."""

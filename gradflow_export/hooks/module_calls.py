@@ -25,7 +25,7 @@ UNSEEN_STEPS = 5
 
 Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
-_is_tracing = torch_private.is_tracing
+_traces, _dispatch_modes, _is_tracing = torch_private.traces, torch_private.dispatch_modes, torch_private.is_tracing
 _is_grad_enabled = torch.is_grad_enabled
 _transform = torch_private.transform
 
@@ -145,7 +145,7 @@ class ModuleCalls:
         if _is_compiling():  # first, so that a trace holds nothing of what follows
             return
         entry = self._handlers.get(id(module))
-        if entry is None or _is_tracing() or entry[0]() is not module:
+        if entry is None or _traces() or entry[0]() is not module or (_dispatch_modes() and _is_tracing()):
             return
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook reports them.
         if _is_grad_enabled() and _transform() is None:

@@ -88,7 +88,7 @@ _NORMS = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 # Whether torch.jit.trace is running; the public form has no types and costs another call.
-_traces: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
+traces: Callable[[], bool] = _find("torch._C._is_tracing", torch.jit.is_tracing)  # type: ignore[attr-defined]
 
 # How many dispatch modes there are, and the one of make_fx; without them what hooks compute stands in its graphs.
 dispatch_modes: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack", _some)
@@ -247,7 +247,7 @@ def put_buffer(module: nn.Module, name: str, buffer: Tensor | None) -> None:
 
 def is_tracing() -> bool:
     """Whether ``torch.jit.trace`` or ``make_fx`` makes a graph of what runs now."""
-    return _traces() or (dispatch_modes() > 0 and _proxies() is not None)
+    return traces() or (dispatch_modes() > 0 and _proxies() is not None)
 
 
 def sparse_values(tensor: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else id(node)
 
 
-def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> dict[Any, Any] | None:
+def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
     """Have a hook called with the gradient of an output, as ``Tensor.register_hook`` does.
 
     Less the handle that would remove the hook again, which costs most of it.
@@ -276,21 +276,16 @@ def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> dict[Any, Any] | None
         tensor: Any tensor.
         node: Its ``grad_fn``, where it is a plain one.
         hook: Called with the gradient.
-
-    Returns:
-        The hooks of the tensor by their keys; ``None`` without the private name.
     """
     register = getattr(node, "_register_hook_dict", None)
     if register is None or not _HAS_HOOKS:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        found: dict[Any, Any] | None = getattr(tensor, "_backward_hooks", None)
-        return found
+        return
     hooks = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
         register(tensor)
     hooks[hook] = hook
-    return hooks
 
 
 def queue_callback(call: Callable[[], None]) -> None:

@@ -306,4 +306,4 @@ def test_processes_that_share_a_model_are_recorded_each(together, tmp_path, capf
     runs = [first, *(read_run(tmp_path, session=name) for name in first.beside)]
     # What begins in a folder after another has ended takes its place.
     assert [r.records.steps for r in runs if r.records.steps] == [(1, 2, 3, 4, 5, 6)] * (1 + together)
-    assert "in this process, nor was exporter.step() called" in capfd.readouterr().err
+    assert "nor was exporter.step() called" in capfd.readouterr().err
