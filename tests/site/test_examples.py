@@ -1,4 +1,4 @@
-"""Every example runs, says what it should, and stands in the README or a page word for word."""
+"""Every example runs, says what it should, and stands in the README or a page word for word; `make test-docs`."""
 
 from __future__ import annotations
 
