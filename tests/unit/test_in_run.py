@@ -85,6 +85,12 @@ def _outside(tape, function, given):
         return function(given)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Closing waits for a trial as long as it takes: it is niced, and other work may have the cores."""
+    monkeypatch.setattr(trials, "CLOSING", trials.SECONDS)
+
+
 def train(on_issue, steps=60, *, decay=50.0, sees=lambda exporter: None, **options):
     torch.manual_seed(3)
     model = Net()
