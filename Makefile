@@ -16,7 +16,7 @@ help:
 	@echo "make performance  measure what watching costs, beside other tools and at many sizes; writes docs/performance.md"
 	@echo "make test      run the tests"
 	@echo "make test-versions  run unit, contract and loop tests on the oldest and newest torch; writes docs/versions.md"
-	@echo "make test-wandb-versions  run the W&B tests on three releases of wandb (part of test-versions)"
+	@echo "make test-wandb-versions  run all W&B tests on three releases of wandb (part of test-versions)"
 	@echo "make test-trackers  run the adapters for MLflow, SwanLab, Aim and ClearML against the real packages"
 	@echo "make test-frameworks  run the integrations in the real frameworks; writes the table of docs/integrations.md"
 	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
@@ -57,8 +57,10 @@ performance: $(VENV)/.stamp-test,benchmarks
 # Small models wait for each other's threads where other work shares the cores, and threads that wait in a loop take the others a core.
 test test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
 test test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
+# Whole lives of a session of W&B take minutes; `make test-wandb-versions` has them.
+LIVES := life ends replay exporter_life
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(LIVES:%=--ignore=tests/wandb_core/test_%.py)
 
 # Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
 test-versions:
@@ -84,7 +86,7 @@ test-verdicts: test-verdicts-inputs
 # The first of the two, which CI runs beside `make test`.
 test-verdicts-inputs: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist loadfile --perturb inputs,threads=2 \
-		tests/pathologies tests/unit/test_cli_demo.py -k "not nothing_bad_is_said"
+		tests/pathologies tests/unit/test_cli_demo.py::test_a_broken_batch_is_a_loss_spike_that_passes
 
 test-verdicts: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 --dist loadfile --perturb products,deterministic \
