@@ -58,7 +58,7 @@ performance: $(VENV)/.stamp-test,benchmarks
 test test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
 test test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
 # Whole lives of a session of W&B take minutes; `make test-wandb-versions` has them.
-LIVES := life ends replay exporter_life
+LIVES := life ends replay exporter_life offline patterns
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(LIVES:%=--ignore=tests/wandb_core/test_%.py)
 
