@@ -30,8 +30,8 @@ class WrongMode(Check):
     adversarial directions) are in order. Where a model itself is never called, calls of its children
     count, of a model that answers a question alone.
 
-    A model that trains in evaluation mode from the first step
-    has its statistics frozen on purpose, unless these are the 0 and 1 that a BatchNorm is made with.
+    A model that trains in evaluation mode from the first step has its statistics frozen on purpose, unless these are
+    the 0 and 1 that a BatchNorm is made with.
 
     Why it is bad:
         Dropout in evaluation makes measurements worse and different each time; evaluation in training mode moves the

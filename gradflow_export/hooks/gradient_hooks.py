@@ -44,18 +44,24 @@ class TensorHooks:
 
     Args:
         call: What each of them calls: with what it is placed with, and the gradient.
+
+    Attributes:
+        used: Whether any was placed.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+        self._call, self.used = call, False
 
     def place(self, tensor: Tensor, *given: Any) -> None:
         """Have the gradient of a tensor taken when it comes."""
+        self.used = True
         node = tensor.grad_fn if type(tensor) in PLAIN else None
         torch_private.hook_gradient(tensor, node, _Hook(self._call, *given))
 
     def remove(self) -> None:
         """Leave no hook on a tensor that is still there; they are searched for, as keeping books costs at each step."""
+        if not self.used:  # the search looks at every object there is
+            return
         ours = [hook for hook in instances(_Hook) if hook.func is self._call]
         for holder in gc.get_referrers(*ours) if ours else ():
             if type(holder) is OrderedDict:
@@ -101,6 +107,7 @@ class GradientStore:
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
+        self._hooks.used = True  # placed here, for a call less
         node = output.grad_fn if type(output) in PLAIN else None
         torch_private.hook_gradient(output, node, self.expect(index))
 
