@@ -16,7 +16,7 @@ class _Routed(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
         self.stem, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.way = way
+        self.way, self.calls = way, 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Send samples to three members, or all of them to one that was chosen."""
@@ -25,16 +25,19 @@ class _Routed(nn.Module):
             return self.out(torch.relu(self.members[0](x) + self.members[1](x) + self.members[2](x)))
         x = torch.relu(self.stem(x))
         chosen = (x[:, 0] > 0.1).long() + (x[:, 0] > 0.5).long() if self.way == "some each" else torch.zeros(len(x))
+        self.calls += 1
+        if self.way == "ever fewer":  # as where a router collapses: all go to one in the end
+            chosen = torch.arange(len(x)) % max(1, 4 - self.calls // 8)
         h = torch.zeros_like(x)
-        for index in range(3):
+        for index in range(4 if self.way == "ever fewer" else 3):
             rows = (chosen == index).nonzero()[:, 0]
             h = h.index_add(0, rows, self.members[index](x[rows])) if len(rows) else h
         return self.out(torch.relu(h))
 
 
-@pytest.mark.parametrize("way", ["some each", "all to one", "forgotten"])
+@pytest.mark.parametrize("way", ["some each", "all to one", "ever fewer", "forgotten"])
 def test_what_no_router_chose_is_no_fault(way: str) -> None:
-    """A member that got no samples, where its like got chosen ones, is told as LOW; one that is forgotten, as HIGH."""
+    """A member that gets no samples, or no more, where its like got chosen ones, is told as LOW; one forgotten, as HIGH."""
     torch.manual_seed(0)
     model = _Routed(way)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)

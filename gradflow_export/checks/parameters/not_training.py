@@ -208,13 +208,15 @@ class NotTraining(Check):
         moved = _moved(history.at_sites("parameter.weight_norm"))
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
         turns, beside = taking_turns(history), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
-        # What no router ever chose received nothing: that tells nothing of a cut, however long it lasts.
+        # What a router does not choose receives nothing: that tells nothing of a cut, however long it lasts.
         sent = turns | {pattern(name) for name in _chosen(sites, (ever & Wiring.ROUTED) > 0)}
+        norms = history.at_sites("parameter.gradient_norm")
+        learned = set(_chosen(norms.sites, norms.first > 0))
         names = tuple(
             name
             for name in _chosen(sites, cut & ~follows(history, sites, ever))
             if name not in moved
-            and (called[name] or pattern(name) not in sent)
+            and (pattern(name) not in sent or (called[name] and name not in learned))
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
         used = tuple(name for name in names if called[name])
