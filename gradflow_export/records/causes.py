@@ -107,17 +107,12 @@ class Group:
     """An issue, and those it explains.
 
     Attributes:
-        head: The cause.
+        head: The cause, as severe as the worst of what it explains while it lasts.
         consequences: What it explains, directly or by another one, worst first.
     """
 
     head: Issue
     consequences: tuple[Issue, ...] = ()
-
-    @property
-    def severity(self) -> Severity:
-        """That of the worst of them."""
-        return max(issue.severity for issue in (self.head, *self.consequences))
 
     @property
     def also(self) -> str:
@@ -189,11 +184,16 @@ def groups(issues: Iterable[Issue]) -> tuple[Group, ...]:
         if issue.explained_by is not None:
             behind.setdefault(issue.explained_by, []).append(issue)
     out = [
-        Group(issue, tuple(sorted(behind.get(issue.key, ()), key=worst_first)))
+        Group(_as_severe(issue, behind.get(issue.key, ())), tuple(sorted(behind.get(issue.key, ()), key=worst_first)))
         for issue in found
         if issue.explained_by is None
     ]
-    return tuple(sorted(out, key=lambda group: (not group.head.open, -group.severity, group.head.step)))
+    return tuple(sorted(out, key=lambda group: worst_first(group.head)))
+
+
+def _as_severe(issue: Issue, consequences: Iterable[Issue]) -> Issue:
+    worst = max((each.severity for each in consequences if each.open == issue.open), default=issue.severity)
+    return replace(issue, severity=worst) if worst > issue.severity else issue
 
 
 def worst_first(issue: Issue) -> tuple[bool, int, int]:

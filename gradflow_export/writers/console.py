@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
@@ -133,18 +134,21 @@ class ConsoleWriter:
             return
         cause = self._cause_of(issue)
         if cause is not None:
-            also = f"also seen: {issue.issue_type} in {_place(issue)} since step {issue.step}, which {cause} explains"
+            if self._verbose == 1 and cause.issue_type.value not in self._types:  # it was not grave by itself
+                self._tell_shortly(replace(cause, severity=max(cause.severity, issue.severity)), now)
+            also = f"also seen: {issue.issue_type} in {_place(issue)} since step {issue.step}, "
+            also += f"which {cause.issue_type} explains"
             self._print(also, _level(issue.severity))
         elif self._verbose > 1:
             self._print(_issue_line(issue), _level(issue.severity) if issue.open else logging.INFO)
         else:
             self._tell_shortly(issue, now)
 
-    def _cause_of(self, issue: Issue) -> str | None:
-        """Return the type of the open issue that explains another one."""
+    def _cause_of(self, issue: Issue) -> Issue | None:
+        """Return the open issue that explains another one."""
         known = with_causes(self._open.values()) if issue.open else ()
         why = next((found.explained_by for found in known if found.key == issue.key), None)
-        return None if why is None else why[0]
+        return None if why is None else self._open[why]
 
     def _tell_shortly(self, issue: Issue, now: float) -> None:
         self._tokens = min(self._tokens + max(now - self._counted, 0.0) / REFILL_SECONDS, float(BURST))

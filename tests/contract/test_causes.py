@@ -126,6 +126,14 @@ def test_a_chain_of_causes_ends_at_the_first_one():
     assert [each.issue_type for each in group.consequences] == list(kinds[:-1])
 
 
+def test_a_cause_is_as_severe_as_what_it_explains_while_that_lasts():
+    """A weight decay that is MEDIUM by itself is CRITICAL where the gradient vanishes for it, until it no longer does."""
+    cause, effect = issue(IssueType.LEARNING_RATE), issue(IssueType.VANISHING, severity=Severity.CRITICAL)
+    cause = replace(cause, severity=Severity.MEDIUM)
+    assert [group.head.severity for group in groups([cause, effect])] == [Severity.CRITICAL]
+    assert [group.head.severity for group in groups([cause, replace(effect, healed_step=9)])] == [Severity.MEDIUM]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_causes_as_bad_the_one_in_the_same_layers_explains(order):
     """Weights that rest because no optimizer has them rest for that, though the loss is wrong as well; worse counts more."""
@@ -191,6 +199,18 @@ def test_the_console_prints_a_consequence_in_one_short_line():
     lines = out.getvalue().splitlines()
     assert "also seen: STAGNATION in a.weight since step 1, which NOT_TRAINING explains" in lines[-2]
     assert lines[-1].startswith("gradflow: healed [CRITICAL] STAGNATION")
+
+
+def test_a_cause_that_was_not_grave_is_printed_when_what_it_explains_is():
+    """A consequence alone would name a cause that nobody was told of."""
+    out = io.StringIO()
+    writer = ConsoleWriter(out, every=1e9, verbose=1)
+    writer.write(StepRecord(1, 0.0, issues=(replace(CAUSE, severity=Severity.MEDIUM),)))
+    assert not out.getvalue()
+    writer.write(StepRecord(2, 0.0, issues=(EFFECT,)))
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("gradflow: [CRITICAL] NOT_TRAINING in a.weight")
+    assert "also seen: STAGNATION" in second
 
 
 def test_what_an_ignored_issue_explains_in_its_layers_is_ignored_with_it():

@@ -76,6 +76,7 @@ test("a consequence is read with its cause, and is a group of its own where the 
     [effect],
   );
   assert.equal(verdict([effect, cause], 9).headline, "1 problem");
+  assert.equal(groupIssues([{ ...effect, severity: "CRITICAL" }, cause])[0]?.head.severity, "CRITICAL");
 });
 
 test("issues of one cause are one group, in the order of the worst", () => {

@@ -1,9 +1,10 @@
 // Issues that share a cause are one card, so that three hundred dead layers are one thing to read.
+import { SEVERITIES } from "../schema";
 import type { Issue } from "./verdict";
 
 export interface Group {
   readonly key: string;
-  /** The worst and earliest, by which the group is known. */
+  /** The worst and earliest, by which the group is known; as severe as the worst that it explains. */
   readonly head: Issue;
   readonly rest: readonly Issue[];
   /** What these issues explain, worst first: it is read with them, and is no group of its own. */
@@ -32,7 +33,12 @@ export function groupIssues(issues: readonly Issue[]): readonly Group[] {
     if (head === undefined) return [];
     const mine = [head, ...rest];
     const also = mine.flatMap((issue) => consequences.get(identity(issue)) ?? []);
-    return [{ key, head, rest, also, layers: [...new Set(mine.flatMap(({ layers }) => layers))] }];
+    const felt = also.filter(({ state }) => state === head.state);
+    const severity = [head, ...felt].reduce((worst, { severity: each }) => {
+      return SEVERITIES.indexOf(each) > SEVERITIES.indexOf(worst) ? each : worst;
+    }, head.severity);
+    const layers = [...new Set(mine.flatMap((issue) => issue.layers))];
+    return [{ key, head: { ...head, severity }, rest, also, layers }];
   });
 }
 
