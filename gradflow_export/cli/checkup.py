@@ -334,7 +334,9 @@ def refuse_without_script(given: argparse.Namespace) -> None:
     """
     for name in OPTIONS:
         if hasattr(given, name):
-            option = "--try" if name == "tried" else f"--{name.replace('_', '-')}"
+            option = (
+                ("--no-try" if given.tried == "no" else "--try") if name == "tried" else f"--{name.replace('_', '-')}"
+            )
             raise ArgumentError(
                 f"{option} expects a training script, got none; write: gradflow doctor train.py {option} ..., or leave "
                 "it out to check the installation."

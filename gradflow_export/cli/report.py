@@ -22,7 +22,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
     parser.add_argument("--json", action="store_true", help="everything as JSON; NaN and Inf as strings")
     failing = "end with status 1 where an open issue is at least so severe; by default the status says nothing of them"
-    parser.add_argument("--fail-on", choices=[each.name for each in Severity if each], help=failing)
+    choices = [each.name for each in Severity if each]
+    parser.add_argument("--fail-on", type=str.upper, choices=choices, help=failing)
     parser.set_defaults(run=run)
 
 

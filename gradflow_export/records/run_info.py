@@ -44,7 +44,7 @@ class RunInfo:
     def size(self) -> str:
         """How many parameters there are, and how many of them train, in words."""
         if not self.frozen:
-            return f"{self.parameters:,} parameters"
+            return f"{self.parameters:,} parameter{'s' * (self.parameters != 1)}"
         frozen = f"{self.frozen} of {self.tensors} tensors frozen"
         return f"{self.parameters:,} of {self.entries:,} parameters train ({frozen})"
 

@@ -116,7 +116,8 @@ class NotTraining(Check):
                 names,
                 float(len(names)),
                 0.0,
-                f"{len(names)} tensors ({some(names)}) got no update in {number(span)} steps: {what}.",
+                f"{len(names)} tensor{'s' * (len(names) > 1)} ({some(names)}) got no update in {number(span)} steps: "
+                f"{what}.",
                 advice,
                 since=since,
                 cause=cause,
