@@ -172,9 +172,10 @@ class RunSummary:
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
             return self.unread or f"no step recorded yet{lost}"
-        still = [group.head for group in self.groups if group.head.open]
+        every = self.groups
+        still = [group.head for group in every if group.head.open]
         if not still:
-            healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
+            healed = f" ({len(every) + self.left_out} healed)" if every else ""
             said = f"in {'the ' * bool(lost)}{self.steps} recorded step{'s' * (self.steps > 1)}{lost}"
             if self.headline.keys().isdisjoint(TREND_METRICS):
                 return f"no verdict: neither loss nor gradients nor updates were read {said}"
@@ -263,7 +264,7 @@ class RunSummary:
         for name, seen in sorted(self.headline.items()):
             numbers = "".join(f"{value:>12.4g}" for value in self._row(name, seen).values())
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
-            extra += f"  (last read at step {self.read[name]})" if self.read[name] < max(self.read.values()) else ""
+            extra += self._seldom(name, seen)
             lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
         pattern = self.flow.pattern(self._open_types)
         if pattern is not None:
@@ -277,6 +278,13 @@ class RunSummary:
             where = f"{issue.layer or 'the whole model'}{f' and {n} more' if (n := len(issue.layers) - 1) else ''}"
             lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
         return "\n".join(lines)
+
+    def _seldom(self, name: str, seen: Welford) -> str:
+        """Say of which steps a row is, where that is less than half of them or not up to the last."""
+        count, last = seen.count + seen.nonfinite, self.read[name]
+        said = [f"read at {count} of {self.steps} steps"] if 2 * count < self.steps else []
+        said += [f"last read at step {last}"] if last < max(self.read.values()) else []
+        return f"  ({', '.join(said)})" if said else ""
 
 
 def _own_losses(record: StepRecord) -> set[str]:

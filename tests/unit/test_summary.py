@@ -41,6 +41,9 @@ def test_the_worst_open_problem_comes_first():
     found = [issue(Severity.LOW, "a"), issue(Severity.HIGH, "b"), issue(Severity.CRITICAL, "c", healed=5)]
     assert summed([1.0] * 6, found).verdict == "2 problems: DEAD in b since step 3; DEAD in a since step 3"
     assert "(1 healed)" in summed([1.0] * 6, found[2:]).verdict
+    resting = Issue(IssueType.STAGNATION, Severity.LOW, "c", 3, 1.0, 0.9, "seen", "do", healed_step=5)
+    stuck = Issue(IssueType.NOT_TRAINING, Severity.HIGH, "c", 3, 1.0, 0.9, "seen", "do", healed_step=5)
+    assert "(1 healed)" in summed([1.0] * 6, [resting, stuck]).verdict, "what another explains is none of its own"
 
 
 def test_issues_that_come_and_go_are_forgotten_in_the_end():
@@ -93,8 +96,8 @@ def test_readings_of_another_step_say_so():
         every = [Reading.run("gradient.total_norm", 1.0), Reading.run("loss", 1.0)]
         summary.add(StepRecord(step, 0.0, (*every, *[Reading.run("gradient.norm_before_clip", 2.0)] * (step == 15))))
     lines = {line.split()[0]: line for line in summary.as_text("run").splitlines()}
-    assert lines["gradient.norm_before_clip"].endswith("(last read at step 15)")
-    assert "last read" not in lines["gradient.total_norm"] + lines["loss"]
+    assert lines["gradient.norm_before_clip"].endswith("(read at 1 of 20 steps, last read at step 15)")
+    assert "read at" not in lines["gradient.total_norm"] + lines["loss"]
     steps = {name: row["last_step"] for name, row in summary.as_dict()["headline"].items()}
     assert steps == {"loss": 20, "gradient.total_norm": 20, "gradient.norm_before_clip": 15}
 
