@@ -79,6 +79,7 @@ class RunSummary:
         self.stepped, self.unread = False, ""
         self._players: set[str] = set()
         self._elapsed = self._own = 0.0
+        self._trained: tuple[int, int] | None = None
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
@@ -90,6 +91,7 @@ class RunSummary:
         self.first = self.first or record.step
         self.last = record.step
         self._stored.add(record)
+        self._trained = _trained(record) or self._trained
         self.stepped |= not passes_alone(record)
         self._players |= _own_losses(record)
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
@@ -248,7 +250,7 @@ class RunSummary:
             title: First words of the first line, such as the log directory.
         """
         info = self.info
-        model = f"  {info.model}, {info.size}" if info and info.model else ""
+        model = f"  {info.model}, {info.size}{self._now_trained(info)}" if info and info.model else ""
         span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
         if self.steps and not self.stepped:
             span = "no optimizer step was seen"
@@ -279,6 +281,11 @@ class RunSummary:
             lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
         return "\n".join(lines)
 
+    def _now_trained(self, info: RunInfo) -> str:
+        """Say how many parameters train now, where it is another number than when watching began."""
+        trained, entries = self._trained or (info.parameters, info.entries)
+        return f"; at the end {trained:,} train" if entries == info.entries and trained != info.parameters else ""
+
     def _seldom(self, name: str, seen: Welford) -> str:
         """Say of which steps a row is, where that is less than half of them or not up to the last."""
         count, last = seen.count + seen.nonfinite, self.read[name]
@@ -294,6 +301,14 @@ def _own_losses(record: StepRecord) -> set[str]:
         return set()
     sites = [site for site, there in zip(seen.sites, seen.present, strict=True) if there]
     return set(sites) if len(sites) == 1 or len(np.unique(seen.values[seen.present])) > 1 else set()
+
+
+def _trained(record: StepRecord) -> tuple[int, int] | None:
+    """Return how many entries of parameters train, and how many there are, where that was read."""
+    trains, sizes = record.metrics.get("parameter.trainable"), record.metrics.get("parameter.numel")
+    if trains is None or sizes is None or trains.sites != sizes.sites:
+        return None
+    return int(sizes.values[trains.values > 0].sum(dtype=np.float64)), int(sizes.values.sum(dtype=np.float64))
 
 
 def issue_lines(issue: Issue, also: str = "") -> list[str]:

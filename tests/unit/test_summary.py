@@ -147,3 +147,14 @@ def test_what_is_frozen_is_told():
     info = RunInfo("1-0", 1.0, "Net", 387, entries=1443, tensors=6, frozen=2)
     assert info.size == "387 of 1,443 parameters train (2 of 6 tensors frozen)"
     assert info_from_json(info_to_json(info)) == info
+
+
+def test_what_thaws_and_what_is_frozen_later_is_told():
+    """The head line says what trained when watching began, and what trains now."""
+    summary = RunSummary(RunInfo("1-0", 1.0, "Net", 60, entries=100, tensors=2, frozen=1))
+    for step, trains in ((1, (1.0, 0.0)), (2, (0.0, 1.0))):
+        rows = {"parameter.trainable": trains, "parameter.numel": (60.0, 40.0)}
+        readings = [Reading(name, ("a", "b"), np.float32(row), np.ones(2, dtype=bool)) for name, row in rows.items()]
+        summary.add(StepRecord(step, 0.0, tuple(readings)))
+        first = "run  Net, 60 of 100 parameters train (1 of 2 tensors frozen)"
+        assert summary.as_text("run").splitlines()[0] == first + "; at the end 40 train" * (step == 2)
