@@ -243,8 +243,8 @@ class UnrelatedTargets(Check):
                     z,
                     self.sure,
                     f"Targets show no dependence on the inputs (z = {number(z)} over {number(rows)} samples), the loss "
-                    f"stays at {number(share)} times that of the best constant answer, and gradients of consecutive "
-                    "batches do not agree.",
+                    f"stays at {number(100 * share)} % of that of the best constant answer, and gradients of "
+                    "consecutive batches do not agree.",
                     "look at some samples with their targets, and keep them together: shuffle with one order, order = "
                     "torch.randperm(len(x)); x, y = x[order], y[order], or in one DataLoader(TensorDataset(x, y), "
                     "shuffle=True).",

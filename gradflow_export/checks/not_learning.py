@@ -100,8 +100,8 @@ class NotLearning(Check):
                 ("",),
                 worst,
                 self.level,
-                f"After {record.step} steps the loss is {number(worst)} times that of the best constant answer and "
-                "does not fall against its own noise: nothing of the inputs is used.",
+                f"After {record.step} steps the loss is {number(100 * worst)} % of that of the best constant answer "
+                "and does not fall against its own noise: nothing of the inputs is used.",
                 "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the "
                 "rate or the optimizer is at fault, else the data; then try ten times and a tenth of the rate.",
                 follows_from=_OTHERS,

@@ -88,10 +88,11 @@ class Passes:
         self.under[threading.get_ident()] = begun, stamps if self.scan else None
         return begun
 
-    def count(self) -> None:
-        """Count a pass, and whether it finds gradients to add to."""
-        self.begun += 1
-        self._count += 1
+    def count(self, *, adds: bool = True) -> None:
+        """Count a pass, and where it adds to gradients, whether it finds any."""
+        self.begun, self._count = self.begun + 1, self._count + 1
+        if not adds:
+            return
         held = [slot() for slot in self._chosen]
         if not held or any(p is None for p in held):
             held = [slot() for slot in self._choose()]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.errors import nearest
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import Root, Roots, scale_of
 from gradflow_export.hooks.gradient_hooks import TensorHooks
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -84,7 +85,7 @@ class LossInstrument:
         self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
-        self._counted = self._rooted = self._told = False
+        self._rooted, self._told, self._numbered = False, False, -2
         self._begun, self._sent = TensorHooks(guard(self._backward)), TensorHooks(guard(self._sent_back))
         self._joined: list[Loss] = []
         self._own: dict[int, Loss] = {}
@@ -204,7 +205,7 @@ class LossInstrument:
         out.extend(self._roots.drain())
         out.extend(statistics_of(self.passes.used))
         out.extend(self._components.drain())
-        self._counted = False
+        self._numbered = -2
         self._awaited.clear()
         if not self.passes.scan:
             self._joined, self.passes.used = [], []
@@ -224,7 +225,7 @@ class LossInstrument:
         self.passes.forget()
         self._components.forget()
         self._awaited.clear()
-        self._counted = self._rooted = False
+        self._rooted, self._numbered = False, -2
         self._seconds = 0.0
 
     def scalars(self) -> dict[str, float]:
@@ -272,7 +273,7 @@ class LossInstrument:
         """Begin a backward pass; what runs inside it has to be detected from there."""
         self.on_pass()
         begun = self.passes.begin()
-        self._counted = self._rooted = self._told = True
+        self._rooted = self._told = True
         for root, given in roots:
             self.root = end_of(root)
             if not begun.losses:
@@ -291,9 +292,10 @@ class LossInstrument:
                 self._on_over()
 
     def _backward(self, _gradient: Tensor) -> None:
-        if not self._counted:  # by ``torch.autograd.grad``, or before the root was known to be of this model
-            self.passes.count()
-        self._counted = False
+        # Of ``torch.autograd.grad``, which adds to no gradient, when no pass is seen; its losses may be several.
+        before, self._numbered = self._numbered, torch_private.backward_number()
+        if not (self.passes.under or self._numbered == before):
+            self.passes.count(adds=False)
 
 
 def _stacked(losses: Sequence[Loss]) -> Loss:

@@ -79,6 +79,7 @@ class RunSummary:
         self.stepped, self.unread = False, ""
         self._players: set[str] = set()
         self._elapsed = self._own = 0.0
+        self._trained: tuple[int, int] | None = None
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
@@ -90,6 +91,7 @@ class RunSummary:
         self.first = self.first or record.step
         self.last = record.step
         self._stored.add(record)
+        self._trained = _trained(record) or self._trained
         self.stepped |= not passes_alone(record)
         self._players |= _own_losses(record)
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
@@ -172,9 +174,10 @@ class RunSummary:
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
             return self.unread or f"no step recorded yet{lost}"
-        still = [group.head for group in self.groups if group.head.open]
+        every = self.groups
+        still = [group.head for group in every if group.head.open]
         if not still:
-            healed = f" ({len(self._issues) + self.left_out} healed)" if self._issues else ""
+            healed = f" ({len(every) + self.left_out} healed)" if every else ""
             said = f"in {'the ' * bool(lost)}{self.steps} recorded step{'s' * (self.steps > 1)}{lost}"
             if self.headline.keys().isdisjoint(TREND_METRICS):
                 return f"no verdict: neither loss nor gradients nor updates were read {said}"
@@ -247,7 +250,7 @@ class RunSummary:
             title: First words of the first line, such as the log directory.
         """
         info = self.info
-        model = f"  {info.model}, {info.size}" if info and info.model else ""
+        model = f"  {info.model}, {info.size}{self._now_trained(info)}" if info and info.model else ""
         span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
         if self.steps and not self.stepped:
             span = "no optimizer step was seen"
@@ -263,7 +266,7 @@ class RunSummary:
         for name, seen in sorted(self.headline.items()):
             numbers = "".join(f"{value:>12.4g}" for value in self._row(name, seen).values())
             extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
-            extra += f"  (last read at step {self.read[name]})" if self.read[name] < max(self.read.values()) else ""
+            extra += self._seldom(name, seen)
             lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
         pattern = self.flow.pattern(self._open_types)
         if pattern is not None:
@@ -278,6 +281,18 @@ class RunSummary:
             lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
         return "\n".join(lines)
 
+    def _now_trained(self, info: RunInfo) -> str:
+        """Say how many parameters train now, where it is another number than when watching began."""
+        trained, entries = self._trained or (info.parameters, info.entries)
+        return f"; at the end {trained:,} train" if entries == info.entries and trained != info.parameters else ""
+
+    def _seldom(self, name: str, seen: Welford) -> str:
+        """Say of which steps a row is, where that is less than half of them or not up to the last."""
+        count, last = seen.count + seen.nonfinite, self.read[name]
+        said = [f"read at {count} of {self.steps} steps"] if 2 * count < self.steps else []
+        said += [f"last read at step {last}"] if last < max(self.read.values()) else []
+        return f"  ({', '.join(said)})" if said else ""
+
 
 def _own_losses(record: StepRecord) -> set[str]:
     """Return the optimizers that show that they have losses of their own: each alone, or with another one's beside."""
@@ -286,6 +301,14 @@ def _own_losses(record: StepRecord) -> set[str]:
         return set()
     sites = [site for site, there in zip(seen.sites, seen.present, strict=True) if there]
     return set(sites) if len(sites) == 1 or len(np.unique(seen.values[seen.present])) > 1 else set()
+
+
+def _trained(record: StepRecord) -> tuple[int, int] | None:
+    """Return how many entries of parameters train, and how many there are, where that was read."""
+    trains, sizes = record.metrics.get("parameter.trainable"), record.metrics.get("parameter.numel")
+    if trains is None or sizes is None or trains.sites != sizes.sites:
+        return None
+    return int(sizes.values[trains.values > 0].sum(dtype=np.float64)), int(sizes.values.sum(dtype=np.float64))
 
 
 def issue_lines(issue: Issue, also: str = "") -> list[str]:

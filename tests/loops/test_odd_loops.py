@@ -47,7 +47,7 @@ class Diary:
 
     def __init__(self, model, watch):
         self.model, self.rows, self.previous = model, [], {}
-        self.losses, self.clipped, self.passes, self.outer = [], [], 0, []
+        self.losses, self.clipped, self.passes, self.outer, self.early = [], [], 0, [], None
         self.blocks = [getattr(model, name) for name in NAMES if hasattr(model, name)]
         intervals = {name: 1 for name in INTERVALS if name != "histograms"}
         self.exporter = watch(model, blocks=self.blocks, intervals=intervals, budget=None)
@@ -69,6 +69,7 @@ class Diary:
         self.losses.append(float(loss.detach().double()))
         self.passes += 1
         loss.backward(*args, **kwargs)
+        self.early = self.gradients() if self.early is None else self.early
 
     def clip(self, parameters, limit):
         """Clip, and note what it was that was clipped."""
@@ -114,6 +115,8 @@ class Diary:
             "runtime.backward_passes": float(self.passes) if seen else NOTHING,
             "gradient.cosine": None if beside else self.cosine(self.previous.get(players), used),
         }
+        if self.early is not None:
+            row["gradient.first_norm"] = norm({n: g for n, g in self.early.items() if n in named})
         row |= {("parameter.gradient_norm", n): float(g.norm()) for n, g in used.items()}
         row |= {("parameter.gradient_l1", n): float(g.abs().sum()) for n, g in used.items()}
         row |= {("parameter.weight_norm", n): float(w.norm()) for n, w in old.items()}
@@ -122,7 +125,10 @@ class Diary:
         row |= {("block.gradient_norm", names[i]): math.sqrt(v) / scale for i, v in self.arrived.items() if v}
         self.previous[players] = used
         self.rows.append(joined(self.rows.pop(), row) if beside else row)
-        self.losses, self.clipped, self.passes = [], [], 0
+        self.forget()
+
+    def forget(self):
+        self.losses, self.clipped, self.passes, self.early = [], [], 0, None
         self.arrived.clear()
 
     def norm(self, tensors):
@@ -155,7 +161,7 @@ class Diary:
 
 
 SUMS = ("loss", "gradient.with_grad", "runtime.backward_passes", "update.total_norm", "gradient.total_norm",
-        "gradient.norm_before_clip", "block.gradient_norm")  # fmt: skip
+        "gradient.norm_before_clip", "gradient.first_norm", "block.gradient_norm")  # fmt: skip
 
 
 def joined(first, other):
@@ -387,8 +393,7 @@ def skipped_samples(diary, model):
         loss = F.cross_entropy(model(x), y)
         diary.backward(loss)
         if number % 3 == 1:
-            diary.losses, diary.passes = [], 0
-            diary.arrived.clear()
+            diary.forget()
             optimizer.zero_grad()
             continue
         diary.step(optimizer)
@@ -476,6 +481,18 @@ def checkpointed(diary, model):
         diary.step(optimizer)
 
 
+def other_blocks_in_each_pass(diary, model):
+    """Micro-batches go different ways: the first one's reaches half of the parameters."""
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        x, y = batch()
+        diary.backward(F.cross_entropy(model.head(torch.tanh(model.first(x))), y) / 3)
+        diary.backward(F.cross_entropy(model.head(torch.tanh(model.second(torch.tanh(model.first(x))))), y) / 3)
+        diary.backward(F.cross_entropy(model(x), y) / 3)
+        diary.step(optimizer)
+
+
 class Adversaries(nn.Module):
     """A generator, and a critic whose trunk a classifier shares."""
 
@@ -519,7 +536,7 @@ LOOPS = [twice_for_one_backward, two_losses_by_grad, penalty, backward_within_fo
          list_of_losses, vector_backward, several_roots, clipped_twice, clipped_by_parts, scaled,
          scaled_and_fused, skipped_samples,
          looked_at_between, of_a_frozen_trunk, sharpness_aware, never_cleared, one_graph_twice, checkpointed,
-         adversaries]  # fmt: skip
+         other_blocks_in_each_pass, adversaries]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
@@ -530,3 +547,39 @@ def test_every_metric_is_that_of_the_update(loop, watching, recorded):
     torch.manual_seed(1)
     loop(diary, model)
     assert list(diary.differences(recorded(diary.exporter))) == []
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_pass_through_several_criteria_is_one_pass(by_hand, watching, recorded):
+    """Also in the first step; what autograd.grad returns is added to no gradient, though the last step's is still there."""
+    model, criterion = Chain(), nn.CrossEntropyLoss()
+    optimizer, exporter = sgd(model.parameters()), watching(model, criterion, budget=None)
+    for _ in range(3):
+        loss = sum(criterion(model(x), y) for x, y in (batch(4), batch(2), batch(6)))
+        if by_hand:
+            for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+                p.grad = g
+        else:
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+    records = recorded(exporter)
+    assert [record.value("runtime.backward_passes") for record in records] == [1.0] * 3
+    assert [record.value("runtime.accumulated_share") for record in records] == [0.0] * 3
+
+
+def test_gradients_of_other_parameters_have_no_angle(watching, recorded):
+    """Two layers of one shape train in turn. Torch reads the gradients here: still scaled, of a fused optimizer."""
+    model, scaler = Chain(), torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    exporter = watching(model, budget=None)
+    for number in range(6):
+        model.second.requires_grad_(number // 2 % 2 == 0)
+        model.third.requires_grad_(number // 2 % 2 == 1)
+        optimizer.zero_grad()
+        x, y = batch()
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    known = [record.value("gradient.cosine") is not None for record in recorded(exporter)]
+    assert known == [False, True, False, True, False, True]

@@ -432,6 +432,11 @@ def test_linear_maps_on_purpose_are_left_in_peace():
 
 
 def judged(level, *rules, steps=160):
+    """Return the types of :func:`judged_issues`."""
+    return [issue.issue_type for issue in judged_issues(level, *rules, steps=steps)]
+
+
+def judged_issues(level, *rules, steps=160):
     """Return the issues of a run whose loss scatters around ``level(step)`` times that of the best constant."""
     judge, noise = Judge(rules, strict=True), np.random.default_rng(0)
     for step in range(1, steps + 1):
@@ -439,7 +444,7 @@ def judged(level, *rules, steps=160):
         facts = {"mistake.softmax over one class": 1.0, "loss.over_constant": loss, "loss.known": 1.0}
         evidence = evidence_of(step, {name: {"head": value} for name, value in facts.items()})
         judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss),), evidence=evidence))
-    return [issue.issue_type for issue in judge.issues]
+    return judge.issues
 
 
 def test_what_nothing_explains_is_not_learning():
@@ -450,6 +455,8 @@ def test_what_nothing_explains_is_not_learning():
     assert judged(lambda step: 1.5 + 5.0 / step, NotLearning()) == []
     assert judged(lambda _: 1.5, NotLearning()) == [IssueType.NOT_LEARNING]
     assert judged(lambda _: 0.6, NotLearning()) == []
+    (found,) = judged_issues(lambda _: 1.0, NotLearning())
+    assert "% of that of the best constant answer" in found.message, "nobody says that a loss is 1 times another"
     assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
 
 

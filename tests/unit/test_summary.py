@@ -41,6 +41,9 @@ def test_the_worst_open_problem_comes_first():
     found = [issue(Severity.LOW, "a"), issue(Severity.HIGH, "b"), issue(Severity.CRITICAL, "c", healed=5)]
     assert summed([1.0] * 6, found).verdict == "2 problems: DEAD in b since step 3; DEAD in a since step 3"
     assert "(1 healed)" in summed([1.0] * 6, found[2:]).verdict
+    resting = Issue(IssueType.STAGNATION, Severity.LOW, "c", 3, 1.0, 0.9, "seen", "do", healed_step=5)
+    stuck = Issue(IssueType.NOT_TRAINING, Severity.HIGH, "c", 3, 1.0, 0.9, "seen", "do", healed_step=5)
+    assert "(1 healed)" in summed([1.0] * 6, [resting, stuck]).verdict, "what another explains is none of its own"
 
 
 def test_issues_that_come_and_go_are_forgotten_in_the_end():
@@ -93,8 +96,8 @@ def test_readings_of_another_step_say_so():
         every = [Reading.run("gradient.total_norm", 1.0), Reading.run("loss", 1.0)]
         summary.add(StepRecord(step, 0.0, (*every, *[Reading.run("gradient.norm_before_clip", 2.0)] * (step == 15))))
     lines = {line.split()[0]: line for line in summary.as_text("run").splitlines()}
-    assert lines["gradient.norm_before_clip"].endswith("(last read at step 15)")
-    assert "last read" not in lines["gradient.total_norm"] + lines["loss"]
+    assert lines["gradient.norm_before_clip"].endswith("(read at 1 of 20 steps, last read at step 15)")
+    assert "read at" not in lines["gradient.total_norm"] + lines["loss"]
     steps = {name: row["last_step"] for name, row in summary.as_dict()["headline"].items()}
     assert steps == {"loss": 20, "gradient.total_norm": 20, "gradient.norm_before_clip": 15}
 
@@ -144,3 +147,14 @@ def test_what_is_frozen_is_told():
     info = RunInfo("1-0", 1.0, "Net", 387, entries=1443, tensors=6, frozen=2)
     assert info.size == "387 of 1,443 parameters train (2 of 6 tensors frozen)"
     assert info_from_json(info_to_json(info)) == info
+
+
+def test_what_thaws_and_what_is_frozen_later_is_told():
+    """The head line says what trained when watching began, and what trains now."""
+    summary = RunSummary(RunInfo("1-0", 1.0, "Net", 60, entries=100, tensors=2, frozen=1))
+    for step, trains in ((1, (1.0, 0.0)), (2, (0.0, 1.0))):
+        rows = {"parameter.trainable": trains, "parameter.numel": (60.0, 40.0)}
+        readings = [Reading(name, ("a", "b"), np.float32(row), np.ones(2, dtype=bool)) for name, row in rows.items()]
+        summary.add(StepRecord(step, 0.0, tuple(readings)))
+        first = "run  Net, 60 of 100 parameters train (1 of 2 tensors frozen)"
+        assert summary.as_text("run").splitlines()[0] == first + "; at the end 40 train" * (step == 2)

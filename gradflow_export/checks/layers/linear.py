@@ -131,7 +131,7 @@ class LinearLimit(Check):
             if share is not None:
                 why = (
                     f"what the best linear fit leaves still depends on the inputs (z = {number(z)}), and the loss is "
-                    f"at {number(share)} times that of the best constant answer"
+                    f"at {number(100 * share)} % of that of the best constant answer"
                 )
                 return (_unbent(layers, z, self.sure, why),)
         return ()

@@ -85,6 +85,7 @@ class ClippingInstrument:
         self._model = model
         self._take, self._see = guard(self._over), guard(self._clipped)
         self._owners: list[int] = []
+        self._reached: list[int] = []
         self._first: Tensor | None = None
         self._last: Tensor | None = None
         self._watched = self._writes = 0
@@ -155,9 +156,12 @@ class ClippingInstrument:
             return
         with torch.no_grad():
             # Of a parameter that lies on several ranks each tells its own part, and of replicas the first rank.
-            told = [index for index, owner in enumerate(self._owners) if owner in owned and owner in counted]
-            lasts = _chosen(self._last, mine), _chosen(self._last, told), _chosen(self._first, told)
-            whole, before, first = (_total(values) for values in lasts)
+            told, early = (
+                [index for index, owner in enumerate(owners) if owner in owned and owner in counted]
+                for owners in (self._owners, self._reached)
+            )
+            parts = _chosen(self._last, mine), _chosen(self._last, told), _chosen(self._first, early)
+            whole, before, first = (_total(values) for values in parts)
             if step.loss_scale is not None:
                 whole, before, first = (value / step.loss_scale.to(value) for value in (whole, before, first))
             used = _total(norms)
@@ -244,9 +248,10 @@ class ClippingInstrument:
         owners = [id(p) for (_, _, p), _ in held]
         with torch.no_grad():
             norms = l2_norms([gradient for _, gradient in held])
-        if self._first is None or owners != self._owners:
-            self._first, self._owners = norms, owners
-        self._last = norms
+        # Later passes may reach more parameters than the first; where they find fewer, some were cleared.
+        if self._first is None or not (owners == self._reached or set(self._reached) <= set(owners)):
+            self._first, self._reached = norms, owners
+        self._last, self._owners = norms, owners
         self._writes = 0
         self._mark([Slot(module, key) for (module, key, _), _ in held[:: -(-len(held) // LOOKED_AT)]])
 

@@ -53,7 +53,8 @@ class GradientInstrument:
     """Reads ``.grad`` of the parameters an optimizer owns, once per optimizer step."""
 
     def __init__(self) -> None:
-        self._previous: weakref.WeakKeyDictionary[object, Tensor] = weakref.WeakKeyDictionary()
+        self._previous: weakref.WeakKeyDictionary[object, tuple[Tensor, bytes]]
+        self._previous = weakref.WeakKeyDictionary()
         self._products: weakref.WeakKeyDictionary[object, tuple[Products, frozenset[int]]]
         self._products = weakref.WeakKeyDictionary()
         self._readers: weakref.WeakKeyDictionary[object, GradientReader] = weakref.WeakKeyDictionary()
@@ -167,7 +168,7 @@ class GradientInstrument:
             if step.scale is not None:
                 norms = norms / step.scale.to(norms)
             self._out.append(Pending("parameter.gradient_norm", owned.sites, norms, where))
-            self._take_direction(step, arrived)
+            self._take_direction(step, arrived, where.tobytes())
             self._out.extend(self._path.read(step))
             if rows is not None:
                 if step.scale is not None:
@@ -188,14 +189,14 @@ class GradientInstrument:
         if optimizer in self._readers:
             self._readers[optimizer].forget()
 
-    def _take_direction(self, step: OptimizerStep, gradients: list[Tensor]) -> None:
+    def _take_direction(self, step: OptimizerStep, gradients: list[Tensor], where: bytes) -> None:
         if any(g.layout is not torch.strided or g.device != gradients[0].device for g in gradients):
             return
         now, weights = gradient_pieces(gradients)
-        before = self._previous.get(step.optimizer)
+        before, earlier = self._previous.get(step.optimizer, (None, b""))
         # Of one gradient alone it may be a view of what the next step writes to.
-        self._previous[step.optimizer] = now.clone() if len(gradients) == 1 else now
-        if before is not None and before.shape == now.shape and before.device == now.device:
+        self._previous[step.optimizer] = now.clone() if len(gradients) == 1 else now, where
+        if before is not None and earlier == where and before.shape == now.shape and before.device == now.device:
             self._take_products(step, Products(products(before, now.to(before.dtype), weights)))
         else:
             self._take_products(step, None)

@@ -10,7 +10,8 @@ def specs() -> tuple[MetricSpec, ...]:
     s = MetricSpec
     # fmt: off
     return (
-        s("gradient.total_norm", "gradient norm, all parameters", "gradient", "run", "(sum_p ||g_p||_2^2)^(1/2)",
+        s("gradient.total_norm", "gradient norm, all parameters", "gradient", "run",
+          "(sum_p ||g_p||_2^2)^(1/2); here and below p runs over the parameters of the optimizers that stepped",
           "torch.nn.utils.get_total_norm", "1G", low=0.0, scale="log", headline=True),
         s("gradient.mean_norm", "gradient norm, mean", "gradient", "run", "mean over parameters of ||g_p||_2",
           "definition", "c", low=0.0, scale="log"),
@@ -25,10 +26,11 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.nonfinite", "parameters with NaN or Inf gradient", "count", "run",
           "number of tensors whose gradient norm is NaN or Inf", "definition", "c", low=0.0, headline=True),
         s("gradient.cosine", "cosine with the previous gradient", "1", "run",
-          "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||), g_{t-1} what the same optimizer used before; of more than 2^14 "
-          "entries over 2^14 signed sums of all of them, or, without the C library, over 16 pieces of 1024 entries "
-          "drawn evenly over all", "Charikar et al. 2002, ICALP", "1G", low=-1.0, high=1.0,
-          error="gradient.cosine_error"),
+          "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||), g_{t-1} what the same optimizer used before; over optimizers "
+          "without sparse gradients; what did not arrive counts as 0. Of more than 2^14 entries over 2^14 signed sums "
+          "of all of them. Without the C library over 16 pieces of 1024 entries drawn evenly over all, and missing "
+          "where gradients of other parameters arrived than before", "Charikar et al. 2002, ICALP", "1G",
+          low=-1.0, high=1.0, error="gradient.cosine_error"),
         s("gradient.cosine_error", "standard error of the cosine", "1", "run",
           "(1 - cosine^2) / 2^7 over signed sums; over pieces that of a ratio of sample means",
           "Cochran 1977, Sampling Techniques, section 6.3", "c", low=0.0),
@@ -47,7 +49,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.clipped_share", "clipped steps", "share", "run",
           "share of the last 20 readings whose clip_scale is below 0.999", "definition", "c", low=0.0, high=1.0),
         s("gradient.first_norm", "gradient norm after the first micro-batch", "gradient", "run",
-          "(sum_p ||g_p||_2^2)^(1/2) at the end of the first backward pass of the step", "definition", "1G sampled",
+          "(sum_p ||g_p||_2^2)^(1/2) at the end of the first backward pass of the step; of several optimizers that of "
+          "each one's first", "definition", "1G sampled",
           low=0.0, scale="log", across="root"),
         s("gradient.noise_scale", "gradient noise scale", "1", "run",
           "tr S / |G|^2 in micro-batches, from first_norm and norm_before_clip, averaged over readings; needs "

@@ -13,9 +13,10 @@ def specs() -> tuple[MetricSpec, ...]:
         s("loss", "loss", "loss", "run",
           "mean over the step's samples of the criterion's outputs, or of observe(loss=...) over its calls; without "
           "them the sum of all scalars that backward was called on, each times the gradient given with it; of tensors "
-          "with more entries nothing. Where a step evaluates a closure several times it is of the first, at the "
-          "weights before the step, and gradients are of the last. With several optimizers the sum over those that "
-          "stepped, each backward pass once", "definition", "c", headline=True, across="mean"),
+          "with more entries, and of those whose gradients were cleared before the step, nothing. Where a step "
+          "evaluates a closure several times it is of the first, at the weights before the step, and gradients are of "
+          "the last. With several optimizers the sum over those that stepped, each backward pass once",
+          "definition", "c", headline=True, across="mean"),
         s("optimizer.loss", "loss of an optimizer", "loss", "optimizer",
           "as loss, over the backward passes whose gradients this optimizer stepped with: those that reached a "
           "parameter it owns and were not cleared before", "definition", "c", across="mean"),

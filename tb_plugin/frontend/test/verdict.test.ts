@@ -24,6 +24,9 @@ test("without an open problem the verdict is healthy and says as of which step",
     verdict([{ ...ISSUE, state: "healed", healed_step: 9 }], 10).detail,
     /step 10\. 1 earlier problem has healed/,
   );
+  const healed: Issue = { ...ISSUE, state: "healed", healed_step: 9 };
+  const other: Issue = { ...healed, layer: "h.8", explained_by: ["EXPLODING", "h.7", 1240] };
+  assert.match(verdict([healed, other], 10).detail, /1 earlier problem has healed/);
 });
 
 test("what was lost stands in the headline, and is no good news", () => {

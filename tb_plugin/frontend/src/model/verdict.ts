@@ -63,6 +63,11 @@ export function whereIn(layer: string, count: number): string {
   return `${layer === "" ? "whole model" : layer}${count > 1 ? ` (+${formatStep(count - 1)} more)` : ""}`;
 }
 
+/** How many of these there are without what others of them explain, which is no problem more. */
+function causesOf(issues: readonly Issue[]): number {
+  return groupIssues(issues).reduce((sum, { rest }) => sum + 1 + rest.length, 0);
+}
+
 /** What was lost stands in the headline: nobody looked at those steps, so that nobody can call them healthy. */
 export function verdict(
   issues: readonly Issue[],
@@ -84,7 +89,7 @@ export function verdict(
   const groups = groupIssues(problems);
   const worst = groups[0]?.head;
   if (worst === undefined) {
-    const healed = issues.filter((issue) => issue.state === "healed").length;
+    const healed = causesOf(issues.filter((issue) => issue.state === "healed"));
     const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
     const whole = lost === 0 && unknown === "";
     return {
@@ -95,8 +100,8 @@ export function verdict(
     };
   }
   const tone = problems.some((issue) => issue.severity === "HIGH" || issue.severity === "CRITICAL") ? "bad" : "warn";
-  // The server sends the worst of very many issues, and counts them all. What others explain is no problem more.
-  const causes = groups.reduce((sum, { rest }) => sum + 1 + rest.length, 0);
+  // The server sends the worst of very many issues, and counts them all.
+  const causes = causesOf(problems);
   const count = Math.max(causes, open - issues.filter(({ state }) => state === "open").length + causes);
   const headline = `${count === 1 ? "1 problem" : `${formatStep(count)} problems`}${missing}`;
   const named = groups
