@@ -39,6 +39,7 @@ class Facts(Intervention):
         level: Tables of weights that hold one number throughout.
         sequences: Recurrent and attention layers.
         masked: How often attention was given a mask.
+        half: How often a model that is called with gradients computes in float16.
         squashing: Sigmoids and hyperbolic tangents that are modules.
         resettable: Whether layers can be initialized anew.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
@@ -53,7 +54,7 @@ class Facts(Intervention):
         super().__init__()
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
-        self.sequences = self.masked = self.level = 0
+        self.sequences = self.masked = self.level = self.half = 0
         self.kept, self.scale, self.dropout = 1.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
@@ -97,6 +98,12 @@ class Facts(Intervention):
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
         return args, kwargs
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Look at the precision in which it was computed."""
+        del module
+        self.half += any(each.requires_grad and each.dtype is torch.float16 for each in tensors([output]))
+        return output
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Look for masks."""
@@ -179,7 +186,7 @@ class Facts(Intervention):
         )
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "edited", "kept", "untrained", "layers", "squashing",
-            "sequences", "masked", "level",
+            "sequences", "masked", "level", "half",
             "resettable", "scale", "digests",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}

@@ -17,6 +17,7 @@ from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending import sequences as sequence
 from gradflow_export.experiments.mending.catalog import MENDED
+from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -33,7 +34,7 @@ BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 
 
 _T = IssueType
-_RATE = (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE)
+_RATE = (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE, _T.DIVERGING)
 
 TREATMENTS: tuple[Treatment, ...] = (
     Treatment(
@@ -123,6 +124,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: facts["dropout"] > 0,
         evident=lambda facts: facts["dropout"] > DROPPED,
+    ),
+    Treatment(
+        "a scaled loss",
+        EXACT,
+        ScaledLoss,
+        "gradients that are too small for half precision",
+        "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        (_T.UNDERFLOW, _T.STAGNATION),
+        lambda facts: facts["half"] > 0,
     ),
     Treatment(
         "Adam with 1e-3",
