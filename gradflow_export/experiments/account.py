@@ -142,10 +142,11 @@ def remark(verdict: Verdict) -> str:
 def lines(verdict: Verdict) -> list[str]:
     """Return the account of one training as lines of text."""
     if verdict.refused and not verdict.trials:
-        return [
-            f"nothing was tried: {verdict.refused}.",
-            "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'.",
-        ]
+        why = [f"nothing was tried: {verdict.refused.rstrip('.')}."]
+        named = (
+            "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'."
+        )
+        return why if verdict.baseline is None else [*why, named]
     if verdict.baseline is None:
         return ["the experiments were ended before they showed anything."]
     told = [f"tried in {verdict.runs} runs of {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
@@ -170,7 +171,8 @@ def lines(verdict: Verdict) -> list[str]:
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
-        told.append(f"  also tried (loss {number(verdict.baseline.effect[0])} as it is): {each}")
+        what = "cost" if verdict.measured else "loss"
+        told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} as it is): {each}")
     if verdict.cut:
         told.append("  The budget ended this before everything was tried.")
     return told

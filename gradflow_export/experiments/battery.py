@@ -164,12 +164,12 @@ class Battery:
         if look is None or look.error or not look.losses or len(seeds) < SEEDS:
             verdict.refused = failure(plain)
             return
-        verdict.facts = look.facts
         if ((WATCH,), 0) in found:
             verdict.found = tuple(map(tuple, found[(WATCH,), 0].facts.get("found", ())))
             verdict.accused = accused(verdict.found).intersection(self._suspects)
         rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still)
         verdict.measured, verdict.refused = rule.text, rule.refused
+        verdict.facts = {**look.facts, "measured": rule.text}
         given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
         unmoved = [still, *(found.get(((UNMOVED,), seed)) for seed in range(1, SEEDS))]
         verdict.baseline = Baseline(

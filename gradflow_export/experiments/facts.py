@@ -32,6 +32,7 @@ class Facts(Intervention):
         stale: How often gradients of an earlier step, or of an earlier call of its closure, were left when the next
             were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
+        returned: How often such a change put the weights back to what the one before it had made of them.
         edited: At how many steps gradients were changed between the backward pass and the step.
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
@@ -54,13 +55,14 @@ class Facts(Intervention):
         super().__init__()
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
-        self.sequences = self.masked = self.level = self.half = 0
+        self.sequences = self.masked = self.level = self.half = self.returned = 0
         self.kept, self.scale, self.dropout = 1.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
         self._echoed = False
         self._fixed: dict[int, tuple[float, ...]] = {}
         self._digest: float | None = None
+        self._written: float | None = None
         self._rates: dict[tuple[int, int], float] = {}
         self._greatest: dict[tuple[int, int], float] = {}
         self._rose = self._faded = 0
@@ -147,9 +149,12 @@ class Facts(Intervention):
         if self._steps >= self.STEPS:
             return
         own = [id(weight) for weight in weights(optimizer)]
-        self.foreign += any(
-            not torch.equal(*self._after[key]) for key in own if key in self._after and not self._gradients_only(key)
-        )
+        known = [self._after[key] for key in own if key in self._after and not self._gradients_only(key)]
+        if any(not torch.equal(*pair) for pair in known):
+            self.foreign += 1
+            written = sum(float(weight.detach().double().sum()) for weight, _ in known)
+            self.returned += written == self._written
+            self._written = written
         before = after = 0.0
         changed = False
         for key in own:
@@ -185,8 +190,8 @@ class Facts(Intervention):
             if weight.is_floating_point()
         )
         names = (
-            "decay", "schedule", "dropout", "stale", "foreign", "edited", "kept", "untrained", "layers", "squashing",
-            "sequences", "masked", "level", "half",
+            "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
+            "squashing", "sequences", "masked", "level", "half",
             "resettable", "scale", "digests",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}

@@ -29,6 +29,8 @@ DROPPED = 0.75
 """Share that a dropout leaves out from which on it may be the cause."""
 FADED = 0.25
 """Share of steps with nearly no learning rate from which on a schedule may be the cause."""
+RETURNED = 2
+"""Times that weights were put back to the same numbers from which on that may be the cause."""
 BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 """What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
 
@@ -67,6 +69,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove what writes to the weights between two steps: a re-initialization, a reloaded checkpoint, copy_()",
         (_T.NOT_TRAINING, _T.STAGNATION, _T.DESYNC),
         lambda facts: facts["foreign"] > 0,
+        evident=lambda facts: facts["returned"] >= RETURNED,
         of_loop=True,
     ),
     Treatment(
@@ -114,6 +117,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
         (_T.LEARNING_RATE, _T.NOT_LEARNING),
         lambda facts: bool(facts["decay"]),
+    ),
+    Treatment(
+        "minus the loss",
+        EXACT,
+        loss.OtherSign,
+        "a loss that leads away from what is measured",
+        "(-loss).backward()  # or leave the minus away that it has",
+        (_T.WRONG_LOSS,),
+        lambda facts: bool(facts.get("measured")),
     ),
     Treatment(
         "dropout 0",

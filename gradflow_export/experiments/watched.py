@@ -89,8 +89,12 @@ def needed(issues: Iterable[Issue], steps: int) -> int:
         issues: What was found at first.
         steps: Least number.
     """
-    late = [issue.step for issue in issues if issue.issue_type in PROVED and issue.severity >= Severity.MEDIUM]
-    return max(steps, *(int(AGAIN * step) for step in late)) if late else steps
+    first: dict[IssueType, int] = {}
+    for issue in issues:
+        if issue.issue_type in PROVED and issue.severity >= Severity.MEDIUM:
+            # What opens once more says nothing new.
+            first[issue.issue_type] = min(first.get(issue.issue_type, issue.step), issue.step)
+    return max(steps, *(int(AGAIN * step) for step in first.values())) if first else steps
 
 
 def accused(told: Iterable[tuple[str, str]]) -> frozenset[IssueType]:

@@ -20,7 +20,7 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
-from gradflow_export.experiments.account import remark, weighed
+from gradflow_export.experiments.account import lines, remark, weighed
 from gradflow_export.experiments.battery import Battery, Verdict
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
@@ -166,6 +166,14 @@ def test_a_finding_keeps_its_severity_where_nothing_helps_an_ill_program():
     for effect, severity in ((0.99, Severity.HIGH), (0.5, Severity.LOW)):
         verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (effect,) * 3), trials=[tried])
         assert [each.severity for each in weighed([issue], verdict)] == [severity]
+
+
+def test_a_script_of_few_steps_is_not_asked_for_a_yardstick():
+    """No measure helps where there is nothing to compare; where the loss is none, it does."""
+    few = Verdict(Training(0, 20, 1), 12, refused="it makes 20 optimizer steps. Give the arguments.")
+    assert lines(few) == ["nothing was tried: it makes 20 optimizer steps. Give the arguments."]
+    none = Verdict(Training(0, 80, 1), 60, refused="its loss is negative", baseline=Baseline((1.0,) * 3, (0.5,) * 3))
+    assert "--measure" in lines(none)[1]
 
 
 def test_a_negative_loss_is_no_yardstick(script):
