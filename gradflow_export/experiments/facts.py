@@ -45,6 +45,7 @@ class Facts(Intervention):
         resettable: Whether layers can be initialized anew.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
         echoes: Share of steps before which a model whose parameters change was called without gradients.
+        adam: Learning rate with which the first optimizer begins, where it is Adam; 0 where it is another.
         optimizers: How many optimizers step.
         digests: A number for the first input of each of the first steps.
     """
@@ -56,7 +57,7 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.masked = self.level = self.half = self.returned = 0
-        self.kept, self.scale, self.dropout = 1.0, 0.0, 0.0
+        self.kept, self.scale, self.dropout, self.adam = 1.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
         self._echoed = False
@@ -135,6 +136,8 @@ class Facts(Intervention):
     def before_step(self, optimizer: Optimizer) -> None:
         """Look at what has changed since the last step, and at the optimizer's options."""
         self._inside[id(optimizer)] = optimizer
+        if not self._optimizers and isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+            self.adam = float(optimizer.param_groups[0]["lr"])
         self._optimizers[id(optimizer)] = optimizer
         self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
         faded = True
@@ -192,7 +195,7 @@ class Facts(Intervention):
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "masked", "level", "half",
-            "resettable", "scale", "digests",
+            "resettable", "scale", "digests", "adam",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
