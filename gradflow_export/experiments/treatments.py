@@ -36,7 +36,10 @@ BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 
 
 _T = IssueType
-_RATE = (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE, _T.DIVERGING)
+_RATE = (
+    _T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE, _T.DIVERGING, _T.ATTENTION_COLLAPSE,
+    _T.POLICY_COLLAPSE,
+)  # fmt: skip
 
 TREATMENTS: tuple[Treatment, ...] = (
     Treatment(
@@ -219,7 +222,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         edit.NormAfterLayers,
         "a signal that shrinks or grows along the depth",
         "torch.nn.LayerNorm(width)  # after each linear layer but the last",
-        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION),
+        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION, _T.BOTTLENECK, _T.COLLAPSE, _T.RANK_COLLAPSE),
         lambda facts: facts["layers"] > 1,
     ),
     Treatment(
@@ -228,7 +231,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         edit.Kaiming,
         "initial weights of the wrong size",
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
-        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD),
+        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD, _T.BOTTLENECK, _T.COLLAPSE),
         lambda facts: facts["layers"] + facts["level"] > 0,
     ),
     Treatment(
@@ -255,7 +258,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         do.Clipped,
         "rare steps that destroy what was learned",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
-        (_T.EXPLODING, _T.LOSS_SPIKE),
+        (_T.EXPLODING, _T.LOSS_SPIKE, _T.RECURRENT_SUPERCRITICAL),
     ),
     Treatment(
         "the other axis for time",
