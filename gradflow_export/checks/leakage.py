@@ -346,5 +346,6 @@ class SeenAnswers(Check):
                 "generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, n).triu(1).bool(), -inf); "
                 "recurrent layers with bidirectional=False.",
                 cause="target leakage",
+                origin="target leakage",
             ),
         )

@@ -19,7 +19,7 @@ from gradflow_export.experiments.target import CELL, Target, run_target, told
 from gradflow_export.experiments.watched import MODELS, outermost, watch
 from gradflow_export.exporter import Exporter, watching
 from gradflow_export.hooks.optimizer_hooks import listen
-from gradflow_export.records.issues import IssueType
+from gradflow_export.records.issues import Issue, IssueType
 
 CALLS_PER_STEP = 20
 """Calls of watched models per wanted step after which a script without any step is stopped."""
@@ -70,10 +70,14 @@ class ScriptWatch:
 
     def outcome(self) -> Outcome:
         """Return what was found so far."""
-        found = [(issue, place) for _, exporter, place in self._exporters for issue in exporter.issues]
+        found: dict[Issue, Place] = {}
+        for _, exporter, place in self._exporters:
+            for issue in exporter.issues:
+                # Models that share a loss show the same issue of it each.
+                found.setdefault(issue, place)
         placed = [
             (issue, self._step_place if issue.issue_type in _OF_THE_STEP and self._step_place.line else place)
-            for issue, place in found
+            for issue, place in found.items()
         ]
         return Outcome(self.steps, [name for name, _, _ in self._exporters], placed)
 

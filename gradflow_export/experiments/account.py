@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
@@ -14,6 +15,7 @@ from gradflow_export.experiments.treatments import find, patches
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
 
+ADAMS = MappingProxyType({"Adam with 1e-3": 1e-3, "Adam with 1e-2": 1e-2})
 DEGREE = frozenset({
     IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION, IssueType.UNSTABLE,
     IssueType.BOTTLENECK, IssueType.LOSS_SPIKE, IssueType.OPTIMIZER_STATE, IssueType.DATA_SCALE,
@@ -51,11 +53,21 @@ def effect(trial: Trial, verdict: Verdict) -> str:
 def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
     """Return the code that makes a treatment for good, chosen by what the first run saw."""
     code = patches(trial.names)
+    if facts.get("adam") and len(trial.names) == 1 and trial.names[0] in ADAMS:
+        return f"for group in optimizer.param_groups:\n    group['lr'] = {ADAMS[trial.names[0]]:g}"
     if trial.names == ("keep the gradients as backward left them",):
         if facts.get("kept", 1.0) == 0:
             return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
         return f"# {facts.get('kept', 1.0):.2g} of the gradient is left at the least\n{code}"
     return code
+
+
+def separates(name: str, facts: Mapping[str, Any]) -> str:
+    """Return the cause that a treatment separates: of another Adam in the place of an Adam it is the rate."""
+    rate = facts.get("adam")
+    if not rate or name not in ADAMS:
+        return find(name).separates
+    return "a learning rate that is too small" if rate < ADAMS[name] else "a learning rate that is too large"
 
 
 def cures(verdict: Verdict) -> list[Issue]:
@@ -68,7 +80,7 @@ def cures(verdict: Verdict) -> list[Issue]:
         (kind for name in first.names for kind in find(name).fixes),
         key=lambda kind: (kind not in verdict.accused, kind not in verdict.suspects),
     )
-    causes = " and ".join(find(name).separates for name in first.names)
+    causes = " and ".join(separates(name, verdict.facts) for name in first.names)
     also = "".join(f" As good: {effect(trial, verdict)}." for trial in verdict.cures[1:])
     return [
         Issue(
@@ -90,12 +102,13 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
 
     Of each it is said what its cure did. One of degree is LOW where the program learns and its own exact cure does not
     relieve it; what is proved from structure or data keeps its severity, and so does all where the program is ill. What
-    its own cure does not relieve, while another change does, is reported with that one.
+    its own cure does not relieve, while another change does, is reported with that one; so is what is found no more
+    once that change is made.
     """
     if (verdict.refused and not verdict.cures) or verdict.baseline is None:
         return list(issues)
-    found, folded = [], []
-    new = cures(verdict)
+    found, folded, gone_too = [], [], []
+    new, ended = cures(verdict), _ended(verdict)
     behind = {issue.key: issue.explained_by for issue in with_causes(issues)}
     for issue in issues:
         tried = [
@@ -112,18 +125,30 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
             known = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)
         vain = issue.issue_type in DEGREE and any(not verdict.helps(each) for each in tried)
         lesser = any(each.issue_type == issue.issue_type for each in new) and issue.severity < Severity.HIGH
-        if new and (vain or lesser) and behind[issue.key] is None:
+        if issue.issue_type in ended and behind[issue.key] is None:
+            gone_too.append(issue)
+        elif new and (vain or lesser) and behind[issue.key] is None:
             folded.append(issue)
         else:
             found.append(known)
-    gone = {issue.key for issue in folded}
+    gone = {issue.key for issue in (*folded, *gone_too)}
     found = [issue for issue in found if behind[issue.key] not in gone]
     told = {issue.issue_type for issue in found if issue.severity >= Severity.HIGH}
     also = "".join(
         f" With it: {each.issue_type} in {each.layer or 'the whole model'}, {each.message}" for each in folded
     )
-    added = [replace(each, message=each.message + also) for each in new if folded or each.issue_type not in told]
+    ends = ", ".join(dict.fromkeys(f"{each.issue_type} in {each.layer or 'the whole model'}" for each in gone_too))
+    also += f" Gone with it: {ends}." if ends else ""
+    added = [replace(each, message=each.message + also) for each in new if also or each.issue_type not in told]
     return [*found, *added]
+
+
+def _ended(verdict: Verdict) -> frozenset[IssueType]:
+    """Return what a watched run shows, and one with the cure no more, although the cure is not meant for it."""
+    if not verdict.cures or verdict.cures[0].left is None:
+        return frozenset()
+    meant = {kind for trial in verdict.cures for name in trial.names for kind in find(name).fixes}
+    return frozenset(IssueType(kind) for kind, _ in verdict.found if kind not in verdict.cures[0].left) - meant
 
 
 def remark(verdict: Verdict) -> str:
@@ -142,10 +167,11 @@ def remark(verdict: Verdict) -> str:
 def lines(verdict: Verdict) -> list[str]:
     """Return the account of one training as lines of text."""
     if verdict.refused and not verdict.trials:
-        return [
-            f"nothing was tried: {verdict.refused}.",
-            "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'.",
-        ]
+        why = [f"nothing was tried: {verdict.refused.rstrip('.')}."]
+        named = (
+            "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'."
+        )
+        return why if verdict.baseline is None else [*why, named]
     if verdict.baseline is None:
         return ["the experiments were ended before they showed anything."]
     told = [f"tried in {verdict.runs} runs of {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
@@ -160,7 +186,7 @@ def lines(verdict: Verdict) -> list[str]:
         )
     for trial in verdict.cures:
         told.append(f"  [CURE] {effect(trial, verdict)}")
-        told += [f"    cause {find(name).separates}" for name in trial.names]
+        told += [f"    cause {separates(name, verdict.facts)}" for name in trial.names]
         told += [
             f"    {'patch' if not at else '     '} {line}"
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
@@ -170,7 +196,8 @@ def lines(verdict: Verdict) -> list[str]:
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
-        told.append(f"  also tried (loss {number(verdict.baseline.effect[0])} as it is): {each}")
+        what = "cost" if verdict.measured else "loss"
+        told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} as it is): {each}")
     if verdict.cut:
         told.append("  The budget ended this before everything was tried.")
     return told
@@ -198,7 +225,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 def _trial(trial: Trial, verdict: Verdict) -> dict[str, Any]:
     return {
         "treatments": list(trial.names),
-        "separates": [find(name).separates for name in trial.names],
+        "separates": [separates(name, verdict.facts) for name in trial.names],
         "loss": {str(seed): number_to_json(each) for seed, each in sorted(trial.effects.items())},
         "effect": effect(trial, verdict),
         "patch": patch(trial, verdict.facts),

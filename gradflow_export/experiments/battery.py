@@ -16,7 +16,7 @@ from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import BEGINNINGS, COMBINED, TREATMENTS, WATCH, find, nearness, of_kind
-from gradflow_export.experiments.watched import PROVED, accused
+from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
 SEEDS = 3
@@ -152,7 +152,7 @@ class Battery:
             *(((name,), 0) for name in placebos),
             *(((), seed) for seed in range(1, SEEDS)),
             *(((UNMOVED,), seed) for seed in range(1, SEEDS)),
-            *([((WATCH,), 0)] if PROVED.intersection(self._suspects) else []),
+            *([((WATCH,), 0)] if self._suspects else []),
         ]
         found: dict[tuple[tuple[str, ...], int], Result] = {}
         self._tell(f"{len(asked)} runs as it is, with other seeds, and with inputs that mean nothing")
@@ -164,12 +164,12 @@ class Battery:
         if look is None or look.error or not look.losses or len(seeds) < SEEDS:
             verdict.refused = failure(plain)
             return
-        verdict.facts = look.facts
         if ((WATCH,), 0) in found:
             verdict.found = tuple(map(tuple, found[(WATCH,), 0].facts.get("found", ())))
             verdict.accused = accused(verdict.found).intersection(self._suspects)
         rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still)
         verdict.measured, verdict.refused = rule.text, rule.refused
+        verdict.facts = {**look.facts, "measured": rule.text}
         given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
         unmoved = [still, *(found.get(((UNMOVED,), seed)) for seed in range(1, SEEDS))]
         verdict.baseline = Baseline(
@@ -269,19 +269,23 @@ class Battery:
         assert baseline is not None
         effects: dict[tuple[str, ...], dict[int, float]] = {}
         gone: dict[tuple[str, ...], dict[int, bool]] = {}
+        left: dict[tuple[str, ...], set[str]] = {}
         for request, result in self._runs([(self._watched(names), 0) for names in wanted]):
             names, failed = tuple(name for name in request.names if name != WATCH), result.error
             effects.setdefault(names, {})[request.seed] = math.inf if failed else self._rule.effect(result)
             if "found" in result.facts:
                 gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
+                left.setdefault(names, set()).update(kind for kind, _ in result.facts["found"])
             why = failed.strip().rpartition("\n")[2]
             mistake = all(find(name).mistake for name in names)
-            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}), mistake)
+            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}), mistake, left.get(names))
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if request.seed == 0:
                 verdict.curves[" + ".join(names)] = result.losses
                 if trial.promises(None if verdict.refused else baseline):
-                    self._queue.extend(Request(request.names, seed, verdict.steps) for seed in range(1, SEEDS))
+                    # The last one shows what else is gone with it.
+                    watched = [*[request.names] * (SEEDS - 2), (*names, WATCH)]
+                    self._queue.extend(Request(each, seed, verdict.steps) for seed, each in enumerate(watched, 1))
             if trial.acted:
                 done, plain = effects[names][request.seed], baseline.effect[request.seed]
                 self._tell(f"{' + '.join(names)}: {_number(done)} instead of {_number(plain)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -157,6 +157,7 @@ class Trial:
         error: Why a run of it failed; empty where none did.
         gone: Whether a finding that structure proves, and whose fix it is, was there no more, by seed.
         mistake: Whether what it removes is a mistake in any script.
+        left: Issue types that a watched run shows with it; ``None`` where none was watched.
     """
 
     names: tuple[str, ...]
@@ -165,6 +166,7 @@ class Trial:
     error: str = ""
     gone: Mapping[int, bool] = field(default_factory=dict)
     mistake: bool = False
+    left: Collection[str] | None = None
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""

@@ -32,6 +32,7 @@ class Facts(Intervention):
         stale: How often gradients of an earlier step, or of an earlier call of its closure, were left when the next
             were added.
         foreign: At how many steps weights were changed by something other than the optimizer.
+        returned: How often such a change put the weights back to what the one before it had made of them.
         edited: At how many steps gradients were changed between the backward pass and the step.
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
@@ -39,10 +40,12 @@ class Facts(Intervention):
         level: Tables of weights that hold one number throughout.
         sequences: Recurrent and attention layers.
         masked: How often attention was given a mask.
+        half: How often a model that is called with gradients computes in float16.
         squashing: Sigmoids and hyperbolic tangents that are modules.
         resettable: Whether layers can be initialized anew.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
         echoes: Share of steps before which a model whose parameters change was called without gradients.
+        adam: Learning rate with which the first optimizer begins, where it is Adam; 0 where it is another.
         optimizers: How many optimizers step.
         digests: A number for the first input of each of the first steps.
     """
@@ -53,13 +56,14 @@ class Facts(Intervention):
         super().__init__()
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
-        self.sequences = self.masked = self.level = 0
-        self.kept, self.scale, self.dropout = 1.0, 0.0, 0.0
+        self.sequences = self.masked = self.level = self.half = self.returned = 0
+        self.kept, self.scale, self.dropout, self.adam = 1.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = 0
         self._echoed = False
         self._fixed: dict[int, tuple[float, ...]] = {}
         self._digest: float | None = None
+        self._written: float | None = None
         self._rates: dict[tuple[int, int], float] = {}
         self._greatest: dict[tuple[int, int], float] = {}
         self._rose = self._faded = 0
@@ -98,6 +102,12 @@ class Facts(Intervention):
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
         return args, kwargs
 
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Look at the precision in which it was computed."""
+        del module
+        self.half += any(each.requires_grad and each.dtype is torch.float16 for each in tensors([output]))
+        return output
+
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Look for masks."""
         self.masked += bool(masks(name, args, kwargs))
@@ -126,6 +136,8 @@ class Facts(Intervention):
     def before_step(self, optimizer: Optimizer) -> None:
         """Look at what has changed since the last step, and at the optimizer's options."""
         self._inside[id(optimizer)] = optimizer
+        if not self._optimizers and isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+            self.adam = float(optimizer.param_groups[0]["lr"])
         self._optimizers[id(optimizer)] = optimizer
         self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
         faded = True
@@ -140,9 +152,12 @@ class Facts(Intervention):
         if self._steps >= self.STEPS:
             return
         own = [id(weight) for weight in weights(optimizer)]
-        self.foreign += any(
-            not torch.equal(*self._after[key]) for key in own if key in self._after and not self._gradients_only(key)
-        )
+        known = [self._after[key] for key in own if key in self._after and not self._gradients_only(key)]
+        if any(not torch.equal(*pair) for pair in known):
+            self.foreign += 1
+            written = sum(float(weight.detach().double().sum()) for weight, _ in known)
+            self.returned += written == self._written
+            self._written = written
         before = after = 0.0
         changed = False
         for key in own:
@@ -178,9 +193,9 @@ class Facts(Intervention):
             if weight.is_floating_point()
         )
         names = (
-            "decay", "schedule", "dropout", "stale", "foreign", "edited", "kept", "untrained", "layers", "squashing",
-            "sequences", "masked", "level",
-            "resettable", "scale", "digests",
+            "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
+            "squashing", "sequences", "masked", "level", "half",
+            "resettable", "scale", "digests", "adam",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

@@ -17,6 +17,7 @@ from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending import sequences as sequence
 from gradflow_export.experiments.mending.catalog import MENDED
+from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -28,12 +29,17 @@ DROPPED = 0.75
 """Share that a dropout leaves out from which on it may be the cause."""
 FADED = 0.25
 """Share of steps with nearly no learning rate from which on a schedule may be the cause."""
+RETURNED = 2
+"""Times that weights were put back to the same numbers from which on that may be the cause."""
 BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 """What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
 
 
 _T = IssueType
-_RATE = (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE)
+_RATE = (
+    _T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE, _T.DIVERGING, _T.ATTENTION_COLLAPSE,
+    _T.POLICY_COLLAPSE,
+)  # fmt: skip
 
 TREATMENTS: tuple[Treatment, ...] = (
     Treatment(
@@ -66,6 +72,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove what writes to the weights between two steps: a re-initialization, a reloaded checkpoint, copy_()",
         (_T.NOT_TRAINING, _T.STAGNATION, _T.DESYNC),
         lambda facts: facts["foreign"] > 0,
+        evident=lambda facts: facts["returned"] >= RETURNED,
         of_loop=True,
     ),
     Treatment(
@@ -115,6 +122,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         lambda facts: bool(facts["decay"]),
     ),
     Treatment(
+        "minus the loss",
+        EXACT,
+        loss.OtherSign,
+        "a loss that leads away from what is measured",
+        "(-loss).backward()  # or leave the minus away that it has",
+        (_T.WRONG_LOSS,),
+        lambda facts: bool(facts.get("measured")),
+    ),
+    Treatment(
         "dropout 0",
         EXACT,
         do.NoDropout,
@@ -123,6 +139,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: facts["dropout"] > 0,
         evident=lambda facts: facts["dropout"] > DROPPED,
+    ),
+    Treatment(
+        "a scaled loss",
+        EXACT,
+        ScaledLoss,
+        "gradients that are too small for half precision",
+        "scaler = torch.amp.GradScaler()\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
+        (_T.UNDERFLOW, _T.STAGNATION),
+        lambda facts: facts["half"] > 0,
     ),
     Treatment(
         "Adam with 1e-3",
@@ -197,7 +222,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         edit.NormAfterLayers,
         "a signal that shrinks or grows along the depth",
         "torch.nn.LayerNorm(width)  # after each linear layer but the last",
-        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION),
+        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION, _T.BOTTLENECK, _T.COLLAPSE, _T.RANK_COLLAPSE),
         lambda facts: facts["layers"] > 1,
     ),
     Treatment(
@@ -206,7 +231,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         edit.Kaiming,
         "initial weights of the wrong size",
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
-        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD),
+        (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD, _T.BOTTLENECK, _T.COLLAPSE),
         lambda facts: facts["layers"] + facts["level"] > 0,
     ),
     Treatment(
@@ -233,7 +258,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         do.Clipped,
         "rare steps that destroy what was learned",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
-        (_T.EXPLODING, _T.LOSS_SPIKE),
+        (_T.EXPLODING, _T.LOSS_SPIKE, _T.RECURRENT_SUPERCRITICAL),
     ),
     Treatment(
         "the other axis for time",

@@ -24,7 +24,7 @@ MODELS = 8
 
 PROVED = frozenset({
     IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.WRONG_LOSS, IssueType.CAPACITY, IssueType.EVAL_RANDOM,
-    IssueType.DESYNC, IssueType.BAD_TARGETS, IssueType.BAD_INIT,
+    IssueType.DESYNC, IssueType.BAD_TARGETS, IssueType.BAD_INIT, IssueType.LEAKAGE, IssueType.UNDERFLOW,
 })  # fmt: skip
 """Issues that structure proves: what mends them shows by their absence. Others are for the loss to say."""
 
@@ -89,8 +89,12 @@ def needed(issues: Iterable[Issue], steps: int) -> int:
         issues: What was found at first.
         steps: Least number.
     """
-    late = [issue.step for issue in issues if issue.issue_type in PROVED and issue.severity >= Severity.MEDIUM]
-    return max(steps, *(int(AGAIN * step) for step in late)) if late else steps
+    first: dict[IssueType, int] = {}
+    for issue in issues:
+        if issue.issue_type in PROVED and issue.severity >= Severity.MEDIUM:
+            # What opens once more says nothing new.
+            first[issue.issue_type] = min(first.get(issue.issue_type, issue.step), issue.step)
+    return max(steps, *(int(AGAIN * step) for step in first.values())) if first else steps
 
 
 def accused(told: Iterable[tuple[str, str]]) -> frozenset[IssueType]:

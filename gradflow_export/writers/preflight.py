@@ -88,7 +88,8 @@ def findings(issues: Iterable[Issue], steps: int) -> str:
         lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")
         lines.append(f"    evidence {issue.message}")
         lines += [f"    also     {group.also}"] if group.also else []
-        lines.append(f"    fix      {issue.advice}")
+        code = issue.advice.replace("\n", f"\n{' ' * 13}")
+        lines.append(f"    fix      {code}")
     return "\n".join(lines)
 
 

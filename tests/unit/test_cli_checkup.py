@@ -7,11 +7,14 @@ import math
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gradflow_export.cli import main, script_runner
 from gradflow_export.cli.sarif import address
+from gradflow_export.experiments.runs import Place
+from gradflow_export.records.issues import Issue, IssueType, Severity
 
 SCRIPT = """
     import sys
@@ -46,6 +49,14 @@ SCRIPT = """
     print("ran to its end")
 """
 STEP_LINE = 28
+
+
+def test_an_issue_that_two_models_share_is_listed_once():
+    """An encoder and a decoder have one loss; the line is that of the first."""
+    issue = Issue(IssueType.WRONG_LOSS, Severity.HIGH, "loss", 1, 1.0, 0.1, "Out of reach.", "Scale them.")
+    watch = script_runner.ScriptWatch(Path("train.py"), 5)
+    watch._exporters = [(str(line), SimpleNamespace(issues=[issue]), Place(line)) for line in (7, 9)]
+    assert watch.outcome().issues == [(issue, Place(7))]
 
 
 @pytest.fixture

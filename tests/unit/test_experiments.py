@@ -20,7 +20,7 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
-from gradflow_export.experiments.account import remark, weighed
+from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
 from gradflow_export.experiments.battery import Battery, Verdict
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
@@ -166,6 +166,36 @@ def test_a_finding_keeps_its_severity_where_nothing_helps_an_ill_program():
     for effect, severity in ((0.99, Severity.HIGH), (0.5, Severity.LOW)):
         verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (effect,) * 3), trials=[tried])
         assert [each.severity for each in weighed([issue], verdict)] == [severity]
+
+
+@pytest.mark.parametrize(("left", "listed"), [(set(), False), ({"VANISHING"}, True)])
+def test_what_is_gone_with_the_cure_is_listed_with_it(left, listed):
+    """It is a consequence; what a run with the cure shows as well has a cause of its own."""
+    issue = Issue(IssueType.VANISHING, Severity.CRITICAL, "first", 4, 1e-6, 0.1, "Nothing arrives.", "Add a norm.")
+    cure = Trial(("standardize the inputs",), dict.fromkeys(range(3), 0.1), left=left)
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (1.0,) * 3), trials=[cure], cures=[cure])
+    verdict.found = [("VANISHING", ""), ("DATA_SCALE", "")]
+    found = weighed([issue], verdict)
+    assert (IssueType.VANISHING in {each.issue_type for each in found}) == listed
+    assert found[-1].message.endswith("Gone with it: VANISHING in first.") != listed
+
+
+@pytest.mark.parametrize(("rate", "cause"), [(0.0, "does not suit"), (1e-7, "rate that is too small")])
+def test_another_adam_in_the_place_of_an_adam_is_another_rate(rate, cause):
+    """What changed is the learning rate, and that is what is named and mended."""
+    cure = Trial(("Adam with 1e-2",), dict.fromkeys(range(3), 0.1))
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (1.0,) * 3), trials=[cure], cures=[cure])
+    verdict.facts = {"adam": rate}
+    assert cause in cures(verdict)[0].message
+    assert ("torch.optim.Adam(" in patch(cure, verdict.facts)) == (rate == 0)
+
+
+def test_a_script_of_few_steps_is_not_asked_for_a_yardstick():
+    """No measure helps where there is nothing to compare; where the loss is none, it does."""
+    few = Verdict(Training(0, 20, 1), 12, refused="it makes 20 optimizer steps. Give the arguments.")
+    assert lines(few) == ["nothing was tried: it makes 20 optimizer steps. Give the arguments."]
+    none = Verdict(Training(0, 80, 1), 60, refused="its loss is negative", baseline=Baseline((1.0,) * 3, (0.5,) * 3))
+    assert "--measure" in lines(none)[1]
 
 
 def test_a_negative_loss_is_no_yardstick(script):

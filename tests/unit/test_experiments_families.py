@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -182,6 +183,7 @@ def test_runs_are_as_long_as_it_took_to_prove_a_finding():
     late = Issue(IssueType.EVAL_RANDOM, Severity.HIGH, "", 80, 1.0, 0.0, "", "")
     assert IssueType.EVAL_RANDOM in PROVED
     assert needed([late], 60) == 100
+    assert needed([late, replace(late, step=40)], 60) == 60
     assert needed([Issue(IssueType.DEAD, Severity.HIGH, "", 80, 1.0, 0.0, "", "")], 60) == 60
 
 

@@ -20,7 +20,7 @@ from gradflow_export.experiments.mending.passages import OpenNorms, OpenPassages
 from gradflow_export.experiments.mending.sequences import OtherAxis, OtherMasks
 from gradflow_export.experiments.model_edits import Kaiming, Standardized
 from gradflow_export.experiments.target import Target
-from gradflow_export.experiments.treatments import find
+from gradflow_export.experiments.treatments import EXACT, find, of_kind
 from gradflow_export.records.issues import IssueType
 
 SCRIPT = """
@@ -233,6 +233,32 @@ def test_facts_count_what_reads_sequences():
     facts.function("multi_head_attention_forward", (), {"key_padding_mask": None, "attn_mask": None})
     told = facts.told()
     assert (told["sequences"], told["masked"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("same", "returned"), [(True, 2), (False, 0)])
+def test_weights_that_are_put_back_to_the_same_numbers_are_evident(same, returned):
+    """A checkpoint that is loaded again and again is a mistake; an average that is copied into the model goes on."""
+    facts, model = Facts(), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(7):
+        if step % 2:
+            with torch.no_grad():
+                model.weight.fill_(1.0 if same else step)
+                model.bias.fill_(0.0)
+        model(torch.ones(1, 3)).sum().backward()
+        facts.before_step(optimizer)
+        optimizer.step()
+        facts.after_step(optimizer)
+    told = facts.told()
+    assert (told["foreign"], told["returned"]) == (3, returned)
+    assert find("pin the weights between steps").evident(told) == same
+
+
+def test_the_sign_of_a_loss_is_tried_where_something_else_is_measured():
+    """Of a loss that is itself the yardstick, the other sign makes a lower one of any script."""
+    facts = {**Facts().told(), "measured": ""}
+    assert find("minus the loss") not in of_kind(EXACT, facts)
+    assert find("minus the loss") in of_kind(EXACT, {**facts, "measured": "higher:reward"})
 
 
 def test_norms_over_a_single_number_are_left_away():

@@ -6,8 +6,9 @@ from torch import nn
 
 from gradflow_export import Exporter
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.records.issues import Issue, IssueType, Severity
 from gradflow_export.schedule import PREFLIGHT_STEPS
-from gradflow_export.writers.preflight import PreflightWriter
+from gradflow_export.writers.preflight import PreflightWriter, findings
 
 
 def train(steps, **given):
@@ -55,3 +56,11 @@ def test_bad_values_are_refused():
         Exporter(model, preflight=-1)
     with pytest.raises(ArgumentError, match="at least 1"):
         PreflightWriter(0)
+
+
+def test_a_fix_of_several_lines_stands_below_itself():
+    """It can be read, and copied, as code."""
+    issue = Issue(
+        IssueType.LEARNING_RATE, Severity.HIGH, "", 1, 1.0, 0.1, "Large.", "for group in groups:\n    change()"
+    )
+    assert findings([issue], 5).endswith("    fix      for group in groups:\n                 change()")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradflow_export.experiments.mending import evaluations, labels, passages, sequences
+from gradflow_export.experiments.mending import evaluations, labels, leaks, passages, sequences
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending.treatment import MENDING, Treatment
 from gradflow_export.records import loss_mistakes as known
@@ -230,6 +230,26 @@ MENDED: tuple[Treatment, ...] = (
         causes=frozenset({"noise in evaluation"}),
         mistake=True,
         of_loop=True,
+    ),
+    Treatment(
+        "no target among the inputs",
+        MENDING,
+        leaks.HiddenTargets,
+        "inputs one column of which is the target",
+        "x = torch.cat([x[:, :column], x[:, column + 1 :]], dim=1)  # without the column that is the target",
+        (_T.LEAKAGE,),
+        mistake=True,
+    ),
+    Treatment(
+        "a causal mask",
+        MENDING,
+        leaks.NothingLater,
+        "attention that sees the words which are to be predicted",
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # or mask=torch.nn.Transformer."
+        "generate_square_subsequent_mask(n)",
+        (_T.BAD_TARGETS,),
+        causes=frozenset({"target leakage"}),
+        mistake=True,
     ),
 )
 """In the order in which they are tried."""
