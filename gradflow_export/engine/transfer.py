@@ -97,6 +97,13 @@ def pack(drained: Drained) -> list[Packed | Held]:
         One :class:`Held` for what is on the host already, one :class:`Packed` per device for numbers and one for each
         type of samples, and one per sample that brings its own analysis.
     """
+    if all(isinstance(item.values, np.ndarray) for item in drained):  # nearly every step without a device
+        return [Held(tuple(drained))] if drained else []
+    with torch.no_grad():
+        return _pack_tensors(drained)
+
+
+def _pack_tensors(drained: Drained) -> list[Packed | Held]:
     # Beside numbers in float64 the samples, which are much more, would be widened to it.
     alike: dict[tuple[torch.device, torch.dtype | None], list[Pending | Sample]] = {}
     held: list[Pending | Sample] = []
