@@ -156,6 +156,7 @@ class Asked:
         if self._all or everywhere:
             self.drains = [drain for name, drain in self._drains if name in everywhere or name not in self._known]
             self._loss.on_root = [see for name, see in self._sees if name in due or name not in self._known]
+            self._loss.follows = not due.isdisjoint(("blocks", "ranks"))
             self._all = bool(everywhere)
 
     def drain(self) -> Drained:

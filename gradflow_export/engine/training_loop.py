@@ -123,11 +123,12 @@ class TrainingLoop:
         several = self._players.several(step)
         if several and self._players.pass_by(step):
             return
+        rates = _learning_rates(step.optimizer) if self._recorded else []
         if self._recorded:
-            self._read_after(step)
+            self._read_after(step, rates)
             if several:
                 self._players.use(step)
-        self._collect(_learning_rate(step.optimizer))
+        self._collect({"learning_rate": max(rates)} if rates else {})
         if self.open is not None:
             self.open.scaled |= step.scaled
             if not self.alone:
@@ -137,7 +138,7 @@ class TrainingLoop:
             if not (self._recorded or self._held.waits) and self.partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
 
-    def _read_after(self, step: OptimizerStep) -> None:
+    def _read_after(self, step: OptimizerStep, rates: list[float]) -> None:
         """Read what only shows once an optimizer has stepped."""
         if step.closure:  # it holds the backward pass: gradients are there now, and the step cannot be timed
             self._read_gradients(step, self._due)
@@ -148,7 +149,7 @@ class TrainingLoop:
         if self._looks_at(step):
             for look in self._look_after:
                 look(step)
-        self._compare(step)
+        self._compare(step, rates)
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
@@ -278,20 +279,15 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
     bundle.packed.extend(pack(drained))
 
 
-def _learning_rate(optimizer: object) -> dict[str, float]:
-    known = _learning_rates(optimizer)
-    return {"learning_rate": max(known)} if known else {}
-
-
 def _learning_rates(optimizer: object) -> list[float]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
     rates = [group["lr"] for group in groups if "lr" in group]
     return [float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
 
 
-def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep) -> None:
+def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep, rates: list[float]) -> None:
     """Have the next steps read closely where this one is unlike those before it."""
     gradients, loss = loop.instruments.gradients, loop.instruments.loss
-    at, rates = loop.steps + 1, _learning_rates(step.optimizer)
+    at = loop.steps + 1
     if fingerprints.is_new(step, at, arrived=gradients.arrived, total=gradients.total, rates=rates, root=loss.root):
         loop.pace.suspect(at, loop.schedule, loop.clock.stretch)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.hooks.readings import Drained, Pending, Sample
+from gradflow_export.hooks.readings import Drained, Pending, Sample, Unread
 from gradflow_export.hooks.shard_layout import Layout
 from gradflow_export.records.step_record import Issue, Note
 
@@ -56,7 +56,8 @@ class Held:
     def unpack(self) -> Iterator[tuple[Pending | Sample, npt.NDArray[Any]]]:
         """Yield each item with its values. Shape: that of the item's array."""
         for item in self.items:
-            yield item, np.asarray(item.values)
+            for each in item.items() if isinstance(item, Unread) else (item,):
+                yield each, np.asarray(each.values)
 
 
 @dataclass

@@ -65,6 +65,7 @@ class LossInstrument:
     Attributes:
         on_pass: Called before each backward pass of the model.
         on_root: Each is called with each tensor on which ``backward`` is called for this model.
+        follows: Whether losses on which ``backward`` is called are reported as those with a graph.
         root: How the loss was made in the latest of them, and its value where the host knows it.
     """
 
@@ -90,7 +91,7 @@ class LossInstrument:
         self._sites: tuple[str, ...] = ()
         self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
-        self.want_logits = self.seen = False
+        self.want_logits, self.seen, self.follows = False, False, True
         self.on_pass: Callable[[], None] = lambda: None
         self.on_root: Sequence[Callable[[Tensor], None]] = ()
         self.root: tuple[object, float | None] = (None, None)
@@ -278,7 +279,7 @@ class LossInstrument:
             if not begun.losses:
                 weight = None if given is None else local(given).detach()
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
-            if not self.seen:
+            if self.follows and not self.seen:
                 self._on_loss(root)
             for see in self.on_root:
                 see(root)
