@@ -152,7 +152,6 @@ def _make_loss(
         on_over=clipping.over,
         on_cleared=start_over,
         on_loss=part("blocks")(block.follow),
-        on_root=[part(each.instrument)(each.see) for each in armed if overrides(each, "see")],
         guard=part("loss"),
     )
 

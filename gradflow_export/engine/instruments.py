@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from gradflow_export.engine.registry import stepped, taken
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_hooks import lay_aside
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import Instrument, overrides
 from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.gradients.clipping import ClippingInstrument
@@ -103,6 +104,73 @@ class Instruments:
         self.blocks.calls.arm(on=bool(due & {"blocks", "ranks"}))
         for each in self.armed:
             each.arm(on=each.instrument in due)
+
+
+class _Drains(Protocol):
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+
+
+def draining(each: _Drains, part: Part) -> Callable[[Drained], None]:
+    """Return what adds what an instrument gives out to a list, under a guard."""
+    return part(lambda into: into.extend(each.drain()))
+
+
+class Asked:
+    """What the loop asks of instruments in the step under way: of those that rest it asks nothing.
+
+    Args:
+        instruments: All of them.
+        known: Names of those that have an interval; others are asked at every step.
+        part: Returns what guards a part by name.
+
+    Attributes:
+        drains: Give out what was collected, in order.
+    """
+
+    def __init__(self, instruments: Instruments, known: Container[str], part: Callable[[str], Part]) -> None:
+        self._blocks, self._loss = instruments.blocks, instruments.loss
+        named: list[tuple[str, _Drains]] = [
+            ("gradients", instruments.gradients),
+            ("loss", instruments.loss),
+            ("blocks", instruments.blocks),
+            *((_due_name(each), each) for each in instruments.armed if overrides(each, "drain")),
+        ]
+        seeing = [each for each in instruments.armed if overrides(each, "see")]
+        self._known = known
+        self._drains = [(name, draining(each, part(name or "passes"))) for name, each in named]
+        self._sees = [(_due_name(each), part(each.instrument)(each.see)) for each in seeing]
+        self._late = draining(instruments.blocks, part("blocks"))
+        self._all = True
+        self.drains = [drain for _, drain in self._drains]
+
+    def plan(self, due: frozenset[str], before: frozenset[str]) -> None:
+        """Say who is asked.
+
+        Args:
+            due: Instruments that are due in the step under way.
+            before: Those of the step before; they are drained once more, as a gradient may come late.
+        """
+        everywhere = due | before
+        everywhere |= {"blocks"} if "ranks" in everywhere else set()
+        if self._all or everywhere:
+            self.drains = [drain for name, drain in self._drains if name in everywhere or name not in self._known]
+            self._loss.on_root = [see for name, see in self._sees if name in due or name not in self._known]
+            self._loss.follows = not due.isdisjoint(("blocks", "ranks"))
+            self._all = bool(everywhere)
+
+    def drain(self) -> Drained:
+        """Return what was collected; of blocks that rest what came even later."""
+        drained: Drained = []
+        for drain in self.drains:
+            drain(drained)
+        if self._blocks.store.stirred:
+            self._late(drained)
+        return drained
+
+
+def _due_name(each: Instrument) -> str:
+    return "" if each.every_step else each.instrument
 
 
 def guarded(some: Iterable[Instrument], event: str, part: Callable[[str], Part]) -> list[Callable[..., None]]:

@@ -17,7 +17,7 @@ from gradflow_export.hooks.guards import Part
 _log = logging.getLogger("gradflow_export")
 _traces, _is_tracing = torch_private.traces, torch_private.is_tracing
 _modes, _dispatch_modes = torch_private.function_modes, torch_private.dispatch_modes
-_grad = torch.is_grad_enabled
+_grad, _is_compiling = torch.is_grad_enabled, torch.compiler.is_compiling
 
 
 def where_numbers_are() -> contextlib.AbstractContextManager[object]:
@@ -34,7 +34,7 @@ class Guard:
         failures: How often each part failed.
         strict: Let errors raise instead; for tests.
         spent: Seconds inside guarded hooks since the start.
-        depth: How many guarded hooks are running, one within the other.
+        depth: 1 while a guarded hook runs.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -100,19 +100,24 @@ class _GuardedPart(Part):
 
         @functools.wraps(hook, assigned=())
         def guarded(*args: Any, **kwargs: Any) -> None:
-            if torch.compiler.is_compiling():  # first, so that a trace holds nothing of what follows
+            if _is_compiling():  # first, so that a trace holds nothing of what follows
                 return
             # torch.jit.trace compares two passes, and a hook would show in them.
             if self.off or _traces() or (_dispatch_modes() and _is_tracing()):
                 return
-            depth, grad, began = guard.depth, _grad(), time.perf_counter()
-            outermost = depth == 0
+            if guard.depth:  # the guard around this one times it, and puts back what it was called under
+                try:
+                    hook(*args, **kwargs)
+                except Exception as error:
+                    self.failed(error)
+                return
+            grad, began = _grad(), time.perf_counter()
             try:
-                guard.depth = depth + 1
-                if outermost and _dispatch_modes():
+                guard.depth = 1
+                if _dispatch_modes():
                     with torch_private.no_dispatch_modes(), where_numbers_are():
                         hook(*args, **kwargs)
-                elif outermost and _modes():
+                elif _modes():
                     with where_numbers_are():
                         hook(*args, **kwargs)
                 else:
@@ -124,9 +129,8 @@ class _GuardedPart(Part):
                 torch.set_grad_enabled(grad)
                 raise
             finally:
-                guard.depth = depth
-                if outermost:
-                    guard.spent += time.perf_counter() - began
+                guard.depth = 0
+                guard.spent += time.perf_counter() - began
 
         return guarded
 

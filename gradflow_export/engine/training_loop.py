@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.checks.missing_step import LonelyPasses
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
-from gradflow_export.engine.instruments import Instruments, gathered, guarded
+from gradflow_export.engine.instruments import Asked, Instruments, draining, gathered, guarded
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.optimizer_groups import Partners
 from gradflow_export.engine.optimizer_shares import Players
@@ -28,7 +27,6 @@ from gradflow_export.engine.transfer import Bundle, pack
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.backward_passes import MOST_READ
-from gradflow_export.instruments.base import overrides
 from gradflow_export.instruments.gradients.fingerprints import Fingerprints
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
@@ -37,11 +35,6 @@ _log = logging.getLogger("gradflow_export")
 
 TOLD = 1000
 """Issues of others that may wait for a record; the oldest go first."""
-
-
-class _Drains(Protocol):
-    def drain(self) -> Drained:
-        """Give out what was collected since the last call, and forget it."""
 
 
 class TrainingLoop:
@@ -78,16 +71,9 @@ class TrainingLoop:
         self._compare = guard.part("fingerprints")(partial(_compare, Fingerprints(), self))
         self.clock = StepClock()
         self._step_began = self._stepped_for = self._collected = 0.0
-        part, drained = guard.part, [each for each in instruments.armed if overrides(each, "drain")]
-        named: tuple[tuple[str, _Drains], ...] = (
-            ("gradients", instruments.gradients),
-            ("loss", instruments.loss),
-            ("blocks", instruments.blocks),
-            *(("" if each.every_step else each.instrument, each) for each in drained),
-        )
-        self._drains = [(name, part(name or "passes")(partial(_drain, each))) for name, each in named]
-        self._due_drains = [drain for _, drain in self._drains]
-        self._drain_clipping = part("clipping")(partial(_drain, instruments.clipping))
+        part = guard.part
+        self._asked = Asked(instruments, schedule.intervals, part)
+        self._drain_clipping = draining(instruments.clipping, part("clipping"))
         self._used = UsedGradients(instruments.gradients, instruments.clipping, instruments.armed, part)
         self._read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
@@ -137,11 +123,12 @@ class TrainingLoop:
         several = self._players.several(step)
         if several and self._players.pass_by(step):
             return
+        rates = _learning_rates(step.optimizer) if self._recorded else []
         if self._recorded:
-            self._read_after(step)
+            self._read_after(step, rates)
             if several:
                 self._players.use(step)
-        self._collect(_learning_rate(step.optimizer))
+        self._collect({"learning_rate": max(rates)} if rates else {})
         if self.open is not None:
             self.open.scaled |= step.scaled
             if not self.alone:
@@ -151,7 +138,7 @@ class TrainingLoop:
             if not (self._recorded or self._held.waits) and self.partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
 
-    def _read_after(self, step: OptimizerStep) -> None:
+    def _read_after(self, step: OptimizerStep, rates: list[float]) -> None:
         """Read what only shows once an optimizer has stepped."""
         if step.closure:  # it holds the backward pass: gradients are there now, and the step cannot be timed
             self._read_gradients(step, self._due)
@@ -162,7 +149,7 @@ class TrainingLoop:
         if self._looks_at(step):
             for look in self._look_after:
                 look(step)
-        self._compare(step)
+        self._compare(step, rates)
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
@@ -231,9 +218,8 @@ class TrainingLoop:
             return
         for _, read in self._numbers:
             read(scalars.update)
-        drained, self.noted = self.noted, []
-        for drain in self._due_drains:
-            drain(drained)
+        noted, self.noted = self.noted, []
+        drained = noted + self._asked.drain()
         self.instruments.clipping.note_step()
         if self.instruments.clipping.found:
             self._drain_clipping(drained)
@@ -284,30 +270,13 @@ class TrainingLoop:
         if self._recorded:
             stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
             self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=spacing)
-        if not (was or self._due) and self.steps:
-            return  # everything is off already
-        # What is watched is drained once more after it was due: a gradient may come late.
-        everywhere = self._due | was
-        everywhere |= {"blocks"} if "ranks" in everywhere else set()
-        self._due_drains = [
-            drain for name, drain in self._drains if name in everywhere or name not in self.schedule.intervals
-        ]
-        self.instruments.arm(self._due)
+        self._asked.plan(self._due, was)
+        if was or self._due or not self.steps:  # else everything is off already
+            self.instruments.arm(self._due)
 
 
 def _pack(drained: Drained, bundle: Bundle) -> None:
-    if drained:
-        with torch.no_grad():
-            bundle.packed.extend(pack(drained))
-
-
-def _drain(each: _Drains, into: Drained) -> None:
-    into.extend(each.drain())
-
-
-def _learning_rate(optimizer: object) -> dict[str, float]:
-    known = _learning_rates(optimizer)
-    return {"learning_rate": max(known)} if known else {}
+    bundle.packed.extend(pack(drained))
 
 
 def _learning_rates(optimizer: object) -> list[float]:
@@ -316,9 +285,9 @@ def _learning_rates(optimizer: object) -> list[float]:
     return [float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
 
 
-def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep) -> None:
+def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep, rates: list[float]) -> None:
     """Have the next steps read closely where this one is unlike those before it."""
     gradients, loss = loop.instruments.gradients, loop.instruments.loss
-    at, rates = loop.steps + 1, _learning_rates(step.optimizer)
+    at = loop.steps + 1
     if fingerprints.is_new(step, at, arrived=gradients.arrived, total=gradients.total, rates=rates, root=loss.root):
         loop.pace.suspect(at, loop.schedule, loop.clock.stretch)

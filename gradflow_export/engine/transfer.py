@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.hooks.readings import Drained, Pending, Sample
+from gradflow_export.hooks.readings import Drained, Pending, Sample, Unread
 from gradflow_export.hooks.shard_layout import Layout
 from gradflow_export.records.step_record import Issue, Note
 
@@ -56,7 +56,8 @@ class Held:
     def unpack(self) -> Iterator[tuple[Pending | Sample, npt.NDArray[Any]]]:
         """Yield each item with its values. Shape: that of the item's array."""
         for item in self.items:
-            yield item, np.asarray(item.values)
+            for each in item.items() if isinstance(item, Unread) else (item,):
+                yield each, np.asarray(each.values)
 
 
 @dataclass
@@ -97,6 +98,13 @@ def pack(drained: Drained) -> list[Packed | Held]:
         One :class:`Held` for what is on the host already, one :class:`Packed` per device for numbers and one for each
         type of samples, and one per sample that brings its own analysis.
     """
+    if all(isinstance(item.values, np.ndarray) for item in drained):  # nearly every step without a device
+        return [Held(tuple(drained))] if drained else []
+    with torch.no_grad():
+        return _pack_tensors(drained)
+
+
+def _pack_tensors(drained: Drained) -> list[Packed | Held]:
     # Beside numbers in float64 the samples, which are much more, would be widened to it.
     alike: dict[tuple[torch.device, torch.dtype | None], list[Pending | Sample]] = {}
     held: list[Pending | Sample] = []

@@ -79,6 +79,7 @@ class GradientStore:
     Attributes:
         backward_passes: How many there were.
         on_backward: Called with each.
+        stirred: Whether a gradient has come since the norms were last forgotten.
         spent: Seconds in hooks that nobody wrapped.
     """
 
@@ -91,6 +92,7 @@ class GradientStore:
         self.backward_passes = 0
         self.on_backward: Callable[[], None] = _nothing
         self.spent = 0.0
+        self.stirred = False
         self._counted: int | None = None
         self._fresh = True
         self._generation = 0
@@ -142,6 +144,7 @@ class GradientStore:
         """Forget all norms; gradients still on their way are taken."""
         self._norms.clear()
         self._arrivals[:] = 0
+        self.stirred = False
 
     def norms(self) -> dict[int, Tensor]:
         """Return a float64 scalar per block that a gradient arrived for."""
@@ -177,6 +180,7 @@ class GradientStore:
                 self._count(index)
             if generation != self._generation:
                 return
+            self.stirred = True
             quick = self._reader
             if (
                 quick is None

@@ -15,6 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.instances import instances
 
+_is_compiling = torch.compiler.is_compiling
+
 
 class ModuleHook:
     """A hook of a module that leaves no trace in a graph that is being compiled."""
@@ -24,7 +26,7 @@ class ModuleHook:
 
     def __call__(self, *args: Any) -> None:
         """Hand over to the instrument, but leave no trace in a graph that is being compiled."""
-        if not torch.compiler.is_compiling():
+        if not _is_compiling():
             self._call(*args)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -34,7 +36,8 @@ class ModuleHook:
 
 def is_plain_call() -> bool:
     """Whether a hook is given tensors that may outlive the call: no graph is traced, nothing is transformed."""
-    return not torch_private.is_tracing() and torch_private.transform() is None
+    traced = torch_private.traces() or (torch_private.dispatch_modes() > 0 and torch_private.is_tracing())
+    return not traced and torch_private.transform() is None
 
 
 class _Hooks(OrderedDict[int, Any]):

@@ -7,7 +7,7 @@ subclasses and where ``torch.__future__.set_swap_module_params_on_conversion(Tru
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 
@@ -23,15 +23,20 @@ class Slot:
         key: Its name there.
     """
 
-    __slots__ = ("_key", "_module")
+    __slots__ = ("key", "reference")
 
     def __init__(self, module: nn.Module, key: str) -> None:
-        self._module, self._key = weakref.ref(module), key
+        self.reference, self.key = weakref.ref(module), key
 
     def __call__(self) -> Tensor | None:
         """Return what stands there now; ``None`` where nothing does, or the module is gone."""
-        module = self._module()
-        return None if module is None else torch_private.own_tensor(module, self._key)
+        module = self.reference()
+        return None if module is None else torch_private.own_tensor(module, self.key)
+
+
+def tensors_at(places: Iterable[Slot]) -> list[Tensor | None]:
+    """Return what stands at each place now; one walk, for what is asked at every step."""
+    return torch_private.own_parameters([(place.reference(), place.key) for place in places])
 
 
 def slots(model: nn.Module) -> Iterator[tuple[Slot, Tensor]]:

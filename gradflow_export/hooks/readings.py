@@ -68,6 +68,17 @@ class ClueSample(Sample):
     """Raw entries of which ``analyse`` makes evidence: values by fact and layer."""
 
 
+@dataclass(frozen=True)
+class Unread(Sample):
+    """What one call has read; the worker makes readings of it, many steps in a row, which takes it less time each.
+
+    Attributes:
+        items: Makes them, of nothing that changes later; each with an array of its own.
+    """
+
+    items: Callable[[], Drained] = list
+
+
 Drained = list[Pending | Sample]
 
 

@@ -230,6 +230,16 @@ def own_tensor(module: nn.Module, name: str) -> Tensor | None:
     return None if hasattr(module, "_parameters") else dict(module.named_parameters(recurse=False)).get(name)
 
 
+def own_parameters(places: Iterable[tuple[nn.Module | None, str]]) -> list[Tensor | None]:
+    """Return what :func:`own_tensor` does of many places, with one look each where parameters are."""
+    out: list[Tensor | None] = []
+    for module, name in places:
+        held = getattr(module, "_parameters", None)
+        found = held.get(name) if isinstance(held, dict) else None
+        out.append(own_tensor(module, name) if found is None and module is not None else found)
+    return out
+
+
 def convert(module: nn.Module, function: Callable[[Tensor], Tensor]) -> nn.Module:
     """Apply a function to every parameter and buffer, in place; without the private name all become float64."""
     applied: nn.Module = getattr(module, "_apply", lambda _function: module.double())(function)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from gradflow_export.hooks.optimizer_steps import Owned
-from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.parameter_slots import Slot, slots, tensors_at
 from gradflow_export.instruments.gradients.stamps import GradientStamps, Stamp, is_zeroed, stamp
 from gradflow_export.instruments.micro_batches import Pass, fold
 
@@ -22,6 +22,7 @@ MOST_READ = 1000
 """Passes of one step with each of which something may be held that no later pass adds up."""
 
 Mask = npt.NDArray[np.bool_]
+_NONE = type(None)
 
 
 class Passes:
@@ -90,12 +91,13 @@ class Passes:
 
     def count(self, *, adds: bool = True) -> None:
         """Count a pass, and where it adds to gradients, whether it finds any."""
-        self.begun, self._count = self.begun + 1, self._count + 1
+        self.begun += 1
+        self._count += 1
         if not adds:
             return
-        held = [slot() for slot in self._chosen]
-        if not held or any(p is None for p in held):
-            held = [slot() for slot in self._choose()]
+        held = tensors_at(self._chosen)
+        if not held or _NONE in map(type, held):
+            held = tensors_at(self._choose())
         self._onto += any(p is not None and p.grad is not None for p in held)
 
     def end(self, seconds: float | None) -> None:

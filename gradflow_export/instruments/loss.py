@@ -61,11 +61,12 @@ class LossInstrument:
         on_over: Called after each backward pass of the model.
         on_cleared: Called where the gradients of all passes so far were cleared.
         on_loss: Called with each loss that has a graph.
-        on_root: Each is called with each tensor on which ``backward`` is called for this model.
         guard: Wraps the hooks.
 
     Attributes:
         on_pass: Called before each backward pass of the model.
+        on_root: Each is called with each tensor on which ``backward`` is called for this model.
+        follows: Whether losses on which ``backward`` is called are reported as those with a graph.
         root: How the loss was made in the latest of them, and its value where the host knows it.
     """
 
@@ -77,11 +78,10 @@ class LossInstrument:
         on_over: Callable[[], None] = lambda: None,
         on_cleared: Callable[[], None] = lambda: None,
         on_loss: Callable[[Tensor], None] = lambda _loss: None,
-        on_root: Sequence[Callable[[Tensor], None]] = (),
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
-        self._guard, self._on_over, self._on_loss, self._on_root = guard, on_over, on_loss, on_root
+        self._guard, self._on_over, self._on_loss = guard, on_over, on_loss
         self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
@@ -92,8 +92,9 @@ class LossInstrument:
         self._sites: tuple[str, ...] = ()
         self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
-        self.want_logits = self.seen = False
+        self.want_logits, self.seen, self.follows = False, False, True
         self.on_pass: Callable[[], None] = lambda: None
+        self.on_root: Sequence[Callable[[Tensor], None]] = ()
         self.root: tuple[object, float | None] = (None, None)
         self._components = LossComponents()
         self._called_at: float | None = None
@@ -279,9 +280,9 @@ class LossInstrument:
             if not begun.losses:
                 weight = None if given is None else local(given).detach()
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
-            if not self.seen:
+            if self.follows and not self.seen:
                 self._on_loss(root)
-            for see in self._on_root:
+            for see in self.on_root:
                 see(root)
 
     def _pass_over(self, seconds: float | None) -> None:

@@ -135,9 +135,10 @@ def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
 
 def statistics_of(passes: Iterable[Pass]) -> list[Pending]:
     """Return statistics of logits, targets and the loss's gradient over all passes together."""
+    parts = [part for one in passes for part in one.parts]
     return [
         Pending(metric, (RUN_SITE,), value.reshape(1))
-        for part in _fold_parts([part for one in passes for part in one.parts])
+        for part in (_fold_parts(parts) if parts else ())
         for metric, value in zip(part.metrics, _means(part), strict=True)
     ]
 

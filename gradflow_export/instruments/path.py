@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.hooks.optimizer_steps import OptimizerStep
+from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Analysed, Drained, Sample
 from gradflow_export.metrics.direction import evenly_chosen
 from gradflow_export.metrics.path import PathStatistics, path_statistics, radii
@@ -109,11 +109,11 @@ class PathInstrument:
         if not weights:
             return []
         both = torch.cat([*weights, *pulls])
-        return [self.sample(step, both if both.dtype is torch.float64 else both.float())]
+        return [self.sample(step.owned, both if both.dtype is torch.float64 else both.float())]
 
-    def sample(self, step: OptimizerStep, values: Tensor | Floats) -> Sample:
+    def sample(self, owned: Owned, values: Tensor | Floats) -> Sample:
         """Return what the worker makes of the entries that are followed: weights, then gradients. Shape: ``[2 k]``."""
-        site = step.owned.sites[int(step.owned.where[0])]
+        site = owned.sites[int(owned.where[0])]
         return Sample("flow.winding", site, values, analyse=partial(self._paths.take, site))
 
 

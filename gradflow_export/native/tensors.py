@@ -166,12 +166,13 @@ class TensorReader:
         self._interface = interface
         self._sizes = tuple(map(ctypes.c_int64, (count, judged, len(copies), checked)))
         self._threads = ctypes.c_int32(threads)
+        self._followed: object = None  # what another reader wrote, which is compared with
         self._rows = {rows: ctypes.c_int32(rows) for rows in (1, _ROWS)}
         self._types = {rows: ctypes.c_double * (HEAD + self.copied + rows * judged) for rows in self._rows}
         self._sums = sums
         # What is measured now, and what was before; they take turns.
-        self._sketches: list[tuple[_Sketch, npt.NDArray[np.floating]]] = []
-        self._before: npt.NDArray[np.floating] | None = None
+        self._sketches: list[tuple[Any, ctypes.c_void_p, npt.NDArray[np.floating]]] = []
+        self._before: ctypes.c_void_p | None = None  # where they are
         places = () if sums is None else sums.places
         self._places = (ctypes.c_int64 * max(len(places), 1))(*places)
         for _ in range(2):
@@ -181,7 +182,8 @@ class TensorReader:
             signs = None if sums is None else sums.signs.ctypes.data
             buckets, direct = (0, 0) if sums is None else (sums.buckets, int(sums.direct))
             wide = int(sums is not None and sums.wide)
-            self._sketches.append((_Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, 0, wide), held))
+            sketch = _Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, 0, wide)
+            self._sketches.append((ctypes.byref(sketch), ctypes.c_void_p(held.ctypes.data), held))
 
     @property
     def compares(self) -> bool:
@@ -195,7 +197,7 @@ class TensorReader:
     def follow(self, other: TensorReader) -> None:
         """Compare the next reading with the last one of another reader, where both make the same sums."""
         if self._sums is not None and self._sums.continues(other._sums):
-            self._before = other._before
+            self._before, self._followed = other._before, (other._sketches, other._followed)
 
     def read(self, tensors: Sequence[Any], *, everything: bool = False) -> npt.NDArray[np.float64] | None:
         """Read the tensors.
@@ -212,7 +214,8 @@ class TensorReader:
         """
         if self._call is None:
             return None
-        self.end()  # what was begun and never asked for: the optimizer's step failed
+        if self._begun is not None:  # and was never asked for: the optimizer's step failed
+            self.end()
         rows = _ROWS if everything else 1
         out = self._types[rows]()
         if self._call(*self._arguments(tensors, rows, out)):
@@ -241,7 +244,7 @@ class TensorReader:
         begun = self._begin(*self._arguments(tensors, rows, out))
         if not begun:
             return None
-        self._begun = _Begun(begun, (out, tensors, self._sketches, self._before, self._places))
+        self._begun = _Begun(begun, (out, tensors, self._sketches, self._followed, self._places))
         self._taken()
         return _array(out)
 
@@ -254,15 +257,14 @@ class TensorReader:
         """What was measured is what comes before the next reading."""
         if self._sums is not None:
             self._sketches.reverse()
-            self._before = self._sketches[1][1]
+            self._before, self._followed = self._sketches[1][1], None
 
     def _arguments(self, tensors: Sequence[Any], rows: int, out: ctypes.Array[ctypes.c_double]) -> tuple[Any, ...]:
         self._pack(self._addresses, 0, *map(_ADDRESS, tensors))
         count, judged, parts, checked = self._sizes
-        before = None if self._before is None else ctypes.c_void_p(self._before.ctypes.data)
         return (
             self._interface, self._addresses, count, judged, self._rows[rows], self._threads, self._copies, parts,
-            checked, ctypes.byref(self._sketches[0][0]), self._places, before, out,
+            checked, self._sketches[0][0], self._places, self._before, out,
         )  # fmt: skip
 
 

@@ -352,3 +352,29 @@ def test_no_record_is_made_up_for_steps_that_were_not_to_be_recorded():
             step(model, optimizer)
         exporter.close()
         assert steps_of(memory) == [1]
+
+
+def test_a_gradient_that_comes_late_is_in_the_record_of_its_step():
+    """Blocks that rest are not asked for anything, unless a graph from when they were read brings one."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 1)])
+    optimizer, intervals = torch.optim.SGD(model.parameters(), lr=0.01), {"blocks": 1000}
+    memory = MemoryWriter()
+    exporter = Exporter(model, backends=[memory], strict=True, budget=None, intervals=intervals)
+    exporter.watch(blocks=["0", "1"])
+    x, kept = torch.ones(2, 4), None
+    for number in range(1, DENSE + 8):
+        optimizer.zero_grad()
+        hidden = model[0](x)
+        model[1](hidden).square().mean().backward()
+        if number == DENSE:
+            kept = model[0](x).square().mean()
+        if number == DENSE + 5:
+            kept.backward()
+        optimizer.step()
+    exporter.close()
+    found = {
+        record.step for record in memory.records if "block.gradient_norm" in {each.metric for each in record.readings}
+    }
+    assert DENSE + 5 in found
+    assert found.isdisjoint({DENSE + 2, DENSE + 3, DENSE + 4})

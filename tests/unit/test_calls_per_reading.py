@@ -81,6 +81,19 @@ def test_a_block_costs_few_calls_at_every_step():
     assert (many - few) / 20 <= 10
 
 
+MOST_CALLS = 240
+"""Of functions of the package at a step that makes a record and reads nothing else. Between two steps of the model
+their code leaves the processor's caches, so that each counts more than what it does."""
+
+
+def test_a_plain_record_takes_few_calls():
+    """What rests is asked for nothing, and what is handed on stays on the host."""
+    counts = []
+    never = dict.fromkeys(INTERVALS, 10**9)
+    steps(Chain(4), 108, lambda step: counts.append(calls_of(step)), never)
+    assert min(counts) <= MOST_CALLS
+
+
 def test_a_walk_asks_each_module_once(monkeypatch):
     """The model is not asked for its names by its own generators, and each module is looked at once for all it holds."""
     model, asked = Chain(50), Counter()

@@ -25,7 +25,7 @@ HANDED_ON = (
     ("checks.wrong_loss", "check", "rules.judge"),
 )
 """A function of each file, and the file that calls it; what guards calls is passed over."""
-GUARDS = {"engine.isolation", "engine.external_issues", "engine.held_records"}
+GUARDS = {"engine.isolation", "engine.instruments", "engine.external_issues", "engine.held_records"}
 
 
 def caller(frame):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned, only_reads
-from gradflow_export.hooks.readings import Drained, Pending, Sample, join_scalars
+from gradflow_export.hooks.readings import Drained, Pending, Sample, Unread, join_scalars
 from gradflow_export.instruments.gradients.reader import Floats, GradientReader, Sketch
 from gradflow_export.instruments.path import PathInstrument
 from gradflow_export.metrics.arrays.entries import ENTRY_STATISTICS, entry_statistics
@@ -100,6 +101,8 @@ class GradientInstrument:
         sketch = self._sketch(step, everything=statistics, later=later)
         if sketch is None:
             self._read_by_torch(step, statistics=statistics)
+        elif self._later is None and len(sketch.rows) == 1 and not self._several:
+            self._take_whole(step, sketch)
         else:
             self._take_samples(step, sketch)
             if self._later is None:
@@ -135,9 +138,22 @@ class GradientInstrument:
             self.arrived, self._later = len(sketch.where), reader if sketch.total is None else None
         return sketch
 
+    def _take_whole(self, step: OptimizerStep, sketch: Sketch) -> None:
+        """Take what nearly every step reads: norms, products and path of the only optimizer there has been."""
+        self._first = self._first or weakref.ref(step.optimizer)
+        if self._first() is not step.optimizer:
+            self._several = True
+            self._take_samples(step, sketch)
+            self._take_rows(step, sketch)
+            return
+        path = None if step.closure else sketch.path
+        items = partial(_items, step.owned, sketch, self._path, path)
+        self._norms, self.total = sketch.rows[0], sketch.total
+        self._out.append(Unread("parameter.gradient_norm", RUN_SITE, self._norms, items=items))
+
     def _take_samples(self, step: OptimizerStep, sketch: Sketch) -> None:
         if sketch.path is not None and not step.closure:
-            self._out.append(self._path.sample(step, sketch.path))
+            self._out.append(self._path.sample(step.owned, sketch.path))
 
     def _take_rows(self, step: OptimizerStep, sketch: Sketch) -> None:
         self._take_products(step, sketch.products)
@@ -177,7 +193,7 @@ class GradientInstrument:
         self._norms = norms
 
     def drain(self) -> Drained:
-        """Give out what was read since the last call."""
+        """Give out what was read since the last call, some of it for the worker to take apart."""
         out, self._out = self._out, []
         return out
 
@@ -215,10 +231,7 @@ class GradientInstrument:
         if self._several:
             self._products[optimizer] = own, step.owned.places
             whole = [products for products, _ in self._products.values()]
-        value, error = cosine_of(whole)
-        self._out.append(Pending("gradient.cosine", (RUN_SITE,), join_scalars([value])))
-        if not all(part.exact for part in whole):
-            self._out.append(Pending("gradient.cosine_error", (RUN_SITE,), join_scalars([error])))
+        self._out.extend(_cosine(whole))
 
     def _give_statistics(self, step: OptimizerStep, rows: Tensor | Floats, where: npt.NDArray[np.int64]) -> None:
         names = {"l1": "gradient_l1", "linf": "gradient_linf", "mean": "gradient_mean"}
@@ -252,3 +265,20 @@ class GradientInstrument:
                     if tensor is gradient and step.scale is not None:
                         sample /= step.scale.to(sample)
                     self._out.append(Sample(metric, site, sample))
+
+
+def _cosine(products_of: Sequence[Products]) -> Drained:
+    """Return the cosine of the gradients of some optimizers together, and its error where it has one."""
+    value, error = cosine_of(products_of)
+    out: Drained = [Pending("gradient.cosine", (RUN_SITE,), join_scalars([value]))]
+    if not all(part.exact for part in products_of):
+        out.append(Pending("gradient.cosine_error", (RUN_SITE,), join_scalars([error])))
+    return out
+
+
+def _items(owned: Owned, sketch: Sketch, paths: PathInstrument, path: Floats | None) -> Drained:
+    out: Drained = [] if path is None else [paths.sample(owned, path)]
+    if sketch.products is not None:
+        out.extend(_cosine([sketch.products]))
+    out.append(Pending("parameter.gradient_norm", owned.sites, sketch.rows[0], sketch.where))
+    return out
